@@ -1,0 +1,27 @@
+"""What is where: the prefix tree, the slots, the pins and the list of uncached blocks.
+
+This package knows nothing of vLLM, CUDA or time. It decides and counts; it moves no bytes.
+"""
+
+from allocator.block_allocator import CpuOffloadingBlockAllocator
+from allocator.errors import AllocatorError, CapacityError, ChainError, StalePlanError
+from allocator.hashing import hash_chain
+from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
+from allocator.prefix_tree import Pin
+from allocator.slot_pool import Slots
+
+__all__ = [
+    "AllocatorError",
+    "CapacityError",
+    "ChainError",
+    "CpuOffloadingBlockAllocator",
+    "Evicted",
+    "Hit",
+    "Pin",
+    "Slots",
+    "StalePlanError",
+    "StorePlan",
+    "Stored",
+    "UncachedRun",
+    "hash_chain",
+]

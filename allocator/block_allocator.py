@@ -1,0 +1,390 @@
+"""The allocator as the rest of the house sees it."""
+
+from collections.abc import Hashable, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from allocator.errors import ChainError, StalePlanError
+from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
+from allocator.prefix_tree import Node, Pin, Place, PrefixTree
+from allocator.slot_pool import SlotPool, Slots, SlotState
+from allocator.uncached import UncachedBlocks
+from evictor import EvictionPolicy, LruPolicy, Newcomer
+
+
+class CpuOffloadingBlockAllocator:
+    """Decides what the CPU pool holds: which chain positions, in which slots, and who leaves.
+
+    The life of a position::
+
+        uncached --plan_store()--> filling --commit()--> resident --evict()--> gone
+                                      |                    |
+                                      +--abort()--> gone   +--pin()/unpin() around each load
+
+    A position is resident only if every earlier one of its chain is. It moves no bytes and reads no
+    clock; every method is a function of its arguments and the calls before. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        columns: int = 1,
+        policy: EvictionPolicy[Any] | None = None,
+        record_events: bool = False,
+    ) -> None:
+        """Make an empty pool.
+
+        Args:
+            capacity: slots in the pool.
+            columns: slots per chain position; one for models with a single cache group.
+            policy: ranks leaves; LRU by default. It must be fresh and is the allocator's alone.
+            record_events: keep ``Stored`` and ``Evicted`` events for ``take_events``.
+
+        Raises:
+            CapacityError: a capacity below 1.
+        """
+        self._pool = SlotPool(capacity)
+        self._tree = PrefixTree(columns)
+        self._policy: EvictionPolicy[Node] = LruPolicy() if policy is None else policy
+        self._uncached = UncachedBlocks()
+        self._pins: set[Pin] = set()
+        self._plan_ids = count()
+        self._copying: dict[int, StorePlan] = {}  # bytes on their way, positions in the tree
+        self._landed: dict[int, StorePlan] = {}  # bytes here, an earlier position's are not
+        self._orphans: dict[int, StorePlan] = {}  # bytes on their way, positions no longer wanted
+        self._events: list[Stored | Evicted] | None = [] if record_events else None
+        self.num_evicted = 0
+        """Positions evicted to make room, ever."""
+
+    @property
+    def capacity(self) -> int:
+        """Slots in the pool."""
+        return self._pool.capacity
+
+    @property
+    def columns(self) -> int:
+        """Slots per chain position."""
+        return self._tree.columns
+
+    @property
+    def num_free(self) -> int:
+        """Slots nobody uses."""
+        return self._pool.num_free
+
+    @property
+    def num_resident(self) -> int:
+        """Slots that can serve a hit."""
+        return self._pool.num_in(SlotState.RESIDENT)
+
+    @property
+    def num_filling(self) -> int:
+        """Slots of stores in flight, of those no longer wanted too."""
+        return self._pool.num_in(SlotState.FILLING)
+
+    @property
+    def num_leaving(self) -> int:
+        """Slots that become free when the loads reading them end."""
+        return self._pool.num_in(SlotState.LEAVING)
+
+    # Reading
+
+    def lookup(self, chain: Sequence[bytes]) -> Hit:
+        """The resident part of ``chain``. Mutates nothing. O(log n) plus copying ``depth`` slots."""
+        place = self._resident_part(chain, len(chain))
+        slots = self._tree.slots_of(place, 0)
+        slots.flags.writeable = False
+        return Hit(place.depth, slots)
+
+    def resident_depth(self, chain: Sequence[bytes]) -> int:
+        """``lookup(chain).depth`` without the slots. O(log n)."""
+        return self._resident_part(chain, len(chain)).depth
+
+    def touch(self, chain: Sequence[bytes]) -> None:
+        """A request uses ``chain``: what is known of it becomes recent. O(log n)."""
+        place = self._tree.find(chain, len(chain))
+        if place.depth:
+            self._policy.touched(self._end_segment_at(place))
+
+    # Loads
+
+    def pin(self, chain: Sequence[bytes], start: int, stop: int) -> Pin:
+        """Promise the slots of resident positions ``start <= p < stop`` to a load, and touch them.
+
+        Until ``unpin`` neither they nor anything before them is evicted or reused. O(log n) plus
+        copying the slots, which the pin carries as ``int32[stop - start, columns]``.
+
+        Raises:
+            ChainError: not all of these positions are resident, or there are none.
+        """
+        place = self._resident_part(chain, stop)
+        if place.depth != stop or not 0 <= start < stop:
+            raise ChainError(
+                f"cannot pin positions {start} to {stop}: {place.depth} are resident; look the chain up first"
+            )
+        node = self._end_segment_at(place)
+        pin = Pin(node, place.depth, self._tree.slots_of(place, start))
+        self._pins.add(pin)
+        self._policy.leave(node)
+        self._policy.touched(node)
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        """End a pin's promise. Slots whose positions left the tree meanwhile become free.
+
+        Raises:
+            StalePlanError: the pin was ended before.
+        """
+        if pin not in self._pins:
+            raise StalePlanError("this pin was ended before, or belongs to another allocator")
+        self._pins.remove(pin)
+        if pin.node is not None:
+            pin.node.pins.remove(pin)
+            self._refresh(pin.node)
+        if self.num_leaving:
+            leaving = self._pool.select(_flat(pin.slots), SlotState.LEAVING)
+            self._pool.move(self._not_pinned(leaving), SlotState.LEAVING, SlotState.FREE)
+
+    # Stores
+
+    def note_full(self, owner: Hashable, chain: Sequence[bytes], num_full: int) -> None:
+        """``owner`` holds full GPU blocks for the first ``num_full`` positions of ``chain``.
+
+        Raises:
+            ChainError: more full blocks than hashes.
+        """
+        if num_full > len(chain):
+            raise ChainError(f"{num_full} full blocks but only {len(chain)} prefix hashes")
+        self._uncached.note(owner, chain, num_full)
+
+    def forget_owner(self, owner: Hashable) -> None:
+        """``owner`` no longer holds its GPU blocks."""
+        self._uncached.forget(owner)
+
+    def uncached(self) -> list[UncachedRun]:
+        """Blocks without a copy below, by owner, deepest shared prefix first."""
+        return self._uncached.runs(self._tree)
+
+    def plan_store(self, chain: Sequence[bytes], stop: int, limit: int | None = None) -> StorePlan | None:
+        """Give slots to the unknown ones of the first ``stop`` positions of ``chain``.
+
+        Evicts others where that pays. The stored run, and with it all before it, becomes recent.
+
+        Args:
+            chain: prefix hashes.
+            stop: how many of its positions are full blocks.
+            limit: store at most that many.
+
+        Returns:
+            What to copy where: a run that begins at the first unknown position, shorter than asked for
+            when the pool has no better use to give up; None when nothing is to be stored. End it with
+            ``commit`` or ``abort``. O(log n) plus O(1) array work per position stored and evicted.
+        """
+        place = self._tree.find(chain, stop)
+        wanted = stop - place.depth
+        wanted = wanted if limit is None else min(wanted, limit)
+        if wanted <= 0:
+            return None
+        node = self._end_segment_at(place)
+        self._policy.leave(node)
+        hashes = list(chain[place.depth : place.depth + wanted])
+        self._make_room(Newcomer(node, hashes), wanted * self.columns)
+        del hashes[self.num_free // self.columns :]
+        if not hashes:
+            self._refresh(node)
+            return None
+        slots = self._pool.take(len(hashes) * self.columns).reshape(-1, self.columns)
+        grown = self._tree.append(Place(node, place.depth), hashes, slots)
+        self._policy.stored(grown, hashes)
+        parent_hash = chain[place.depth - 1] if place.depth else None
+        plan = StorePlan(next(self._plan_ids), place.depth, hashes, slots, parent_hash)
+        self._copying[plan.plan_id] = plan
+        return plan
+
+    def commit(self, plan: StorePlan) -> None:
+        """The bytes of ``plan`` are complete. They serve hits as soon as all earlier ones do.
+
+        Raises:
+            StalePlanError: the plan was ended before.
+        """
+        if self._ends_orphan(plan):
+            return
+        self._landed[plan.plan_id] = self._copying.pop(plan.plan_id)
+        while ready := [landed for landed in self._landed.values() if self._follows_resident(landed)]:
+            for landed in ready:
+                self._settle(landed)
+
+    def abort(self, plan: StorePlan) -> None:
+        """The bytes of ``plan`` will not come: its positions and all after them leave the pool.
+
+        Raises:
+            StalePlanError: the plan was ended before.
+        """
+        if self._ends_orphan(plan):
+            return
+        self._orphans[plan.plan_id] = self._copying.pop(plan.plan_id)
+        place = self._tree.place_of(plan.hashes[0])
+        assert place is not None, f"store plan {plan.plan_id} is in flight but not in the tree"
+        self._cut(place)
+        self._ends_orphan(plan)
+
+    # Leaving
+
+    def evict(self, num_slots: int) -> int:
+        """Evict until ``num_slots`` more are free or nothing is evictable; return how many became free."""
+        before = self.num_free
+        self._make_room(None, before + num_slots)
+        return self.num_free - before
+
+    def drop(self, prefix_hash: bytes) -> None:
+        """The slot of that position holds wrong bytes: it and everything after it leave the pool.
+
+        Nothing happens unless it is resident: what is filling has no bytes yet that could be wrong.
+        """
+        place = self._tree.place_of(prefix_hash)
+        if place is not None and self._tree.is_resident(prefix_hash, place.depth):
+            self._cut(place)
+
+    def reset(self) -> None:
+        """Forget everything. Slots in use by jobs become free when those end."""
+        self._cut(Place(self._tree.root, 0))
+        self._uncached.clear()
+
+    def take_events(self) -> list[Stored | Evicted]:
+        """Events since the last call, oldest first."""
+        if not self._events:
+            return []
+        events, self._events = self._events, []
+        return events
+
+    def check_invariants(self) -> None:
+        """Tree, pool, policy, pins and plans agree. O(pool); for tests."""
+        self._pool.check_invariants()
+        self._tree.check_invariants()
+        self._policy.check_invariants()
+        resident = [_flat(node.slots[: node.resident]) for node in self._tree.nodes()]
+        filling = [_flat(node.slots[node.resident :]) for node in self._tree.nodes()]
+        orphaned = [_flat(plan.slots) for plan in self._orphans.values()]
+        leaving = self._pool.select(np.arange(self.capacity, dtype=np.int32), SlotState.LEAVING)
+        owned = np.concatenate([*resident, *filling, *orphaned, leaving, np.empty(0, dtype=np.int32)])
+        assert len(np.unique(owned)) == len(owned), "a slot has two owners"
+        assert len(owned) + self.num_free == self.capacity, f"{len(owned)} owned, {self.num_free} free"
+        assert sum(map(len, resident)) == self.num_resident, f"{self.num_resident} slots resident"
+        assert sum(map(len, [*filling, *orphaned])) == self.num_filling, f"{self.num_filling} slots filling"
+        planned = [_flat(plan.slots) for plan in [*self._copying.values(), *self._landed.values()]]
+        assert sum(map(len, planned)) == sum(map(len, filling)), "filling positions and plans differ"
+        pinned = {pin for node in self._tree.nodes() for pin in node.pins}
+        assert pinned == {pin for pin in self._pins if pin.node is not None}, "a pin hangs on the wrong node"
+        candidate = self._policy.choose()
+        assert candidate is None or candidate.is_evictable, f"policy offers {candidate!r}"
+
+    # Private: the tree and the policy, kept in step
+
+    def _resident_part(self, chain: Sequence[bytes], stop: int) -> Place:
+        return self._tree.resident_part(self._tree.find(chain, stop))
+
+    def _end_segment_at(self, place: Place) -> Node:
+        """Split so that ``place`` is the end of a node; return that node."""
+        node, depth = place
+        if depth == node.end:
+            return node
+        new = self._tree.split(place)
+        self._policy.leave(node)
+        self._policy.inherit(new, node)
+        self._refresh(node)
+        self._refresh(new)
+        return new if new.end == depth else node
+
+    def _refresh(self, node: Node) -> None:
+        if node.is_evictable:
+            self._policy.enter(node)
+        else:
+            self._policy.leave(node)
+
+    def _make_room(self, newcomer: Newcomer[Node] | None, num_slots: int) -> None:
+        """Evict from the tails of leaves until ``num_slots`` are free or the policy would rather not."""
+        while (shortage := num_slots - self.num_free) > 0:
+            leaf = self._policy.choose(newcomer)
+            if leaf is None:
+                return
+            parent = leaf.parent
+            assert parent is not None
+            removed = self._tree.trim(leaf, min(-(-shortage // self.columns), len(leaf)))
+            self._policy.evicted(leaf, removed.hashes)
+            self.num_evicted += len(removed.hashes)
+            self._pool.move(_flat(removed.slots), SlotState.RESIDENT, SlotState.FREE)
+            self._record(Evicted(removed.hashes))
+            if not leaf.hashes:
+                if parent is not self._tree.root:
+                    self._policy.inherit(parent, leaf)
+                self._policy.forget(leaf)
+                if newcomer is None or parent is not newcomer.parent:
+                    self._refresh(parent)
+
+    def _cut(self, place: Place) -> None:
+        parent = place.node.parent
+        removed = self._tree.cut(place)
+        gone = [_flat(part.slots[: part.resident]) for part in removed]
+        for part in removed:
+            self._record(Evicted(part.hashes[: part.resident]))
+            if not part.node.hashes:
+                self._policy.forget(part.node)
+        if gone:
+            self._release(np.concatenate(gone))
+        self._orphan_plans()
+        for node in (place.node, parent):
+            if node is not None and node.hashes:
+                self._refresh(node)
+
+    def _release(self, slots: Slots) -> None:
+        """Resident slots whose positions are gone: free, or leaving while a load reads them."""
+        free = self._not_pinned(slots)
+        if len(free) < len(slots):
+            self._pool.move(slots[~np.isin(slots, free)], SlotState.RESIDENT, SlotState.LEAVING)
+        self._pool.move(free, SlotState.RESIDENT, SlotState.FREE)
+
+    def _not_pinned(self, slots: Slots) -> Slots:
+        if not self._pins:
+            return slots
+        pinned = np.concatenate([_flat(pin.slots) for pin in self._pins])
+        return slots[~np.isin(slots, pinned)]
+
+    def _orphan_plans(self) -> None:
+        """Plans whose positions left the tree: free what has landed, remember what is still coming."""
+        for plans in (self._copying, self._landed):
+            for plan in [plan for plan in plans.values() if plan.hashes[0] not in self._tree]:
+                del plans[plan.plan_id]
+                self._orphans[plan.plan_id] = plan
+                if plans is self._landed:
+                    self._ends_orphan(plan)
+
+    def _ends_orphan(self, plan: StorePlan) -> bool:
+        """Free the slots of an orphaned plan. False if the plan is still wanted."""
+        if plan.plan_id in self._copying:
+            return False
+        if self._orphans.pop(plan.plan_id, None) is None:
+            raise StalePlanError(f"store plan {plan.plan_id} was ended before, or is not this allocator's")
+        self._pool.move(_flat(plan.slots), SlotState.FILLING, SlotState.FREE)
+        return True
+
+    def _follows_resident(self, plan: StorePlan) -> bool:
+        return plan.parent_hash is None or self._tree.is_resident(plan.parent_hash, plan.start - 1)
+
+    def _settle(self, plan: StorePlan) -> None:
+        del self._landed[plan.plan_id]
+        last = self._tree.settle(plan.hashes[-1], plan.start, plan.start + len(plan.hashes))
+        self._pool.move(_flat(plan.slots), SlotState.FILLING, SlotState.RESIDENT)
+        self._record(Stored(plan.hashes, plan.parent_hash))
+        self._refresh(last)
+
+    def _record(self, event: Stored | Evicted) -> None:
+        if self._events is not None and event.hashes:
+            self._events.append(event)
+
+
+def _flat(slots: Slots) -> Slots:
+    """All slots of an array of rows, without the absent columns."""
+    flat = slots.reshape(-1)
+    return flat if slots.ndim == 1 or slots.shape[1] == 1 else flat[flat >= 0]

@@ -1,0 +1,65 @@
+"""What crosses the allocator's border: hits, plans and events. Immutable, plain data."""
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from allocator.slot_pool import Slots
+
+
+class Hit(NamedTuple):
+    """The resident part of a chain.
+
+    Attributes:
+        depth: number of leading chain positions that are resident.
+        slots: ``int32[depth, columns]``, read-only; -1 where a column is absent.
+    """
+
+    depth: int
+    slots: Slots
+
+
+class StorePlan(NamedTuple):
+    """Chain positions that were given slots and wait for their bytes.
+
+    Attributes:
+        plan_id: unique within one allocator.
+        start: chain position of the first hash.
+        hashes: prefix hashes of positions ``start, start + 1, ...``.
+        slots: where each goes, ``int32[len(hashes), columns]``.
+        parent_hash: prefix hash of position ``start - 1``, None at the start of a chain.
+    """
+
+    plan_id: int
+    start: int
+    hashes: list[bytes]
+    slots: Slots
+    parent_hash: bytes | None
+
+
+class UncachedRun(NamedTuple):
+    """Full GPU blocks of one owner that have no copy below, in chain order.
+
+    Attributes:
+        owner: who holds the blocks (a request id).
+        chain: the owner's prefix hashes.
+        start: first chain position without a copy; everything before it is resident or filling.
+        stop: the position after the last full block.
+    """
+
+    owner: Hashable
+    chain: Sequence[bytes]
+    start: int
+    stop: int
+
+
+class Stored(NamedTuple):
+    """Event: positions became resident. ``parent_hash`` is the hash before the first of them."""
+
+    hashes: list[bytes]
+    parent_hash: bytes | None
+
+
+class Evicted(NamedTuple):
+    """Event: positions are no longer resident, by eviction, failure or reset."""
+
+    hashes: list[bytes]
