@@ -1,0 +1,1 @@
+"""Measurements of the CPU KV-cache tier: one runnable file per question, `report` shared by all."""

@@ -1,0 +1,154 @@
+"""Runs an `Engine` in a fresh process and hands calls over, so that engines leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from benchmarks.longdoc.measure import RoundResult
+from benchmarks.longdoc.settings import Settings
+from benchmarks.longdoc.workload import Prompt
+
+__all__ = ["EngineFailure", "EngineProcess"]
+
+_LOG_TAIL_LINES = 25
+_STOP_SECONDS = 30
+
+
+class EngineFailure(RuntimeError):
+    """The engine did not start, or failed; the message says where its log is and how it ends."""
+
+
+class EngineProcess:
+    """A context manager: an engine of one mode, started on entry and stopped on exit.
+
+    Args:
+        settings, mode: as for `Engine`.
+        on_done: called in this process whenever the engine has answered a request.
+
+    The engine's output goes to the file `log` in the system's temporary directory.
+    """
+
+    def __init__(self, settings: Settings, mode: str, on_done: Callable[[], None] = lambda: None) -> None:
+        self.mode = mode
+        self.log = Path(tempfile.gettempdir()) / f"kv-offload-bench-{os.getpid()}-{mode}.log"
+        self._on_done = on_done
+        context = multiprocessing.get_context("spawn")
+        self._connection, self._child_end = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(self._child_end, settings, mode, self.log), name=f"engine-{mode}"
+        )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the front end; the engine's own processes are its descendants."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def __enter__(self) -> EngineProcess:
+        self._process.start()
+        self._child_end.close()
+        self._receive()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        with contextlib.suppress(OSError, ValueError):
+            self._connection.send(("stop", None))
+        self._process.join(_STOP_SECONDS if kind is None else 5)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join()
+        if kind is None:
+            self.log.unlink(missing_ok=True)
+        return False
+
+    def warm_up(self) -> None:
+        """See `Engine.warm_up`."""
+        self._call("warm_up")
+
+    def reset(self) -> None:
+        """See `Engine.reset`."""
+        self._call("reset")
+
+    def run_round(self, prompts: Sequence[Prompt]) -> RoundResult:
+        """See `Engine.run_round`."""
+        result = self._call("run_round", list(prompts))
+        assert isinstance(result, RoundResult)
+        return result
+
+    def _call(self, name: str, argument: Any = None) -> Any:
+        try:
+            self._connection.send((name, argument))
+        except OSError as error:
+            raise self._failure("its process has ended") from error
+        return self._receive()
+
+    def _receive(self) -> Any:
+        """Wait for the answer to a call, passing progress on. EngineFailure if there is none."""
+        while True:
+            try:
+                kind, value = self._connection.recv()
+            except (EOFError, OSError) as error:
+                raise self._failure("its process has ended") from error
+            if kind == "done":
+                self._on_done()
+            elif kind == "result":
+                return value
+            else:
+                raise self._failure(value)
+
+    def _failure(self, reason: str) -> EngineFailure:
+        tail = []
+        with contextlib.suppress(OSError):
+            tail = self.log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        text = "\n".join(f"    {line}" for line in tail)
+        return EngineFailure(f"mode {self.mode!r} failed: {reason}\n  end of {self.log}:\n{text}")
+
+
+def _serve(connection: Connection, settings: Settings, mode: str, log: Path) -> None:
+    """Body of the child: start the engine, then answer calls until told to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and stops us
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    engine = None
+    try:
+        from benchmarks.longdoc.engine import Engine
+
+        engine = Engine(settings, mode)
+        connection.send(("result", None))
+        while (call := connection.recv())[0] != "stop":
+            connection.send(("result", _answer(engine, connection, *call)))
+    except EOFError:
+        pass
+    except Exception as error:
+        traceback.print_exc()
+        with contextlib.suppress(OSError):
+            connection.send(("failed", f"{type(error).__name__}: {error}"))
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def _answer(engine: Any, connection: Connection, name: str, argument: Any) -> Any:
+    def on_done() -> None:
+        connection.send(("done", None))
+
+    if name == "run_round":
+        return engine.run_round(argument, on_done)
+    if name == "warm_up":
+        return engine.warm_up(on_done)
+    if name == "reset":
+        return engine.reset()
+    raise ValueError(f"unknown call {name!r}")
