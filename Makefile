@@ -1,0 +1,44 @@
+# Every target makes or updates .venv first (see .ci/setup; nothing to do takes no time).
+
+python := .venv/bin/python
+
+# The benchmarks that `make bench` runs: python -m benchmarks.NAME, results in benchmarks/results/NAME.json.
+BENCHMARKS := long_document_qa
+# More arguments for pytest, as in: make test ARGS="-k lru -x"
+ARGS :=
+
+# The engines that tests and benchmarks start have nothing to report to anyone.
+export VLLM_NO_USAGE_STATS := 1
+
+bench_targets := $(BENCHMARKS:%=bench-%)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test lint bench clean $(bench_targets)
+
+help: ## print this
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1	\2/p' Makefile
+
+setup: ## make .venv: vLLM, this package in place, the tools
+	@.ci/setup
+
+demo: setup ## ask long documents again with and without offload; a table and a plot
+	$(python) -m benchmarks.long_document_qa --demo
+
+test: setup ## run the tests (GPU tests skip themselves without one)
+	$(python) -m pytest $(ARGS)
+
+lint: setup ## check format, style and types
+	$(python) -m ruff format --check .
+	$(python) -m ruff check .
+	$(python) -m mypy
+
+bench: $(bench_targets) ## run the benchmarks, results as JSON in benchmarks/results/
+
+$(bench_targets): bench-%: setup
+	@mkdir -p benchmarks/results
+	$(python) -m benchmarks.$* --json benchmarks/results/$*.json
+
+clean: ## remove caches and build output (not .venv)
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov benchmarks/out
+	find . -name .venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
