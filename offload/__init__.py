@@ -1,0 +1,6 @@
+"""Moving bytes and talking to the engine: configuration, jobs, plans, transfers, the vLLM connector."""
+
+from offload.config import OffloadConfig
+from offload.errors import ConfigError, HostMemoryError, OffloadError, UnsupportedError
+
+__all__ = ["ConfigError", "HostMemoryError", "OffloadConfig", "OffloadError", "UnsupportedError"]

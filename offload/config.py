@@ -1,0 +1,94 @@
+"""The user's settings, checked before anything is built."""
+
+import difflib
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from evictor import available_policies
+from offload.errors import ConfigError
+
+GIB = 1 << 30
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadConfig:
+    """What ``kv_connector_extra_config`` may say.
+
+    Attributes:
+        cpu_gib: host memory for the pool in GiB, of the whole engine: its ranks share it evenly.
+        store_decode_blocks: also store blocks of generated tokens, not only of prompts.
+        eviction_policy: which leaf goes when the pool is full; see ``evictor.available_policies()``.
+
+    Raises:
+        ConfigError: a value of the wrong type or out of range.
+    """
+
+    cpu_gib: float
+    store_decode_blocks: bool = True
+    eviction_policy: str = "lru"
+
+    def __post_init__(self) -> None:
+        size = self.cpu_gib
+        if isinstance(size, bool) or not isinstance(size, int | float):
+            raise ConfigError(f"cpu_gib is {size!r}; give the pool size in GiB as a number, such as 8")
+        if not math.isfinite(size) or size <= 0:
+            raise ConfigError(
+                f"cpu_gib is {size!r}; the pool size in GiB must be a positive number, such as 8"
+            )
+        if not isinstance(self.store_decode_blocks, bool):
+            raise ConfigError(f"store_decode_blocks is {self.store_decode_blocks!r}; use true or false")
+        if self.eviction_policy not in available_policies():
+            names = ", ".join(available_policies())
+            raise ConfigError(f"eviction_policy is {self.eviction_policy!r}; use one of: {names}")
+
+    @property
+    def cpu_bytes(self) -> int:
+        """The pool's size in bytes, all ranks together."""
+        return int(self.cpu_gib * GIB)
+
+    @classmethod
+    def from_mapping(cls, settings: Mapping[str, Any]) -> "OffloadConfig":
+        """Read ``kv_connector_extra_config``.
+
+        Raises:
+            ConfigError: unknown or missing keys, or values the class refuses.
+        """
+        known = [field.name for field in fields(cls)]
+        for key in settings:
+            if key not in known:
+                close = difflib.get_close_matches(str(key), known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(known)}"
+                raise ConfigError(f"unknown key {key!r} in kv_connector_extra_config; {hint}")
+        if "cpu_gib" not in settings:
+            raise ConfigError(
+                'kv_connector_extra_config lacks "cpu_gib", the pool size in GiB; add, say, "cpu_gib": 8'
+            )
+        return cls(**settings)
+
+
+def host_memory_bytes() -> int:
+    """Memory this process may use at most: the machine's, or its control group's limit if smaller."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        return min(total, int(_CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):
+        return total
+
+
+def check_host_memory(config: OffloadConfig, available: int | None = None) -> None:
+    """Refuse a pool larger than the machine's memory.
+
+    Raises:
+        ConfigError: ``config.cpu_gib`` exceeds ``available`` bytes (default: what this machine has).
+    """
+    available = host_memory_bytes() if available is None else available
+    if config.cpu_bytes > available:
+        raise ConfigError(
+            f"cpu_gib is {config.cpu_gib} but this machine has {available / GIB:.1f} GiB of memory; "
+            f"choose at most what the engine leaves free"
+        )

@@ -1,0 +1,100 @@
+"""Copies between GPU memory and pinned host memory, on streams of their own.
+
+Not measured: written against the CUDA runtime's documented rules, run by ``tests/gpu`` where there is a GPU.
+"""
+
+from collections import deque
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from offload.copiers.base import CopyEnd, Direction
+from offload.layout import CopyBatch
+
+
+class BatchedCopy(Protocol):
+    """Enqueues all copies of a batch on the current stream with one call (``cuMemcpyBatchAsync``).
+
+    Pointers and sizes are CPU tensors ``int64[n]``. The driver may read sources out of stream order
+    only if ``is_src_access_order_any``, which is right when nothing writes them.
+    """
+
+    def __call__(
+        self,
+        sources: torch.Tensor,
+        targets: torch.Tensor,
+        sizes: torch.Tensor,
+        /,
+        *,
+        is_src_access_order_any: bool,
+    ) -> None: ...
+
+
+class _InFlight(NamedTuple):
+    job_id: int
+    num_copies: int
+    event: torch.cuda.Event
+    batch: CopyBatch
+
+
+class CudaCopier:
+    """One stream per direction, one batched call per job, events polled and never waited for.
+
+    Stores start after the compute that wrote their source (``fence`` records an event on the engine's
+    stream) and read in stream order. Loads start after everything enqueued before their fence, such as
+    zeroing of their target blocks, but not after the forward pass launched behind it; their source is
+    pinned memory that nobody writes, so the driver may read it in any order.
+    """
+
+    def __init__(self, device: torch.device, batched_copy: BatchedCopy) -> None:
+        self._device = device
+        self._copy = batched_copy
+        low_priority, _ = torch.cuda.Stream.priority_range()
+        self._streams = {way: torch.cuda.Stream(device, priority=low_priority) for way in Direction}
+        self._in_flight: dict[Direction, deque[_InFlight]] = {way: deque() for way in Direction}
+
+    def fence(self, direction: Direction) -> None:
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        self._streams[direction].wait_event(event)
+
+    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
+        stream = self._streams[direction]
+        sources, targets, sizes = (torch.from_numpy(np.ascontiguousarray(column)) for column in batch)
+        with torch.cuda.stream(stream):
+            self._copy(sources, targets, sizes, is_src_access_order_any=direction is Direction.LOAD)
+            event = torch.cuda.Event()
+            event.record(stream)
+        self._in_flight[direction].append(_InFlight(job_id, len(batch.sizes), event, batch))
+
+    def poll(self) -> list[CopyEnd]:
+        ended = []
+        for queue in self._in_flight.values():
+            while queue and queue[0].event.query():
+                done = queue.popleft()
+                ended.append(CopyEnd(done.job_id, done.num_copies, None))
+        return ended
+
+    def drain(self) -> None:
+        for stream in self._streams.values():
+            stream.synchronize()
+
+    def close(self) -> None:
+        self.drain()
+
+
+def register_host_memory(address: int, nbytes: int) -> None:
+    """Pin mapped memory for the current CUDA context. Raises OSError with CUDA's reason."""
+    _check(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0), "cudaHostRegister")
+
+
+def unregister_host_memory(address: int) -> None:
+    """Undo ``register_host_memory``. Raises OSError with CUDA's reason."""
+    _check(torch.cuda.cudart().cudaHostUnregister(address), "cudaHostUnregister")
+
+
+def _check(result: object, call: str) -> None:
+    code = int(getattr(result, "value", result))  # type: ignore[call-overload]
+    if code != 0:
+        raise OSError(f"{call} returned CUDA error {code} ({torch.cuda.cudart().cudaGetErrorString(result)})")

@@ -1,0 +1,25 @@
+"""Everything that is refused before the engine starts.
+
+    OffloadError (ValueError)
+    ├── ConfigError            a key or value of kv_connector_extra_config
+    ├── UnsupportedError       a model, an engine setting or a vLLM version this release cannot serve
+    └── HostMemoryError        the pool's memory cannot be had or pinned
+
+At run time nothing is raised towards the engine: a fault there is a failed job, and that a cache miss.
+"""
+
+
+class OffloadError(ValueError):
+    """Base of all errors of this package."""
+
+
+class ConfigError(OffloadError):
+    """A configuration key is unknown or its value is out of range; the message names both and the remedy."""
+
+
+class UnsupportedError(OffloadError):
+    """This model, engine setting or vLLM version cannot be served right; the message says what to do."""
+
+
+class HostMemoryError(OffloadError):
+    """The pool's memory cannot be mapped or pinned; the message names the limit and what raises it."""

@@ -1,0 +1,82 @@
+"""The pool's memory: one mapping of exactly the size asked for."""
+
+import mmap
+from collections.abc import Callable
+from math import gcd
+
+import numpy as np
+
+from offload.errors import HostMemoryError
+
+MAX_REGISTRATION_BYTES = 64 << 30
+"""CUDA refuses single registrations of 512 GiB and more, so memory is registered in smaller pieces."""
+
+
+class HostMemory:
+    """An anonymous mapping of ``num_slots * slot_bytes`` bytes, optionally pinned.
+
+    torch's pinned allocator rounds up to powers of two; a mapping that is registered piece by piece
+    does not. Pieces hold whole slots and whole pages, so that no slot spans two.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        slot_bytes: int,
+        *,
+        register: Callable[[int, int], None] | None = None,
+        unregister: Callable[[int], None] | None = None,
+        max_registration_bytes: int = MAX_REGISTRATION_BYTES,
+    ) -> None:
+        """Map the memory and pin it.
+
+        Args:
+            num_slots: slots, at least 1.
+            slot_bytes: bytes of one slot.
+            register: pins ``(address, nbytes)``, raising OSError if it cannot; None leaves it pageable.
+            unregister: undoes ``register`` for one address.
+            max_registration_bytes: bound on one registration; raised to the least whole unit.
+
+        Raises:
+            HostMemoryError: the memory cannot be mapped or pinned.
+        """
+        self.nbytes = num_slots * slot_bytes
+        self._unregister = unregister
+        self._registered: list[int] = []
+        try:
+            self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, ValueError, OverflowError) as error:
+            raise HostMemoryError(
+                f"cannot map {self.nbytes:,} bytes for the CPU pool ({error}); lower cpu_gib, or raise the "
+                f"limit on virtual memory (ulimit -v)"
+            ) from error
+        self._bytes: np.ndarray | None = np.frombuffer(self._map, dtype=np.uint8)
+        self.address = self._bytes.ctypes.data
+        pages_unit = mmap.PAGESIZE // gcd(slot_bytes, mmap.PAGESIZE)
+        units = max(1, max_registration_bytes // (pages_unit * slot_bytes))
+        self.slots_per_registration = min(units * pages_unit, num_slots)
+        if register is not None:
+            self._register(register, self.slots_per_registration * slot_bytes)
+
+    def close(self) -> None:
+        """Unpin and unmap. No copy may be in flight. Calling it again does nothing."""
+        while self._registered:
+            address = self._registered.pop()
+            if self._unregister is not None:
+                self._unregister(address)
+        self._bytes = None
+        self._map.close()
+
+    def _register(self, register: Callable[[int, int], None], piece_bytes: int) -> None:
+        for offset in range(0, self.nbytes, piece_bytes):
+            address = self.address + offset
+            try:
+                register(address, min(piece_bytes, self.nbytes - offset))
+            except OSError as error:
+                self.close()
+                raise HostMemoryError(
+                    f"cannot pin {self.nbytes:,} bytes for the CPU pool ({error}); lower cpu_gib, allow the "
+                    f"process to lock memory (ulimit -l unlimited; in a container --ulimit memlock=-1), or "
+                    f"raise the container's memory limit"
+                ) from error
+            self._registered.append(address)

@@ -1,0 +1,47 @@
+"""What is counted, and how it is described. How it is published is the engine's business."""
+
+from typing import NamedTuple
+
+
+class MetricSpec(NamedTuple):
+    """A counter that only grows, or a gauge that shows the present."""
+
+    name: str
+    is_counter: bool
+    description: str
+
+
+METRICS = (
+    MetricSpec("restored_requests", True, "Requests that were given KV from the CPU pool."),
+    MetricSpec("restored_tokens", True, "Tokens whose KV came from the CPU pool instead of a prefill."),
+    MetricSpec("loaded_bytes", True, "Bytes copied from the CPU pool to the GPU, all ranks."),
+    MetricSpec("stored_bytes", True, "Bytes copied from the GPU to the CPU pool, all ranks."),
+    MetricSpec("evicted_blocks", True, "Blocks evicted from the CPU pool to make room."),
+    MetricSpec("failed_jobs", True, "Loads and stores that failed; each costs a cache miss, nothing else."),
+    MetricSpec("pool_blocks", False, "Blocks the CPU pool can hold."),
+    MetricSpec("pool_used_blocks", False, "Blocks of the CPU pool that are not free."),
+    MetricSpec("jobs_in_flight", False, "Loads and stores that have not ended."),
+)
+
+
+class Metrics:
+    """Values since the last ``take``: counters as increments, gauges that have changed."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] = {}
+        self._shown: dict[str, float] = {}
+
+    def count(self, name: str, amount: float = 1) -> None:
+        """Add to a counter."""
+        if amount:
+            self._values[name] = self._values.get(name, 0) + amount
+
+    def show(self, name: str, value: float) -> None:
+        """Set a gauge."""
+        if self._shown.get(name) != value:
+            self._shown[name] = self._values[name] = value
+
+    def take(self) -> dict[str, float]:
+        """What changed since the last call."""
+        values, self._values = self._values, {}
+        return values

@@ -1,0 +1,61 @@
+"""What to move, as pure functions of what the engine says. Tokens and blocks in, block counts out."""
+
+
+def storable_blocks(
+    num_computed: int, num_scheduled: int, num_tokens: int, num_hashes: int, block_size: int
+) -> int:
+    """Leading blocks of a running request that are full once this step has run.
+
+    Plans are made before the engine advances ``num_computed``, and that counter is optimistic (drafts,
+    tokens not sampled yet), so known tokens and hashes bound it.
+
+    Args:
+        num_computed: tokens computed before this step.
+        num_scheduled: tokens computed in this step.
+        num_tokens: tokens whose ids are known.
+        num_hashes: prefix hashes that exist.
+        block_size: tokens per block.
+    """
+    return min(min(num_computed + num_scheduled, num_tokens) // block_size, num_hashes)
+
+
+def storable_blocks_at_finish(
+    num_computed: int,
+    num_unconfirmed: int,
+    num_prompt: int,
+    num_tokens: int,
+    num_hashes: int,
+    block_size: int,
+) -> int:
+    """Leading blocks of a finishing request that are full and confirmed.
+
+    The last sampled token was never computed, though hashes may cover it; ``num_unconfirmed`` tokens
+    were counted as computed before they were sampled.
+    """
+    computed = min(num_computed - num_unconfirmed, max(num_prompt, num_tokens - 1))
+    return min(max(computed, 0) // block_size, num_hashes)
+
+
+def loadable_tokens(resident_blocks: int, num_local: int, num_tokens: int, block_size: int) -> int:
+    """Tokens the pool can add to ``num_local`` tokens the GPU has; a multiple of the block size.
+
+    A full hit may be offered whole: for loads between steps the scheduler itself steps back one token.
+    """
+    return max(min(resident_blocks, num_tokens // block_size) * block_size - num_local, 0)
+
+
+def load_range(num_local: int, num_external: int, block_size: int) -> range:
+    """Chain positions that a load of ``num_external`` tokens behind ``num_local`` ones fills.
+
+    Both are what the scheduler settled on, which may be less than was offered.
+    """
+    return range(num_local // block_size, (num_local + num_external) // block_size)
+
+
+def max_held_blocks(num_gpu_blocks: int) -> int:
+    """How many GPU blocks stores in flight may hold: all but a sixteenth of the pool.
+
+    A held block whose request has gone is one the scheduler cannot give out until its copy has ended.
+    The rest keeps running requests growing meanwhile; what does not fit is planned again a step later.
+    """
+    return max(1, num_gpu_blocks - 1 - max(1, num_gpu_blocks // 16))

@@ -1,0 +1,1 @@
+"""Everything that imports vLLM: the connector's two sides, what they tell each other, and the checks."""

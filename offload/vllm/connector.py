@@ -1,0 +1,245 @@
+"""The connector as vLLM sees it: each hook forwarded to the side it belongs to.
+
+--kv-transfer-config '{"kv_connector": "CpuOffloadConnector", "kv_role": "kv_both",
+                       "kv_connector_extra_config": {"cpu_gib": 8}}'
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+    PromMetric,
+    PromMetricT,
+)
+from vllm.platforms import current_platform
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.outputs import KVConnectorOutput
+
+from allocator import Stored
+from offload.errors import UnsupportedError
+from offload.vllm.messages import StepPlan, WorkerFacts, WorkerReport
+from offload.vllm.regions import block_bytes
+from offload.vllm.scheduler_side import SchedulerSide
+from offload.vllm.stats import OffloadPromMetrics, OffloadStats
+from offload.vllm.support import check_cache_groups, check_engine
+from offload.vllm.worker_side import WorkerSide
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+_MEDIUM = "CPU"
+
+
+class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
+    """A CPU tier below vLLM's prefix cache. One object in the scheduler, one in each worker."""
+
+    _cache_hit_source = CacheHitSource.HOST
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
+    ) -> None:
+        """Raises ConfigError or UnsupportedError for what this release cannot serve right."""
+        super().__init__(vllm_config, role, kv_cache_config)
+        # The engine turns prefix caching off by itself for models where reuse would be wrong.
+        self._enabled = vllm_config.cache_config.enable_prefix_caching or role is KVConnectorRole.WORKER
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if not self._enabled:
+            return
+        config = check_engine(vllm_config)
+        if config is None:
+            raise UnsupportedError(
+                "CpuOffloadConnector was made without kv_transfer_config naming it; name it there"
+            )
+        check_cache_groups(kv_cache_config)
+        self._config = config
+        self._num_ranks = vllm_config.parallel_config.world_size
+        # A failed load is a cache miss. vLLM's default would fail the request.
+        self._kv_transfer_config.kv_load_failure_policy = "recompute"
+        if role is KVConnectorRole.WORKER:
+            self._worker = WorkerSide(kv_cache_config, config.cpu_bytes // self._num_ranks)
+
+    # Both sides
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A cache owes nobody a delivery: a dropped store is a later miss."""
+        return False
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """On CUDA, blocks outermost, so that a block of all layers is one piece. A preference only."""
+        return "BLHNC" if current_platform.is_cuda() else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:
+        return OffloadStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics:
+        return OffloadPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    # Scheduler side
+
+    def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._enabled:
+            slot_bytes = block_bytes(self._kv_cache_config)
+            facts = WorkerFacts(self._config.cpu_bytes // self._num_ranks // slot_bytes, slot_bytes)
+            self._make_scheduler_side([facts] * self._num_ranks)
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """Ranks may hold different layers and so different numbers of slots: all use the least."""
+        facts = [fact for fact in metadata.values() if isinstance(fact, WorkerFacts)]
+        if self._scheduler is not None and facts:
+            self._make_scheduler_side(facts)
+
+    def get_num_new_matched_tokens(
+        self, request: "Request", num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        if self._scheduler is None:
+            return 0, False
+        num_tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
+        return num_tokens, num_tokens > 0
+
+    def update_state_after_alloc(
+        self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None:
+        if self._scheduler is not None:
+            self._scheduler.allocated(request, num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        return self._scheduler.build_plan(scheduler_output) if self._scheduler is not None else StepPlan()
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        if self._scheduler is not None:
+            report = connector_output.kv_connector_worker_meta
+            assert report is None or isinstance(report, WorkerReport), f"{type(report)} is not our report"
+            self._scheduler.receive(report, connector_output.invalid_block_ids)
+
+    def request_finished(
+        self, request: "Request", block_ids: list[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Never delays the request's blocks: stores in flight hold references of their own."""
+        if self._scheduler is not None:
+            self._scheduler.finish(request)
+        return False, None
+
+    def has_pending_push_work(self) -> bool:
+        """Completions travel on steps, so the engine must step while a job is in flight."""
+        return self._scheduler is not None and len(self._scheduler.ledger) > 0
+
+    def reset_cache(self) -> bool | None:
+        if self._scheduler is not None:
+            self._scheduler.reset()
+        return True
+
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        if self._scheduler is None:
+            return
+        for event in self._scheduler.allocator.take_events():
+            hashes = [maybe_convert_block_hash(prefix_hash) for prefix_hash in event.hashes]
+            if isinstance(event, Stored):
+                parent = event.parent_hash
+                yield BlockStored(
+                    block_hashes=hashes,
+                    parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
+                    token_ids=[],
+                    block_size=self._scheduler.block_size,
+                    lora_id=None,
+                    medium=_MEDIUM,
+                    lora_name=None,
+                )
+            else:
+                yield BlockRemoved(block_hashes=hashes, medium=_MEDIUM)
+
+    # Worker side
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        if self._worker is not None:
+            self._worker.register(kv_caches)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        return self._worker.facts if self._worker is not None else None
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None:
+            assert isinstance(connector_metadata, StepPlan), f"{type(connector_metadata)} is not our plan"
+            self._worker.bind(connector_metadata)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        if self._worker is not None:
+            self._worker.start_loads()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads run between steps; no layer waits for one."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        """Stores are made of whole blocks, after the step."""
+
+    def wait_for_save(self) -> None:
+        """Submits the stores and waits for nothing: their source blocks are held until they end."""
+        if self._worker is not None:
+            self._worker.start_stores()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        return self._worker.poll() if self._worker is not None else KVConnectorTransferResults()
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._worker.take_unfilled() if self._worker is not None else set()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self._worker.take_report() if self._worker is not None else None
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """Everything is counted on the scheduler side; workers report none."""
+        return OffloadStats(data=self._scheduler.take_metrics()) if self._scheduler is not None else None
+
+    def shutdown(self) -> None:
+        if self._worker is not None:
+            self._worker.close()
+
+    def _make_scheduler_side(self, facts: list[WorkerFacts]) -> None:
+        assert self._kv_cache_manager is not None
+        group = self._kv_cache_config.kv_cache_groups[0]
+        events = self._vllm_config.kv_events_config
+        self._scheduler = SchedulerSide(
+            self._config,
+            self._kv_cache_manager,
+            block_size=group.kv_cache_spec.block_size,
+            num_slots=min(fact.num_slots for fact in facts),
+            slot_bytes=sum(fact.slot_bytes for fact in facts),
+            num_ranks=self._num_ranks,
+            record_events=events is not None and events.enable_kv_cache_events,
+        )

@@ -1,0 +1,40 @@
+"""The ``vllm.general_plugins`` entry point: makes the connector known by name.
+
+vLLM calls connectors only after it has loaded the model. To refuse bad settings before that, the plugin
+also checks every engine configuration as it is made (docs/decisions/0003).
+"""
+
+import functools
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.engine.arg_utils import EngineArgs
+
+CONNECTOR = "CpuOffloadConnector"
+
+
+def register() -> None:
+    """Register the connector and the configuration check. vLLM calls this in every process, maybe twice."""
+    if CONNECTOR not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(CONNECTOR, "offload.vllm.entry", CONNECTOR)
+    if not hasattr(EngineArgs.create_engine_config, "checked_by_kv_offload"):
+        EngineArgs.create_engine_config = _with_check(EngineArgs.create_engine_config)
+
+
+def _with_check(create: Any) -> Any:
+    @functools.wraps(create)
+    def create_engine_config(*args: Any, **kwargs: Any) -> VllmConfig:
+        vllm_config: VllmConfig = create(*args, **kwargs)
+        transfer = vllm_config.kv_transfer_config
+        if transfer is not None and CONNECTOR in str(transfer):
+            from offload.vllm.versions import check_vllm_version
+
+            check_vllm_version()
+            from offload.vllm.support import check_engine
+
+            check_engine(vllm_config)
+        return vllm_config
+
+    create_engine_config.checked_by_kv_offload = True  # type: ignore[attr-defined]
+    return create_engine_config

@@ -1,0 +1,240 @@
+"""The scheduler's side: decides what moves, and keeps the engine's blocks from reuse while it does.
+
+One step of the engine, top to bottom::
+
+    matched_tokens      a waiting request asks what the pool has for it       (changes nothing)
+    allocated           the scheduler gave it blocks: pin the slots, open a load
+    build_plan          requests are scheduled: open stores of their full, uncached blocks
+    receive             workers report: commit or abort stores, unpin loads, release blocks
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from allocator import CpuOffloadingBlockAllocator, StorePlan
+from evictor import make_policy
+from offload import planner
+from offload.config import OffloadConfig
+from offload.hints import read_hints
+from offload.ledger import JobLedger, LoadJob, Progress, StoreJob
+from offload.metrics import Metrics
+from offload.vllm.messages import LoadOrder, StepPlan, StoreOrder, WorkerReport
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+_block_id = attrgetter("block_id")
+
+
+@dataclass(slots=True)
+class _Tracked:
+    """A request the scheduler has admitted.
+
+    ``num_full`` only saves asking again while no further block has filled; what is stored is asked of
+    the tree. ``may_be_stored`` turns False for good at a reset, when its KV may be of old weights, and
+    is False from the start if the request says so, or is a streaming session, which takes back tokens
+    and then overwrites blocks that were full.
+    """
+
+    request: "Request"
+    may_be_stored: bool
+    num_full: int = 0
+
+
+class SchedulerSide:
+    """All decisions of the connector. Lives in the scheduler's process; never touches KV bytes."""
+
+    def __init__(
+        self,
+        config: OffloadConfig,
+        kv_cache_manager: "KVCacheManager",
+        *,
+        block_size: int,
+        num_slots: int,
+        slot_bytes: int,
+        num_ranks: int,
+        record_events: bool,
+    ) -> None:
+        """``slot_bytes`` counts all ranks, ``num_slots`` is the least any rank has."""
+        self._config = config
+        self._manager = kv_cache_manager
+        self._block_pool = kv_cache_manager.block_pool
+        self.block_size = block_size
+        self._slot_bytes = slot_bytes
+        self._max_held = planner.max_held_blocks(self._block_pool.num_gpu_blocks)
+        self.allocator = CpuOffloadingBlockAllocator(
+            num_slots, policy=make_policy(config.eviction_policy), record_events=record_events
+        )
+        self.ledger = JobLedger(num_ranks)
+        self.metrics = Metrics()
+        self._requests: dict[str, _Tracked] = {}
+        self._local_tokens: dict[str, int] = {}
+        self._next = StepPlan()
+        self._num_evicted_seen = 0
+
+    # Loads
+
+    def matched_tokens(self, request: "Request", num_local: int) -> int:
+        """Tokens the pool can add to the ``num_local`` leading ones the GPU has. Asked again and again."""
+        if not read_hints(request.kv_transfer_params).load:
+            return 0
+        depth = self.allocator.resident_depth(request.block_hashes)
+        self._local_tokens[request.request_id] = num_local
+        return planner.loadable_tokens(depth, num_local, request.num_tokens, self.block_size)
+
+    def allocated(self, request: "Request", num_external: int) -> None:
+        """The scheduler admitted ``request`` and expects ``num_external`` tokens from us, maybe none."""
+        request_id = request.request_id
+        num_local = self._local_tokens.pop(request_id, 0)
+        tracked = self._requests.get(request_id)
+        if tracked is None:
+            may_be_stored = read_hints(request.kv_transfer_params).store and not request.resumable
+            self._requests[request_id] = _Tracked(request, may_be_stored)
+        else:
+            tracked.num_full = 0
+        if not num_external:
+            self.allocator.touch(request.block_hashes)
+            return
+        positions = planner.load_range(num_local, num_external, self.block_size)
+        pin = self.allocator.pin(request.block_hashes, positions.start, positions.stop)
+        blocks = self._manager.get_blocks(request_id).blocks[0][positions.start : positions.stop]
+        block_ids = _ids_of(blocks)
+        hashes = request.block_hashes[positions.start : positions.stop]
+        job = self.ledger.open_load(request_id, pin, hashes, block_ids)
+        self._next.loads.append(
+            LoadOrder(job.job_id, request_id, pin.slots[:, 0].astype(np.int64), block_ids)
+        )
+
+    # Stores
+
+    def build_plan(self, output: "SchedulerOutput") -> StepPlan:
+        """Everything the workers are to do in this step."""
+        for request_id in output.preempted_req_ids or ():
+            self.allocator.forget_owner(request_id)
+        scheduled = output.num_scheduled_tokens
+        for request_id, num_scheduled in scheduled.items():
+            tracked = self._requests.get(request_id)
+            if tracked is None or not tracked.may_be_stored:
+                continue
+            request = tracked.request
+            num_full = planner.storable_blocks(
+                request.num_computed_tokens,
+                num_scheduled,
+                self._storable_tokens(request),
+                len(request.block_hashes),
+                self.block_size,
+            )
+            if num_full > tracked.num_full:
+                tracked.num_full = num_full
+                self.allocator.note_full(request_id, request.block_hashes, num_full)
+        for run in self.allocator.uncached():
+            if run.owner in scheduled and not self._open_store(str(run.owner), run.chain, run.stop):
+                break
+        plan, self._next = self._next, StepPlan()
+        return plan
+
+    def finish(self, request: "Request") -> None:
+        """``request`` is over, in whatever state; its blocks are freed right after this returns."""
+        request_id = request.request_id
+        self._local_tokens.pop(request_id, None)
+        tracked = self._requests.pop(request_id, None)
+        if tracked is not None and tracked.may_be_stored and not self.ledger.is_loading(request_id):
+            num_full = planner.storable_blocks_at_finish(
+                request.num_computed_tokens,
+                request.num_output_placeholders,
+                request.num_prompt_tokens,
+                self._storable_tokens(request),
+                len(request.block_hashes),
+                self.block_size,
+            )
+            num_full = min(num_full, len(self._manager.get_blocks(request_id).blocks[0]))
+            self._open_store(request_id, request.block_hashes, num_full)
+        self.allocator.forget_owner(request_id)
+
+    # Workers' reports
+
+    def receive(self, report: WorkerReport | None, invalid_block_ids: set[int]) -> None:
+        """Jobs ended; ``invalid_block_ids`` are GPU blocks that some connector failed to fill."""
+        if invalid_block_ids:
+            self.ledger.spoil_stores_of(invalid_block_ids)
+        for job_id, (num_ranks, num_copied) in (report.jobs if report else {}).items():
+            progress = self.ledger.report(job_id, num_ranks, num_copied)
+            if progress is not None:
+                self._advance(progress)
+
+    def reset(self) -> None:
+        """Forget all KV: weights may have changed. Nothing computed before this is ever stored."""
+        self.allocator.reset()
+        for tracked in self._requests.values():
+            tracked.may_be_stored = False
+        self._next.cancelled.extend(job.job_id for job in self.ledger.loads())
+
+    def take_metrics(self) -> dict[str, float]:
+        """Counts since the last call, and the gauges."""
+        self.metrics.count("evicted_blocks", self.allocator.num_evicted - self._num_evicted_seen)
+        self._num_evicted_seen = self.allocator.num_evicted
+        self.metrics.show("pool_blocks", self.allocator.capacity)
+        self.metrics.show("pool_used_blocks", self.allocator.capacity - self.allocator.num_free)
+        self.metrics.show("jobs_in_flight", len(self.ledger))
+        return self.metrics.take()
+
+    # Private
+
+    def _storable_tokens(self, request: "Request") -> int:
+        store_all = self._config.store_decode_blocks
+        num_tokens: int = request.num_tokens if store_all else request.num_prompt_tokens
+        return num_tokens
+
+    def _open_store(self, request_id: str, chain: Any, stop: int) -> bool:
+        """Plan a store of what is uncached and hold its GPU blocks. False when no more may be held."""
+        limit = self._max_held - self.ledger.num_held_blocks
+        if limit <= 0:
+            return False
+        plan = self.allocator.plan_store(chain, stop, limit)
+        if plan is not None:
+            self._hold_and_order(request_id, plan)
+        return True
+
+    def _hold_and_order(self, request_id: str, plan: StorePlan) -> None:
+        table = self._manager.get_blocks(request_id).blocks[0]
+        blocks = list(islice(table, plan.start, plan.start + len(plan.hashes)))
+        block_ids = _ids_of(blocks)
+        self._block_pool.touch(blocks)
+        job = self.ledger.open_store(plan, block_ids, blocks)
+        self._next.stores.append(StoreOrder(job.job_id, block_ids, plan.slots[:, 0].astype(np.int64)))
+
+    def _advance(self, progress: Progress) -> None:
+        job, fell_short, ended = progress
+        if isinstance(job, LoadJob):
+            if fell_short:
+                self.allocator.drop(job.hashes[job.num_copied])
+            if ended:
+                self._end_load(job)
+        elif ended:
+            self._end_store(job)
+        if ended and job.num_copied < len(job.block_ids):
+            self.metrics.count("failed_jobs")
+
+    def _end_load(self, job: LoadJob) -> None:
+        self.allocator.unpin(job.pin)
+        self.metrics.count("restored_requests", job.num_copied > 0)
+        self.metrics.count("restored_tokens", job.num_copied * self.block_size)
+        self.metrics.count("loaded_bytes", job.num_copied * self._slot_bytes)
+
+    def _end_store(self, job: StoreJob) -> None:
+        if job.num_copied == len(job.block_ids):
+            self.allocator.commit(job.plan)
+            self.metrics.count("stored_bytes", job.num_copied * self._slot_bytes)
+        else:
+            self.allocator.abort(job.plan)
+        self._block_pool.free_blocks(reversed(job.blocks))
+
+
+def _ids_of(blocks: list[Any]) -> Any:
+    return np.fromiter(map(_block_id, blocks), dtype=np.int64, count=len(blocks))

@@ -1,0 +1,138 @@
+"""What this release can serve right, checked before the model loads and again when its cache is known."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from offload.config import OffloadConfig, check_host_memory
+from offload.errors import ConfigError, UnsupportedError
+
+CONNECTOR = "CpuOffloadConnector"
+_MULTI_CONNECTOR = "MultiConnector"
+
+
+def find_settings(transfer: KVTransferConfig | None) -> tuple[str, Mapping[str, Any]] | None:
+    """Role and extra config of our connector, also as a child of a MultiConnector; None if not used."""
+    if transfer is None:
+        return None
+    extra = transfer.kv_connector_extra_config or {}
+    if transfer.kv_connector == CONNECTOR:
+        return str(transfer.kv_role), extra
+    if transfer.kv_connector == _MULTI_CONNECTOR:
+        for child in extra.get("connectors", []):
+            if child.get("kv_connector") == CONNECTOR:
+                return str(child.get("kv_role")), child.get("kv_connector_extra_config") or {}
+    return None
+
+
+def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
+    """Read and check all that is known before a model is loaded; None if our connector is not in use.
+
+    Raises:
+        ConfigError: a key or value of the extra config.
+        UnsupportedError: an engine setting or a model that this release cannot serve right.
+    """
+    found = find_settings(vllm_config.kv_transfer_config)
+    if found is None:
+        return None
+    role, settings = found
+    config = OffloadConfig.from_mapping(settings)
+    check_host_memory(config)
+    if role != "kv_both":
+        raise UnsupportedError(
+            f'kv_role is "{role}"; kv-offload both stores and loads, set "kv_role": "kv_both"'
+        )
+    if not vllm_config.cache_config.enable_prefix_caching:
+        raise UnsupportedError(
+            "prefix caching is off, and without it vLLM has no prefix hashes to find blocks by; "
+            "remove --no-enable-prefix-caching"
+        )
+    if vllm_config.speculative_config is not None:
+        raise UnsupportedError(
+            "speculative decoding is on; its volatile tail blocks are not supported by this release, "
+            "remove --speculative-config"
+        )
+    _check_parallelism(vllm_config)
+    _check_model(vllm_config)
+    _check_one_block_fits(vllm_config, config)
+    return config
+
+
+def check_cache_groups(kv_cache_config: KVCacheConfig) -> None:
+    """Refuse caches whose blocks are not simply one per chain position, kept while the request runs.
+
+    Raises:
+        UnsupportedError: several cache groups, or a kind of attention other than full.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
+        raise UnsupportedError(
+            f"the model has {len(groups)} KV cache groups ({kinds}); this release serves models with one. "
+            f"Models with sliding windows can be served with --disable-hybrid-kv-cache-manager"
+        )
+    spec = groups[0].kv_cache_spec
+    inner: list[KVCacheSpec] = [spec]
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        inner = list(spec.kv_cache_specs.values())
+    for layer_spec in inner:
+        if type(layer_spec) not in (FullAttentionSpec, MLAAttentionSpec):
+            raise UnsupportedError(
+                f"the model's KV cache is of kind {type(layer_spec).__name__}; this release serves full "
+                f"attention and MLA only. Remove the connector for this model"
+            )
+
+
+def _check_parallelism(vllm_config: VllmConfig) -> None:
+    parallel = vllm_config.parallel_config
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        size = getattr(parallel, name)
+        if size > 1:
+            flag = "--" + name.replace("_", "-")
+            raise UnsupportedError(f"{name} is {size}; context parallelism is not supported, set {flag} 1")
+    if parallel.distributed_executor_backend == "external_launcher":
+        raise UnsupportedError(
+            "distributed_executor_backend is external_launcher, where ranks schedule on their own and would "
+            "disagree about the pool; use mp or ray"
+        )
+
+
+def _check_model(vllm_config: VllmConfig) -> None:
+    model = vllm_config.model_config
+    if model.is_encoder_decoder or model.is_attention_free or model.is_hybrid or model.is_diffusion:
+        raise UnsupportedError(
+            f"{model.model} is a model with state beside full attention (hybrid, Mamba, encoder-decoder or "
+            f"diffusion), which this release does not serve; remove the connector for this model"
+        )
+    layer_types = getattr(model.hf_text_config, "layer_types", None) or ()
+    windows = model.get_sliding_window() is not None or any(
+        "sliding" in kind or "chunked" in kind for kind in layer_types
+    )
+    if windows and not vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
+        raise UnsupportedError(
+            f"{model.model} uses windowed attention, whose blocks leave the GPU early; this release serves "
+            f"it with --disable-hybrid-kv-cache-manager only"
+        )
+
+
+def _check_one_block_fits(vllm_config: VllmConfig, config: OffloadConfig) -> None:
+    """A block's size is only known with the model's cache; this bound needs its configuration alone."""
+    model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
+    if not cache.block_size:
+        return
+    per_token = model.get_head_size() * (1 if model.use_mla else 2 * model.get_num_kv_heads(parallel))
+    least = per_token * cache.block_size * model.get_num_layers(parallel)  # one byte per element at least
+    if config.cpu_bytes // parallel.world_size < least:
+        raise ConfigError(
+            f"cpu_gib is {config.cpu_gib}, {config.cpu_bytes // parallel.world_size:,} bytes for each of "
+            f"{parallel.world_size} ranks, but one block of {cache.block_size} tokens takes at least "
+            f"{least:,}; raise cpu_gib"
+        )

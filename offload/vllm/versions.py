@@ -1,0 +1,26 @@
+"""Which vLLM this release works with. Imports no vLLM internals, so that it can say so anywhere."""
+
+import re
+
+import vllm
+
+from offload.errors import UnsupportedError
+
+SUPPORTED = ((0, 32),)
+"""Supported vLLM releases as (major, minor); every patch release of them."""
+
+
+def check_vllm_version(version: str | None = None) -> None:
+    """Refuse a vLLM this release was not tested with.
+
+    Raises:
+        UnsupportedError: the version is outside ``SUPPORTED``.
+    """
+    version = vllm.__version__ if version is None else version
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None or (int(match[1]), int(match[2])) not in SUPPORTED:
+        wanted = ", ".join(f"{major}.{minor}.*" for major, minor in SUPPORTED)
+        raise UnsupportedError(
+            f"vLLM {version} is not supported by this release of kv-offload, which works with vLLM {wanted}; "
+            f"install one of these, or a kv-offload that lists {version}"
+        )
