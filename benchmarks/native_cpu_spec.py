@@ -44,7 +44,9 @@ class PlainCpuCopySpec(CPUOffloadingSpec):
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         if self.blocks_per_chunk != 1:
-            raise ValueError(f"blocks_per_chunk={self.blocks_per_chunk}: PlainCpuCopySpec copies single blocks")
+            raise ValueError(
+                f"blocks_per_chunk={self.blocks_per_chunk}: PlainCpuCopySpec copies single blocks"
+            )
         self._copy_worker: PlainCpuCopyWorker | None = None
 
     @override

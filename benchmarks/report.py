@@ -56,7 +56,9 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> st
     left = [all(_is_text(row[i]) for row in cells) for i in range(len(columns))]
 
     def line(values: Sequence[str]) -> str:
-        padded = (v.ljust(w) if is_left else v.rjust(w) for v, w, is_left in zip(values, widths, left, strict=True))
+        padded = (
+            v.ljust(w) if is_left else v.rjust(w) for v, w, is_left in zip(values, widths, left, strict=True)
+        )
         return "  ".join(padded).rstrip()
 
     rule = "  ".join("-" * width for width in widths)
@@ -64,7 +66,7 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> st
 
 
 def _is_text(cell: str) -> bool:
-    return cell != "-" and not cell[:1].isdigit() and not cell[:1] in "+-."
+    return cell != "-" and not cell[:1].isdigit() and cell[:1] not in "+-."
 
 
 def _cpu_model() -> str:
@@ -106,7 +108,9 @@ def _versions() -> dict[str, str]:
 
 def _commit() -> str | None:
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, check=True
+        )
         return done.stdout.strip()
 
     try:

@@ -1,41 +1,48 @@
-"""A vLLM engine in one of the four modes, asked in a closed loop. Lives in a process of its own."""
+"""A vLLM engine in one of the four modes. Lives in a process of its own, see `engine_process`."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.longdoc.measure import Counters, RoundResult
+from benchmarks.longdoc.client import Client
+from benchmarks.longdoc.measure import Counters
 from benchmarks.longdoc.settings import Settings
 from benchmarks.longdoc.workload import Prompt, warm_up_prompts
+from benchmarks.models import LLAMA_8B, llama_config_only, tiny_llama
 
 __all__ = ["Engine", "kv_transfer_config", "model_directory"]
 
 _GIB = 2**30
-_SETTLE_SECONDS = 0.05
-_SETTLE_TRIES = 100
+_RESET_SECONDS = 10.0
 
 
 def kv_transfer_config(settings: Settings, mode: str) -> dict[str, Any] | None:
     """Return vLLM's `--kv-transfer-config` for a mode; both CPU pools get the same number of bytes."""
     if mode == "offload":
         extra: dict[str, Any] = {"cpu_gib": settings.cpu_bytes / _GIB}
-        return {"kv_connector": "CpuOffloadConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+        return {
+            "kv_connector": "CpuOffloadConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+        }
     if mode == "native":
         extra = {"cpu_bytes_to_use": settings.cpu_bytes}
         if settings.device == "cpu":
             extra |= {"spec_name": "PlainCpuCopySpec", "spec_module_path": "benchmarks.native_cpu_spec"}
-        return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+        return {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": extra,
+        }
     return None
 
 
 def model_directory(settings: Settings) -> Path:
     """Make (or find) the model that the settings ask for."""
-    from benchmarks.models import LLAMA_8B, llama_config_only, tiny_llama
-
     model = settings.model
     if model.shape == "llama-8b":
         return llama_config_only(**LLAMA_8B)
@@ -49,7 +56,7 @@ def model_directory(settings: Settings) -> Path:
     )
 
 
-class Engine:
+class Engine(Client):
     """One engine, started in the constructor (tens of seconds).
 
     Args:
@@ -58,12 +65,13 @@ class Engine:
     """
 
     def __init__(self, settings: Settings, mode: str) -> None:
+        super().__init__(settings.workload)
         self._settings = settings
         self._mode = mode
         self._asked = 0
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(-(-settings.gpu_blocks * settings.block_bytes // _GIB) + 1)
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        from vllm import LLM, SamplingParams
+        from vllm import LLM
 
         transfer = kv_transfer_config(settings, mode)
         self._llm = LLM(
@@ -82,64 +90,49 @@ class Engine:
             seed=settings.workload.seed,
             **({"kv_transfer_config": transfer} if transfer else {}),
         )
-        self._sampling: Callable[[int], Any] = lambda tokens: SamplingParams(
-            max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False
-        )
 
-    def warm_up(self, on_done: Callable[[], None]) -> int:
+    def warm_up(self, on_done: Callable[[], None]) -> None:
         """Ask as many other documents as the GPU cache holds and one more, twice; forget them after.
 
         The first forward pass compiles (about 15 s on a CPU), and memory is mapped at its first touch.
-        Calls `on_done` after each request and returns how many there were.
         """
-        prompts = warm_up_prompts(self._settings.workload, self._settings.gpu_documents + 1)
+        prompts = warm_up_prompts(self.workload, self._settings.gpu_documents + 1)
         for _ in range(2):
             self.run_round(prompts, on_done)
         self.reset()
-        return 2 * len(prompts)
-
-    def run_round(self, prompts: Sequence[Prompt], on_done: Callable[[], None]) -> RoundResult:
-        """Ask all prompts, `concurrency` at a time, and return what it took.
-
-        Copies still under way after the last answer are not in the seconds, but are waited for before
-        the counters are read.
-        """
-        before = self.counters()
-        started = time.perf_counter()
-        ttft = self._ask(prompts, self._settings.workload.output_tokens, on_done)
-        seconds = time.perf_counter() - started
-        counters = self._settle() - before
-        return RoundResult(seconds, ttft, sum(map(len, prompts)), counters)
 
     def reset(self) -> None:
         """Drop all cached blocks, on the GPU and below. RuntimeError if the engine refuses."""
         if self._mode == "plain":
             return
-        for _ in range(_SETTLE_TRIES):
-            self._settle()
+        deadline = time.monotonic() + _RESET_SECONDS
+        while time.monotonic() < deadline:
+            self.settle()
             if self._llm.reset_prefix_cache(reset_connector=True):
                 return
-            time.sleep(_SETTLE_SECONDS)
-        raise RuntimeError("the engine did not reset its prefix cache: blocks stay referenced")
+        raise RuntimeError(f"the engine did not reset its caches within {_RESET_SECONDS:g} s")
 
     def counters(self) -> Counters:
-        """Read the engine's counters, as far as its process has reported them."""
-        return Counters.read(_samples(self._llm.get_metrics()))
+        metrics = self._llm.get_metrics()
+        return Counters.read((metric.name, metric.value) for metric in metrics if hasattr(metric, "value"))
 
     def close(self) -> None:
         """Stop the engine's processes."""
         self._llm.llm_engine.engine_core.shutdown()
 
-    def _ask(self, prompts: Sequence[Prompt], output_tokens: int, on_done: Callable[[], None]) -> list[float]:
-        """Ask in a closed loop; return seconds to the first token for each prompt, in order of arrival."""
-        engine, sampling = self._llm.llm_engine, self._sampling(output_tokens)
-        concurrency = self._settings.workload.concurrency
+    def ask(self, prompts: Sequence[Prompt], output_tokens: int, on_done: Callable[[], None]) -> list[float]:
+        from vllm import SamplingParams
+
+        engine = self._llm.llm_engine
+        sampling = SamplingParams(
+            max_tokens=output_tokens, temperature=0.0, ignore_eos=True, detokenize=False
+        )
         waiting = [{"prompt_token_ids": prompt.tolist()} for prompt in reversed(prompts)]
         sent_at: dict[str, float] = {}
         ttft: list[float] = []
         running = 0
         while waiting or running:
-            while waiting and running < concurrency:
+            while waiting and running < self.workload.concurrency:
                 self._asked += 1
                 running += 1
                 request = f"ask-{self._asked}"
@@ -152,24 +145,3 @@ class Engine:
                     running -= 1
                     on_done()
         return ttft
-
-    def _settle(self) -> Counters:
-        """Wait until copies have ended, and return the counters.
-
-        The engine reports counters along with answers, so it is asked something shorter than a block
-        (which is never cached) until two readings agree.
-        """
-        short = warm_up_prompts(self._settings.workload, 1)[0][:8]
-        reading = None
-        for _ in range(_SETTLE_TRIES):
-            self._ask([short], 1, lambda: None)
-            latest = self.counters()
-            if latest == reading:
-                return latest
-            reading = latest
-            time.sleep(_SETTLE_SECONDS)
-        raise RuntimeError("the engine's counters do not come to rest")
-
-
-def _samples(metrics: Iterable[Any]) -> Iterable[tuple[str, float]]:
-    return ((metric.name, metric.value) for metric in metrics if hasattr(metric, "value"))

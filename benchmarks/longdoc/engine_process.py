@@ -18,13 +18,13 @@ from benchmarks.longdoc.measure import RoundResult
 from benchmarks.longdoc.settings import Settings
 from benchmarks.longdoc.workload import Prompt
 
-__all__ = ["EngineFailure", "EngineProcess"]
+__all__ = ["EngineError", "EngineProcess"]
 
 _LOG_TAIL_LINES = 25
 _STOP_SECONDS = 30
 
 
-class EngineFailure(RuntimeError):
+class EngineError(RuntimeError):
     """The engine did not start, or failed; the message says where its log is and how it ends."""
 
 
@@ -95,7 +95,7 @@ class EngineProcess:
         return self._receive()
 
     def _receive(self) -> Any:
-        """Wait for the answer to a call, passing progress on. EngineFailure if there is none."""
+        """Wait for the answer to a call, passing progress on. EngineError if there is none."""
         while True:
             try:
                 kind, value = self._connection.recv()
@@ -108,12 +108,12 @@ class EngineProcess:
             else:
                 raise self._failure(value)
 
-    def _failure(self, reason: str) -> EngineFailure:
+    def _failure(self, reason: str) -> EngineError:
         tail = []
         with contextlib.suppress(OSError):
             tail = self.log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
         text = "\n".join(f"    {line}" for line in tail)
-        return EngineFailure(f"mode {self.mode!r} failed: {reason}\n  end of {self.log}:\n{text}")
+        return EngineError(f"mode {self.mode!r} failed: {reason}\n  end of {self.log}:\n{text}")
 
 
 def _serve(connection: Connection, settings: Settings, mode: str, log: Path) -> None:

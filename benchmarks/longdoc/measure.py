@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from benchmarks.longdoc.settings import Workload
+from benchmarks.longdoc.workload import Prompt, rounds
 
-__all__ = ["Counters", "PassTally", "RoundResult"]
+__all__ = ["Counters", "PassTally", "RoundResult", "measure"]
 
 # Which Prometheus counters (without their `_total`) add up to each of ours. A name that the engine does
 # not export adds nothing; only one connector is ever on.
@@ -43,7 +44,9 @@ class Counters:
         totals: dict[str, float] = {}
         for name, value in samples:
             totals[name] = totals.get(name, 0) + value
-        return cls(**{ours: int(sum(totals.get(name, 0) for name in names)) for ours, names in _SOURCES.items()})
+        return cls(
+            **{ours: int(sum(totals.get(name, 0) for name in names)) for ours, names in _SOURCES.items()}
+        )
 
     def __add__(self, other: Counters) -> Counters:
         return Counters(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -100,6 +103,16 @@ class PassTally:
             "prompt_tokens": self.prompt_tokens,
             **{f.name: getattr(self.counters, f.name) for f in fields(Counters)},
         }
+
+
+def measure(
+    run_round: Callable[[Sequence[Prompt]], RoundResult], workload: Workload, documents: int, mode: str
+) -> list[dict[str, Any]]:
+    """Ask all rounds for one document count; return one row per pass."""
+    tallies = {number: PassTally() for number in range(1, workload.passes + 1)}
+    for number, prompts in rounds(workload, documents):
+        tallies[number].add(run_round(prompts))
+    return [tally.row(mode, documents, number, workload) for number, tally in tallies.items()]
 
 
 def _percentiles(values: Sequence[float]) -> tuple[float, float, float]:

@@ -81,14 +81,18 @@ class Model:
         for name in ("hidden_size", "layers", "heads", "kv_heads"):
             _at_least(name, getattr(self, name), 1)
         if self.hidden_size % (2 * self.heads):
-            raise ValueError(f"hidden_size={self.hidden_size}: must be an even multiple of heads={self.heads}")
+            raise ValueError(
+                f"hidden_size={self.hidden_size}: must be an even multiple of heads={self.heads}"
+            )
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads={self.kv_heads}: must divide heads={self.heads}")
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV cache per token, over all layers."""
-        sizes = LLAMA_8B if self.shape == "llama-8b" else {f.name: getattr(self, f.name) for f in fields(self)}
+        sizes = (
+            LLAMA_8B if self.shape == "llama-8b" else {f.name: getattr(self, f.name) for f in fields(self)}
+        )
         return kv_bytes_per_token(
             hidden_size=sizes["hidden_size"],
             layers=sizes["layers"],

@@ -1,0 +1,89 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.report import format_table
+
+__all__ = ["format_summary", "notes", "passes_total"]
+
+_COLUMNS = (
+    "documents",
+    "pass",
+    "mode",
+    "seconds",
+    "vs prefix",
+    "TTFT p50",
+    "p90",
+    "p99",
+    "GPU hits",
+    "CPU hits",
+    "stored MiB",
+    "loaded MiB",
+)
+_SUMMED = (
+    "seconds",
+    "prompt_tokens",
+    "cached_gpu_tokens",
+    "cached_cpu_tokens",
+    "bytes_stored",
+    "bytes_loaded",
+)
+
+Row = dict[str, Any]
+
+
+def format_summary(rows: Sequence[Row]) -> str:
+    """Return a table with a line per document count, pass and mode, then one over all passes.
+
+    Seconds throughout. `vs prefix` is how many times faster than mode `prefix` on the same work; hits
+    are shares of the prompt tokens.
+    """
+    lines = [*rows, *passes_total(rows)]
+    base = {(row["documents"], row["pass"]): row["seconds"] for row in lines if row["mode"] == "prefix"}
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    lines.sort(key=lambda row: (row["documents"], str(row["pass"]), modes.index(row["mode"])))
+    return format_table(_COLUMNS, [_cells(row, base.get((row["documents"], row["pass"]))) for row in lines])
+
+
+def passes_total(rows: Sequence[Row]) -> list[Row]:
+    """Return a row per mode and document count with `pass` "all": the sums over its passes.
+
+    Percentiles cannot be summed and are left out.
+    """
+    totals: dict[tuple[str, int], Row] = {}
+    for row in rows:
+        key = (row["mode"], row["documents"])
+        total = totals.setdefault(key, {"mode": key[0], "documents": key[1], "pass": "all"})
+        for name in _SUMMED:
+            total[name] = total.get(name, 0) + row[name]
+    return list(totals.values())
+
+
+def notes(modes: Sequence[str], device: str) -> list[str]:
+    """Return what a reader must know about how the modes were run."""
+    found = []
+    if "native" in modes and device == "cpu":
+        found.append(
+            "native: vLLM's OffloadingConnector refuses to start on the CPU backend; here it runs with a "
+            "plain CPU copy worker (benchmarks.native_cpu_spec) through its out-of-tree spec"
+        )
+    return found
+
+
+def _cells(row: Row, prefix_seconds: float | None) -> list[object]:
+    prompt = row["prompt_tokens"]
+    return [
+        row["documents"],
+        row["pass"],
+        row["mode"],
+        f"{row['seconds']:.2f}",
+        f"{prefix_seconds / row['seconds']:.2f}x" if prefix_seconds else None,
+        *(f"{row[name]:.3f}" if name in row else None for name in ("ttft_p50", "ttft_p90", "ttft_p99")),
+        f"{row['cached_gpu_tokens'] / prompt:.1%}",
+        f"{row['cached_cpu_tokens'] / prompt:.1%}",
+        f"{row['bytes_stored'] / 2**20:.0f}",
+        f"{row['bytes_loaded'] / 2**20:.0f}",
+    ]
