@@ -1,6 +1,7 @@
 """The pool's memory: one mapping of exactly the size asked for."""
 
 import mmap
+import resource
 from collections.abc import Callable
 from math import gcd
 
@@ -75,8 +76,13 @@ class HostMemory:
             except OSError as error:
                 self.close()
                 raise HostMemoryError(
-                    f"cannot pin {self.nbytes:,} bytes for the CPU pool ({error}); lower cpu_gib, allow the "
-                    f"process to lock memory (ulimit -l unlimited; in a container --ulimit memlock=-1), or "
-                    f"raise the container's memory limit"
+                    f"cannot pin {self.nbytes:,} bytes for the CPU pool ({error}; the limit on locked memory "
+                    f"is {_memlock_limit()}); lower cpu_gib, or allow the process to lock more: "
+                    f"ulimit -l unlimited, in a container --ulimit memlock=-1 and enough --memory"
                 ) from error
             self._registered.append(address)
+
+
+def _memlock_limit() -> str:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return "unlimited" if soft == resource.RLIM_INFINITY else f"{soft:,} bytes"

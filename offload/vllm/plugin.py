@@ -31,9 +31,9 @@ def _with_check(create: Any) -> Any:
             from offload.vllm.versions import check_vllm_version
 
             check_vllm_version()
-            from offload.vllm.support import check_engine
+            from offload.vllm.support import check_before_start
 
-            check_engine(vllm_config)
+            check_before_start(vllm_config)
         return vllm_config
 
     create_engine_config.checked_by_kv_offload = True  # type: ignore[attr-defined]

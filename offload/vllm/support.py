@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.config import KVTransferConfig, VllmConfig
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -14,8 +15,9 @@ from vllm.v1.kv_cache_interface import (
 
 from offload.config import OffloadConfig, check_host_memory
 from offload.errors import ConfigError, UnsupportedError
+from offload.pin_probe import check_pinning
+from offload.vllm.plugin import CONNECTOR
 
-CONNECTOR = "CpuOffloadConnector"
 _MULTI_CONNECTOR = "MultiConnector"
 
 
@@ -31,6 +33,16 @@ def find_settings(transfer: KVTransferConfig | None) -> tuple[str, Mapping[str, 
             if child.get("kv_connector") == CONNECTOR:
                 return str(child.get("kv_role")), child.get("kv_connector_extra_config") or {}
     return None
+
+
+def check_before_start(vllm_config: VllmConfig) -> None:
+    """``check_engine``, and whether this machine lets us pin memory. For the process that configures.
+
+    Raises:
+        OffloadError: as ``check_engine``; HostMemoryError if CUDA may not pin memory.
+    """
+    if check_engine(vllm_config) is not None and current_platform.is_cuda():
+        check_pinning()
 
 
 def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:

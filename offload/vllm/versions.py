@@ -10,8 +10,8 @@ SUPPORTED = ((0, 32),)
 """Supported vLLM releases as (major, minor); every patch release of them."""
 
 
-def check_vllm_version(version: str | None = None) -> None:
-    """Refuse a vLLM this release was not tested with.
+def check_vllm_version(version: str | None = None) -> str:
+    """Refuse a vLLM this release was not tested with; return its version otherwise.
 
     Raises:
         UnsupportedError: the version is outside ``SUPPORTED``.
@@ -24,3 +24,4 @@ def check_vllm_version(version: str | None = None) -> None:
             f"vLLM {version} is not supported by this release of kv-offload, which works with vLLM {wanted}; "
             f"install one of these, or a kv-offload that lists {version}"
         )
+    return version
