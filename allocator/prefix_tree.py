@@ -87,7 +87,7 @@ class Pin:
     """A promise that the slots of a chain's first ``depth`` positions stay what they are.
 
     It hangs on the node that holds the deepest of them: ancestors of a node are never evictable. Splits
-    carry it along. ``node`` is None once the positions were dropped from under it.
+    carry it along; a cut leaves it what is left of its positions, and no ``node`` when nothing is.
     """
 
     __slots__ = ("depth", "node", "slots")
@@ -97,6 +97,15 @@ class Pin:
         self.depth = depth
         self.slots = slots
         node.pins.add(self)
+
+    def shorten(self, node: Node, depth: int) -> None:
+        """Only ``depth`` positions are left, the deepest in ``node``; at depth 0, none."""
+        if self.node is not None:
+            self.node.pins.remove(self)
+        self.node = node if depth else None
+        self.depth = depth
+        if self.node is not None:
+            self.node.pins.add(self)
 
 
 class Place(NamedTuple):
@@ -184,11 +193,12 @@ class PrefixTree:
     def append(self, place: Place, hashes: Sequence[bytes], slots: Slots) -> Node:
         """Hang filling positions below ``place``, which must be the end of its node.
 
-        A childless node grows in place, so a chain that is only ever extended stays one segment.
+        A childless node grows in place, so a chain that is only ever extended stays one segment; not a
+        pinned one, whose pins end where it ends.
         """
         node, depth = place
         assert depth == node.end, f"{place} is not at the end of its node; split first"
-        if node.parent is None or node.children:
+        if node.parent is None or node.children or node.pins:
             child = Node(node, depth, list(hashes), slots.copy())
             node.children.add(child)
             node = child
@@ -244,7 +254,7 @@ class PrefixTree:
     def cut(self, place: Place) -> list[Removed]:
         """Remove everything from chain position ``place.depth`` on: that part of the node, all below it.
 
-        Pins inside lose their node. ``Place(root, 0)`` empties the tree.
+        Pins keep what is left of their positions. ``Place(root, 0)`` empties the tree.
         """
         node, depth = place
         pruned = list(node.children)
@@ -257,11 +267,13 @@ class PrefixTree:
         for part in removed:
             for prefix_hash in part.hashes:
                 del self._index[prefix_hash]
+        left = node if node.hashes or node.parent is None else node.parent
+        for holder in [node, *pruned]:
+            for pin in [pin for pin in holder.pins if pin.depth > depth]:
+                pin.shorten(left, depth)
         for below in pruned:
-            self._drop_pins(below, 0)
             below.parent = None
-        self._drop_pins(node, depth)
-        if not node.hashes and node.parent is not None:
+        if left is not node:
             self._unlink(node)
         return removed
 
@@ -315,9 +327,3 @@ class PrefixTree:
         assert node.parent is not None
         node.parent.children.remove(node)
         node.parent = None
-
-    @staticmethod
-    def _drop_pins(node: Node, depth: int) -> None:
-        for pin in [pin for pin in node.pins if pin.depth > depth]:
-            node.pins.remove(pin)
-            pin.node = None
