@@ -326,17 +326,19 @@ class CpuOffloadingBlockAllocator:
     def _cut(self, place: Place) -> None:
         parent = place.node.parent
         removed = self._tree.cut(place)
+        left = place.node if place.node.hashes else parent
         gone = [_flat(part.slots[: part.resident]) for part in removed]
         for part in removed:
             self._record(Evicted(part.hashes[: part.resident]))
             if not part.node.hashes:
+                if left is not None and left.hashes:
+                    self._policy.inherit(left, part.node)
                 self._policy.forget(part.node)
         if gone:
             self._release(np.concatenate(gone))
         self._orphan_plans()
-        for node in (place.node, parent):
-            if node is not None and node.hashes:
-                self._refresh(node)
+        if left is not None and left.hashes:
+            self._refresh(left)
 
     def _release(self, slots: Slots) -> None:
         """Resident slots whose positions are gone: free, or leaving while a load reads them."""
