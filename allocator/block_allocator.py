@@ -155,8 +155,7 @@ class CpuOffloadingBlockAllocator:
         Raises:
             ChainError: more full blocks than hashes.
         """
-        if num_full > len(chain):
-            raise ChainError(f"{num_full} full blocks but only {len(chain)} prefix hashes")
+        _check_full(num_full, chain)
         self._uncached.note(owner, chain, num_full)
 
     def forget_owner(self, owner: Hashable) -> None:
@@ -181,10 +180,13 @@ class CpuOffloadingBlockAllocator:
             What to copy where: a run that begins at the first unknown position, shorter than asked for
             when the pool has no better use to give up; None when nothing is to be stored. End it with
             ``commit`` or ``abort``. O(log n) plus O(1) array work per position stored and evicted.
+
+        Raises:
+            ChainError: more full blocks than hashes.
         """
+        _check_full(stop, chain)
         place = self._tree.find(chain, stop)
-        wanted = stop - place.depth
-        wanted = wanted if limit is None else min(wanted, limit)
+        wanted = min(stop - place.depth, stop if limit is None else limit)
         if wanted <= 0:
             return None
         node = self._end_segment_at(place)
@@ -264,6 +266,7 @@ class CpuOffloadingBlockAllocator:
         self._pool.check_invariants()
         self._tree.check_invariants()
         self._policy.check_invariants()
+        self._uncached.check_invariants()
         resident = [_flat(node.slots[: node.resident]) for node in self._tree.nodes()]
         filling = [_flat(node.slots[node.resident :]) for node in self._tree.nodes()]
         orphaned = [_flat(plan.slots) for plan in self._orphans.values()]
@@ -357,8 +360,7 @@ class CpuOffloadingBlockAllocator:
         """Plans whose positions left the tree: free what has landed, remember what is still coming."""
         for plans in (self._copying, self._landed):
             for plan in [plan for plan in plans.values() if plan.hashes[0] not in self._tree]:
-                del plans[plan.plan_id]
-                self._orphans[plan.plan_id] = plan
+                self._orphans[plan.plan_id] = plans.pop(plan.plan_id)
                 if plans is self._landed:
                     self._ends_orphan(plan)
 
@@ -384,6 +386,11 @@ class CpuOffloadingBlockAllocator:
     def _record(self, event: Stored | Evicted) -> None:
         if self._events is not None and event.hashes:
             self._events.append(event)
+
+
+def _check_full(num_full: int, chain: Sequence[bytes]) -> None:
+    if not 0 <= num_full <= len(chain):
+        raise ChainError(f"{num_full} full blocks do not fit {len(chain)} prefix hashes")
 
 
 def _flat(slots: Slots) -> Slots:

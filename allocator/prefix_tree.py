@@ -146,8 +146,8 @@ class PrefixTree:
         border in O(log n) probes; both common cases, all of it and none of it, take one or two.
         """
         index = self._index
-        size = stop
-        if not size or chain[0] not in index:
+        size = min(stop, len(chain))
+        if size < 1 or chain[0] not in index:
             return Place(self.root, 0)
         if chain[size - 1] in index:
             return Place(index[chain[size - 1]], size)

@@ -54,3 +54,8 @@ class UncachedBlocks:
                 del self._full[owner]
         runs.sort(key=lambda run: -run.start)
         return runs
+
+    def check_invariants(self) -> None:
+        """Nobody holds more full blocks than there are prefix hashes."""
+        for owner, (chain, stop) in self._full.items():
+            assert 0 <= stop <= len(chain), f"{owner!r} holds {stop} full blocks of {len(chain)}"
