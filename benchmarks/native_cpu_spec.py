@@ -91,8 +91,8 @@ class PlainCpuCopyWorker(OffloadingWorker):
             cache_stride = item.tensor.stride(0) * item.tensor.element_size()
             self._pool.append(pool)
             self._planes.append(_Plane(item.tensor.data_ptr(), cache_stride, pool.data_ptr(), pool.stride(0)))
-        self._store_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="native-store")
-        self._load_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="native-load")
+        self._store_thread = ThreadPoolExecutor(1, "native-store")
+        self._load_thread = ThreadPoolExecutor(1, "native-load")
         self._jobs: dict[int, Future[_Copied]] = {}
 
     @override

@@ -56,6 +56,25 @@ def model_directory(settings: Settings) -> Path:
     )
 
 
+def _set_environment(settings: Settings) -> None:
+    """Set what the engine's processes read at start, alike for all modes. Cores given by the user stay.
+
+    - Beside a connector, vLLM's CPU backend keeps one more core free, and on two cores it then keeps
+      none free: modes would run on different numbers of cores.
+    - Each forward pass takes and returns tens of megabytes. Whether that goes through the kernel every
+      time (zeroed pages, up to a third of the time) is up to glibc's thresholds, which move with the
+      largest block freed so far and so differ between modes. Here they stand still, and nothing does.
+    """
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if settings.device != "cpu":
+        return
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(-(-settings.gpu_blocks * settings.block_bytes // _GIB) + 1)
+    if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
+        os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(32 * 2**20)
+    os.environ["MALLOC_TRIM_THRESHOLD_"] = str(_GIB)
+
+
 class Engine(Client):
     """One engine, started in the constructor (tens of seconds).
 
@@ -69,8 +88,7 @@ class Engine(Client):
         self._settings = settings
         self._mode = mode
         self._asked = 0
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(-(-settings.gpu_blocks * settings.block_bytes // _GIB) + 1)
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        _set_environment(settings)
         from vllm import LLM
 
         transfer = kv_transfer_config(settings, mode)
