@@ -1,0 +1,144 @@
+"""What must hold after every step and at the end, of the connector, the scheduler and every slot."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+
+from allocator.prefix_tree import Node
+from offload.vllm.messages import StepPlan, WorkerReport
+from offload.vllm.virtual.history import WrongBytesError
+from offload.vllm.virtual.tags import TagChain, Words
+
+if TYPE_CHECKING:
+    from offload.vllm.virtual.engine import VirtualEngine
+
+_POOL_EVERY = 8
+"""Steps between two looks at the bytes of the whole pool."""
+
+
+class Audit:
+    """Watches one engine."""
+
+    def __init__(self, engine: "VirtualEngine") -> None:
+        self._engine = engine
+        self._requests: dict[str, Request] = {}
+        self._tags: dict[bytes, Words] = {}
+        self._pool_epoch = 0
+        self._slot_epochs: dict[int, int] = {}
+
+    def follow(self, request: Request) -> None:
+        """Remember the request, whose prefix hashes name what slots should hold."""
+        self._requests[request.request_id] = request
+
+    def see_plan(self, plan: StepPlan) -> None:
+        """The scheduler side has spoken: nothing stored before a reset may be loaded after it."""
+        history = self._engine.history
+        for store in plan.stores:
+            slots = store.slots.tolist()
+            history.blocks(store.block_ids.tolist(), f"job {store.job_id} stores it")
+            history.slots(slots, f"job {store.job_id} fills it from blocks {store.block_ids.tolist()}")
+            self._slot_epochs.update(dict.fromkeys(slots, self._pool_epoch))
+        for load in plan.loads:
+            slots = load.slots.tolist()
+            history.blocks(load.block_ids.tolist(), f"job {load.job_id} loads it for {load.request_id}")
+            history.slots(slots, f"job {load.job_id} reads it")
+            self._engine.counts["loads"] += 1
+            for slot in slots:
+                if self._slot_epochs.get(slot) != self._pool_epoch:
+                    raise WrongBytesError(
+                        f"job {load.job_id} loads slot {slot}, stored before the pool was reset\n"
+                        f"{history.of_slot(slot)}"
+                    )
+
+    def see_report(self, output: KVConnectorOutput | None) -> None:
+        """Workers have spoken."""
+        report = output.kv_connector_worker_meta if output is not None else None
+        if not isinstance(report, WorkerReport):
+            return
+        jobs = self._engine.side.ledger._jobs
+        for job_id, ended in report.jobs.items():
+            job = jobs.get(job_id)
+            if job is not None:
+                what = f"job {job_id} ended on {ended.num_ranks} ranks, {ended.num_copied} blocks copied"
+                self._engine.history.blocks(job.block_ids.tolist(), what)
+
+    def pool_was_reset(self) -> None:
+        """The connector's cache was reset."""
+        self._pool_epoch += 1
+
+    def after_step(self) -> None:
+        """Cheap checks always, the whole pool's bytes now and then."""
+        side = self._engine.side
+        side.allocator.check_invariants()
+        side.ledger.check_invariants()
+        if self._engine.num_steps % _POOL_EVERY == 0:
+            self.check_pool()
+
+    def check_pool(self) -> None:
+        """Every resident slot holds, on every rank, what its prefix hash says."""
+        tree = self._engine.side.allocator._tree
+        for node in tree.nodes():
+            if node.resident:
+                self._check_segment(node)
+
+    def check_drained(self) -> None:
+        """Everybody has let go of everything."""
+        engine = self._engine
+        allocator, side, scheduler = engine.side.allocator, engine.side, engine.scheduler
+        allocator.check_invariants()
+        side.ledger.check_invariants()
+        assert not scheduler.requests, f"requests left: {list(scheduler.requests)}"
+        assert len(side.ledger) == 0, f"jobs left: {side.ledger._jobs}"
+        assert not allocator._pins, f"pins left: {allocator._pins}"
+        assert allocator.num_free + allocator.num_resident == allocator.capacity, (
+            f"{allocator.num_filling} slots filling, {allocator.num_leaving} leaving with no job in flight"
+        )
+        assert not side._requests and not side._local_tokens, (
+            f"{side._requests} {side._local_tokens} are gone"
+        )
+        assert len(allocator._uncached) == 0, "owners of uncached blocks that are gone"
+        pool = scheduler.kv_cache_manager.block_pool
+        held = [block.block_id for block in pool.blocks if block.ref_cnt and not block.is_null]
+        histories = "\n".join(engine.history.of_block(block_id) for block_id in held[:1])
+        assert not held, f"GPU blocks {held} are still held\n{histories}"
+        assert pool.get_num_free_blocks() == engine.settings.gpu_blocks - 1
+        engine.runner.check_drained()
+        self.check_pool()
+
+    def _check_segment(self, node: Node) -> None:
+        engine = self._engine
+        expected = np.concatenate(
+            [self._tags_of(prefix_hash) for prefix_hash in node.hashes[: node.resident]]
+        )
+        slots = node.slots[: node.resident, 0].tolist()
+        for index, rank in enumerate(engine.ranks):
+            held = np.concatenate([rank.slot_words(slot)[:, :, 0] for slot in slots], axis=1)
+            wrong = (held != rank.expected(expected, engine.generation)).any(axis=0)
+            if wrong.any():
+                first = int(np.flatnonzero(wrong)[0]) // engine.settings.block_size
+                raise WrongBytesError(
+                    f"rank {index}: slot {slots[first]} at chain position {node.start + first} is resident "
+                    f"with wrong bytes\n{engine.history.of_slot(slots[first])}"
+                )
+
+    def _tags_of(self, prefix_hash: bytes) -> Words:
+        tags = self._tags.get(prefix_hash)
+        if tags is None:
+            self._learn()
+            tags = self._tags[prefix_hash]
+        return tags
+
+    def _learn(self) -> None:
+        """Take in the prefix hashes that requests have gained."""
+        size = self._engine.settings.block_size
+        for req_id, request in list(self._requests.items()):
+            hashes = request.block_hashes
+            if hashes and hashes[-1] not in self._tags:
+                chain = TagChain(request.cache_salt)
+                chain.extend(request.all_token_ids[: len(hashes) * size])
+                for index, prefix_hash in enumerate(hashes):
+                    self._tags.setdefault(prefix_hash, chain.tags[index * size : (index + 1) * size])
+            if request.is_finished():
+                del self._requests[req_id]

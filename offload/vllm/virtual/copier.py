@@ -1,0 +1,109 @@
+"""A copier that ends when the seed says so, and leaves its targets undefined until then."""
+
+import ctypes
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from offload.copiers import CopyEnd, CpuCopier, Direction, Fault, FaultyCopier
+from offload.layout import CopyBatch
+
+_JUNK = 0xA5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopySchedule:
+    """When copies happen and how they fail.
+
+    Attributes:
+        longest_delay: polls, at most, from submission to the copy, and again from there to its report.
+        burst_every: ends are reported at every so manieth poll only.
+        fault_rate: share of copies that fail, evenly by kind.
+    """
+
+    longest_delay: int = 0
+    burst_every: int = 1
+    fault_rate: float = 0.0
+
+
+class _Task(NamedTuple):
+    job_id: int
+    direction: Direction
+    batch: CopyBatch
+    copy_at: int
+    report_at: int
+
+
+class _Done(NamedTuple):
+    end: CopyEnd
+    report_at: int
+
+
+class SeededCopier:
+    """The real CPU copier behind a clock of polls: bytes move late, ends come late and out of order.
+
+    Reading late is what finds a source that was reused too early; junk in the target is what finds a
+    reader that came too soon.
+    """
+
+    def __init__(
+        self, schedule: CopySchedule, rng: random.Random, faults: Counter[str] | None = None
+    ) -> None:
+        """``faults`` counts what was done wrong, by direction and kind."""
+        self._schedule = schedule
+        self._rng = rng
+        self._faults = Counter[str]() if faults is None else faults
+        self._chosen: dict[int, Fault] = {}
+        self._inner = FaultyCopier(CpuCopier(), lambda job_id, direction: self._chosen.pop(job_id))
+        self._now = 0
+        self._tasks: list[_Task] = []
+        self._done: list[_Done] = []
+
+    def fence(self, direction: Direction) -> None:
+        self._inner.fence(direction)
+
+    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
+        fault = self._chosen[job_id] = self._choose_fault(direction)
+        if fault is Fault.REFUSE:
+            self._inner.submit(job_id, direction, batch)
+        for target, size in zip(batch.targets.tolist(), batch.sizes.tolist(), strict=True):
+            ctypes.memset(target, _JUNK, size)
+        copy_at = self._now + 1 + self._draw_delay()
+        self._tasks.append(_Task(job_id, direction, batch, copy_at, copy_at + self._draw_delay()))
+
+    def poll(self) -> list[CopyEnd]:
+        self._now += 1
+        self._run([task for task in self._tasks if task.copy_at <= self._now])
+        if self._now % self._schedule.burst_every:
+            return []
+        ready = [done for done in self._done if done.report_at <= self._now]
+        self._done = [done for done in self._done if done.report_at > self._now]
+        self._rng.shuffle(ready)
+        return [done.end for done in ready]
+
+    def drain(self) -> None:
+        self._run(list(self._tasks))
+        self._done = [done._replace(report_at=self._now) for done in self._done]
+
+    def close(self) -> None:
+        self._run(list(self._tasks))
+        self._inner.close()
+
+    def _run(self, tasks: list[_Task]) -> None:
+        self._rng.shuffle(tasks)
+        for task in tasks:
+            self._tasks.remove(task)
+            self._inner.submit(task.job_id, task.direction, task.batch)
+            self._inner.drain()
+            self._done += [_Done(end, task.report_at) for end in self._inner.poll()]
+
+    def _draw_delay(self) -> int:
+        return self._rng.randint(0, self._schedule.longest_delay)
+
+    def _choose_fault(self, direction: Direction) -> Fault:
+        if self._rng.random() >= self._schedule.fault_rate:
+            return Fault.NONE
+        fault = self._rng.choice([Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY])
+        self._faults[f"{direction.value} {fault.name.lower()}"] += 1
+        return fault

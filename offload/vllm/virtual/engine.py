@@ -1,0 +1,217 @@
+"""The virtual engine: vLLM's scheduler, driven as vLLM's engine core drives it."""
+
+import random
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from offload.vllm.scheduler_side import SchedulerSide
+from offload.vllm.virtual.audit import Audit
+from offload.vllm.virtual.copier import SeededCopier
+from offload.vllm.virtual.history import History
+from offload.vllm.virtual.rank import VirtualRank
+from offload.vllm.virtual.runner import VirtualRunner
+from offload.vllm.virtual.settings import VirtualSettings, make_kv_cache_config, make_vllm_config
+
+VOCABULARY = 512
+
+
+class StuckError(AssertionError):
+    """Requests or transfers do not end, however often the engine steps."""
+
+
+class VirtualEngine:
+    """Scheduler, connector and ranks in one process, one call to ``step`` at a time.
+
+    Everything random comes from ``rng``: the same calls with the same seed give the same run.
+    """
+
+    def __init__(self, settings: VirtualSettings, rng: random.Random) -> None:
+        self.settings = settings
+        self.counts = Counter[str]()
+        self.history = History()
+        self._rng = rng
+        vllm_config = make_vllm_config(settings)
+        hash_function = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
+        init_none_hash(hash_function)
+        self._hasher = get_request_block_hasher(settings.block_size, hash_function)
+        self.copiers = [
+            SeededCopier(settings.copies, random.Random(rng.random()), self.counts)
+            for _ in range(settings.num_ranks)
+        ]
+        self.ranks = [
+            VirtualRank(index, settings, vllm_config, copier) for index, copier in enumerate(self.copiers)
+        ]
+        scheduler_class = AsyncScheduler if settings.overlapped else Scheduler
+        self.scheduler = scheduler_class(
+            vllm_config=vllm_config,
+            kv_cache_config=make_kv_cache_config(settings),
+            structured_output_manager=StructuredOutputManager(vllm_config),
+            block_size=settings.block_size,
+            hash_block_size=settings.block_size,
+            log_stats=settings.log_stats,
+        )
+        self.scheduler.use_v2_model_runner = settings.v2_runner
+        connector = self.scheduler.connector
+        connector.set_xfer_handshake_metadata_pp_aware(
+            {(0, index): rank.connector.get_handshake_metadata() for index, rank in enumerate(self.ranks)}
+        )
+        self.side: SchedulerSide = connector._scheduler
+        salts: dict[str, str] = {}
+        self._salts = salts
+        self.runner = VirtualRunner(self.ranks, settings.block_size, VOCABULARY, self.history, salts)
+        self.audit = Audit(self)
+        self.generation = 0
+        """Counts weight updates: KV of an earlier generation must never be read."""
+        self._in_flight: deque[tuple[SchedulerOutput, int, ModelRunnerOutput | None]] = deque()
+        self._next_id = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps scheduled so far."""
+        return self.history.step
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps scheduled whose output is not known yet."""
+        return len(self._in_flight)
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        priority: int = 0,
+        salt: str | None = None,
+        hints: dict[str, Any] | None = None,
+    ) -> Request:
+        """Send a request; token ids and the number of tokens to generate."""
+        assert len(prompt) + max_tokens <= self.settings.longest, "the request can never fit"
+        req_id = f"r{self._next_id}"
+        self._next_id += 1
+        extra = {"kv_transfer_params": hints} if hints else None
+        request = Request(
+            request_id=req_id,
+            prompt_token_ids=list(prompt),
+            sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra),
+            pooling_params=None,
+            arrival_time=float(self._next_id),
+            cache_salt=salt,
+            priority=priority,
+            block_hasher=self._hasher,
+        )
+        if salt is not None:
+            self._salts[req_id] = salt
+        self.audit.follow(request)
+        self.scheduler.add_request(request)
+        self.counts["requests"] += 1
+        return request
+
+    def abort(self, req_id: str) -> None:
+        """The client went away."""
+        request = self.scheduler.requests.get(req_id)
+        if request is None or request.is_finished():
+            return
+        self.counts[f"aborts {request.status.name.lower()}"] += 1
+        self.scheduler.finish_requests([req_id], RequestStatus.FINISHED_ABORTED)
+
+    def reset(self, *, connector: bool = True, running: bool = False) -> bool:
+        """``reset_prefix_cache``. A full success counts as a weight update."""
+        done: bool = self.scheduler.reset_prefix_cache(running, connector)
+        self.counts["resets"] += 1
+        if connector:
+            self.audit.pool_was_reset()
+            if done:
+                self.generation += 1
+        return done
+
+    def can_reset_running(self) -> bool:
+        """Whether vLLM allows to reset under running requests: nobody else may hold a block."""
+        loading_after_the_end = len(self.scheduler.requests) > sum(self.scheduler.get_request_counts())
+        holding = len(self.scheduler.kv_holding_waiting) or loading_after_the_end
+        return not (holding or self._in_flight or len(self.side.ledger))
+
+    def step(self, aborts: Sequence[str] = ()) -> None:
+        """One turn of the engine core's loop; ``aborts`` arrive while the model runs."""
+        if not self.settings.overlapped:
+            if self.scheduler.has_requests():
+                self._schedule()
+                self._finish_step(aborts)
+            return
+        if self.scheduler.has_requests():
+            ran = self._schedule()
+            if len(self._in_flight) < 2 and (ran or self.scheduler.has_requests()):
+                return
+        if self._in_flight:
+            self._finish_step(aborts)
+
+    def flush(self) -> None:
+        """Take in the output of every step in flight, scheduling none."""
+        while self._in_flight:
+            self._finish_step(())
+
+    def is_idle(self) -> bool:
+        """Whether the engine core would go to sleep."""
+        return not self._in_flight and not self.scheduler.has_requests()
+
+    def drain(self, max_steps: int = 5000) -> None:
+        """Step until nothing is left to do.
+
+        Raises:
+            StuckError: that takes more than ``max_steps`` steps.
+        """
+        for _ in range(max_steps):
+            if self.is_idle():
+                return
+            self.step()
+        left = {req_id: request.status.name for req_id, request in self.scheduler.requests.items()}
+        jobs = list(self.side.ledger._jobs.values())
+        raise StuckError(f"not idle after {max_steps} steps; requests {left}, jobs {jobs}")
+
+    def close(self) -> None:
+        """Release threads and memory."""
+        for rank in self.ranks:
+            rank.close()
+        self.scheduler.shutdown()
+
+    def _schedule(self) -> bool:
+        self.history.step += 1
+        victims = set(self.scheduler.requests)
+        output = self.scheduler.schedule()
+        preempted = victims & set(output.preempted_req_ids or ())
+        self.counts["preemptions"] += len(preempted)
+        for req_id in [*preempted, *output.finished_req_ids]:
+            self.history.blocks(self.runner.table_of(req_id), f"{req_id} gave it back")
+        self.audit.see_plan(output.kv_connector_metadata)
+        self._in_flight.appendleft((output, self.generation, None))
+        if not self.settings.overlapped or self._rng.random() < 0.5:
+            self._execute_all()
+        return bool(output.total_num_scheduled_tokens)
+
+    def _execute_all(self) -> None:
+        """Workers are first-in first-out, but may lag behind the scheduler."""
+        for index in reversed(range(len(self._in_flight))):
+            output, generation, result = self._in_flight[index]
+            if result is None:
+                result = self.runner.execute(output, generation)
+                self._in_flight[index] = (output, generation, result)
+
+    def _finish_step(self, aborts: Sequence[str]) -> None:
+        self._execute_all()
+        output, _, result = self._in_flight.pop()
+        assert result is not None
+        for req_id in aborts:
+            self.abort(req_id)
+        self.audit.see_report(result.kv_connector_output)
+        self.scheduler.update_from_output(output, result)
+        self.audit.after_step()

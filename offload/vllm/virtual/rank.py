@@ -1,0 +1,109 @@
+"""One rank: a GPU cache in host memory, the connector's worker side, and the copier between."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.outputs import KVConnectorOutput
+
+from offload.vllm.connector import CpuOffloadConnector
+from offload.vllm.virtual.copier import SeededCopier
+from offload.vllm.virtual.settings import CELL_BYTES, VirtualSettings, make_kv_cache_config
+from offload.vllm.virtual.tags import Words, mix
+
+_WORDS = CELL_BYTES // 8
+
+
+class VirtualRank:
+    """Holds ``cells[layer, block, token, word]``: word 0 is the tag, word 1 says who wrote it when."""
+
+    def __init__(
+        self, index: int, settings: VirtualSettings, vllm_config: VllmConfig, copier: SeededCopier
+    ) -> None:
+        self._settings = settings
+        kv_cache_config = make_kv_cache_config(settings)
+        self.connector: CpuOffloadConnector = KVConnectorFactory.create_connector(
+            config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
+        )
+        assert self.connector._worker is not None
+        self.side = self.connector._worker
+        self.side._make_copier = lambda device: copier
+        tensor = kv_cache_config.kv_cache_tensors[0]
+        backing = torch.zeros(tensor.size, dtype=torch.uint8)
+        shape = (settings.num_layers, settings.gpu_blocks, settings.block_size, _WORDS)
+        strides = (tensor.layer_stride, tensor.block_stride, CELL_BYTES, 8)
+        words = backing.numpy().view(np.uint64)
+        self.cells: Words = np.lib.stride_tricks.as_strided(words, shape, strides)
+        self.connector.register_kv_caches(
+            {
+                name: backing.as_strided(
+                    (settings.gpu_blocks, settings.block_size * CELL_BYTES),
+                    (tensor.block_stride, 1),
+                    layer * tensor.layer_stride,
+                )
+                for layer, name in enumerate(tensor.layers)
+            }
+        )
+        self._masks = np.array(
+            [[mix(mix(2, index), layer)] for layer in range(settings.num_layers)], dtype=np.uint64
+        )
+
+    def expected(self, tags: Words, generation: int) -> Words:
+        """``uint64[layers, tokens]``: what this rank's layers hold for these tags."""
+        masked: Words = tags[None, :] ^ self._masks ^ np.uint64(mix(3, generation))
+        return masked
+
+    def write(self, table: list[int], start: int, words: Words, writer: int) -> None:
+        """Store ``words[layers, n]`` for token positions from ``start`` on."""
+        positions = np.arange(start, start + words.shape[1])
+        blocks = np.asarray(table)[positions // self._settings.block_size]
+        offsets = positions % self._settings.block_size
+        self.cells[:, blocks, offsets, 0] = words
+        self.cells[:, blocks, offsets, 1] = writer
+
+    def read(self, table: list[int], stop: int) -> Words:
+        """Tags of token positions ``0 .. stop - 1``, as ``uint64[layers, stop]``."""
+        num_blocks = -(-stop // self._settings.block_size)
+        pages = self.cells[..., 0][:, table[:num_blocks]]
+        read: Words = pages.reshape(self._settings.num_layers, -1)[:, :stop]
+        return read
+
+    def begin(self, metadata: Any) -> None:
+        """Everything vLLM calls before the forward pass."""
+        self.connector.handle_preemptions(metadata)
+        self.connector.bind_connector_metadata(metadata)
+
+    def end(self, finished_req_ids: set[str]) -> KVConnectorOutput:
+        """Everything vLLM calls after it, in its order."""
+        connector = self.connector
+        connector.start_load_kv(None)
+        connector.wait_for_save()
+        results = connector.get_transfer_results(finished_req_ids)
+        output = KVConnectorOutput(
+            finished_sending=results.finished_sending,
+            finished_recving=results.finished_recving,
+            failed_recving=results.failed_recving,
+            invalid_block_ids=connector.get_block_ids_with_load_errors(),
+            kv_connector_stats=connector.get_kv_connector_stats(),
+            kv_cache_events=connector.get_kv_connector_kv_cache_events(),
+            kv_connector_worker_meta=connector.build_connector_worker_meta(),
+        )
+        connector.clear_connector_metadata()
+        return output
+
+    def slot_words(self, slot: int) -> Words:
+        """What a slot of this rank's pool holds, ``uint64[layers, tokens, words]``."""
+        memory = self.side._memory
+        assert memory is not None
+        slot_bytes = self._settings.slot_bytes
+        raw = ctypes.string_at(memory.address + slot * slot_bytes, slot_bytes)
+        shape = (self._settings.num_layers, self._settings.block_size, _WORDS)
+        return np.frombuffer(raw, dtype=np.uint64).reshape(shape)
+
+    def close(self) -> None:
+        """Release threads and memory."""
+        self.connector.shutdown()

@@ -1,0 +1,175 @@
+"""What a virtual engine is like, and the vLLM configuration that follows from it."""
+
+import functools
+import json
+import random
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+
+from offload.config import GIB
+from offload.vllm import plugin
+from offload.vllm.virtual.copier import CopySchedule
+
+CELL_BYTES = 16
+"""Bytes of one token position of one layer: two words, see ``tags``."""
+
+_MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 48,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 65536,
+    "torch_dtype": "float32",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualSettings:
+    """Sizes and modes of a virtual engine.
+
+    Attributes:
+        num_ranks: workers, each with its own part of every block.
+        gpu_blocks: blocks of the GPU cache, the null block included.
+        cpu_slots: slots of the CPU pool.
+        block_size: tokens per block.
+        num_layers: layers on each rank.
+        block_outermost: a block of all layers is one piece, instead of one piece per layer.
+        policy: "fcfs" or "priority".
+        overlapped: schedule the next step before the last one's output is known.
+        v2_runner: report resumed requests as the newer model runner wants it.
+        max_num_seqs: running requests at most.
+        chunk: tokens computed per step at most.
+        max_model_len: tokens per request at most; defaults to what the GPU cache holds.
+        store_decode_blocks: as in the connector's configuration.
+        copies: when copies end, and which of them fail.
+        log_stats: let the scheduler collect statistics as a served engine does.
+    """
+
+    num_ranks: int = 1
+    gpu_blocks: int = 32
+    cpu_slots: int = 64
+    block_size: int = 4
+    num_layers: int = 2
+    block_outermost: bool = False
+    policy: str = "fcfs"
+    overlapped: bool = False
+    v2_runner: bool = False
+    max_num_seqs: int = 8
+    chunk: int = 32
+    max_model_len: int = 0
+    store_decode_blocks: bool = True
+    copies: CopySchedule = field(default_factory=CopySchedule)
+    log_stats: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Tokens per request at most."""
+        return self.max_model_len or (self.gpu_blocks - 1) * self.block_size
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a block on one rank."""
+        return self.num_layers * self.block_size * CELL_BYTES
+
+
+def draw_settings(
+    rng: random.Random, *, faults: bool = True, overlapped: bool | None = None, num_ranks: int | None = None
+) -> VirtualSettings:
+    """Settings of a random engine: tiny pools, any mode; the arguments fix what should not be drawn."""
+    gpu_blocks = rng.choice([9, 14, 24, 40])
+    return VirtualSettings(
+        num_ranks=num_ranks or rng.choice([1, 1, 2, 3]),
+        gpu_blocks=gpu_blocks,
+        cpu_slots=rng.choice([3, 12, 40, 150]),
+        block_size=rng.choice([2, 4, 4]),
+        block_outermost=rng.random() < 0.5,
+        policy=rng.choice(["fcfs", "priority"]),
+        overlapped=rng.random() < 0.5 if overlapped is None else overlapped,
+        v2_runner=rng.random() < 0.3,
+        max_num_seqs=rng.choice([2, 4, 8]),
+        chunk=rng.choice([5, 16, 48]),
+        store_decode_blocks=rng.random() < 0.8,
+        copies=CopySchedule(
+            longest_delay=rng.choice([0, 1, 3, 12]),
+            burst_every=rng.choice([1, 1, 5]),
+            fault_rate=rng.choice([0.0, 0.1, 0.4]) if faults else 0.0,
+        ),
+        log_stats=rng.random() < 0.2,
+    )
+
+
+def make_vllm_config(settings: VirtualSettings) -> VllmConfig:
+    """The configuration a real engine would make of these settings."""
+    plugin.register()
+    cpu_bytes = settings.cpu_slots * settings.slot_bytes * settings.num_ranks
+    transfer = {
+        "kv_connector": plugin.CONNECTOR,
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            "cpu_gib": cpu_bytes / GIB,
+            "store_decode_blocks": settings.store_decode_blocks,
+        },
+    }
+    vllm_config: VllmConfig = EngineArgs(
+        model=_model_folder(),
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=settings.longest,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=max(settings.chunk, settings.max_num_seqs),
+        block_size=settings.block_size,
+        tensor_parallel_size=settings.num_ranks,
+        distributed_executor_backend="mp" if settings.num_ranks > 1 else "uni",
+        enable_prefix_caching=True,
+        enable_chunked_prefill=True,
+        scheduling_policy=settings.policy,
+        kv_transfer_config=transfer,
+    ).create_engine_config()
+    # The platform at hand may have its own mind about these; the scheduler only reads them.
+    vllm_config.scheduler_config.async_scheduling = settings.overlapped
+    vllm_config.cache_config.num_gpu_blocks = settings.gpu_blocks
+    return vllm_config
+
+
+def make_kv_cache_config(settings: VirtualSettings) -> KVCacheConfig:
+    """One group of full-attention layers over pages of a few bytes."""
+    layers = [f"layer.{index}" for index in range(settings.num_layers)]
+    page = settings.block_size * CELL_BYTES
+    spec = FullAttentionSpec(
+        block_size=settings.block_size, num_kv_heads=1, head_size=CELL_BYTES // 8, dtype=torch.float32
+    )
+    assert spec.page_size_bytes == page
+    num_pages = len(layers) * settings.gpu_blocks
+    outermost = settings.block_outermost
+    tensor = KVCacheTensor(
+        size=num_pages * page,
+        layers=layers,
+        layer_stride=page if outermost else settings.gpu_blocks * page,
+        block_stride=len(layers) * page if outermost else page,
+    )
+    return KVCacheConfig(
+        num_blocks=settings.gpu_blocks,
+        kv_cache_tensors=[tensor],
+        kv_cache_groups=[KVCacheGroupSpec(layers, spec)],
+        kv_cache_layout="BLHNC" if outermost else "LBHNC",
+        hash_block_size=settings.block_size,
+    )
+
+
+@functools.cache
+def _model_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="kv-offload-virtual-")
+    (Path(folder) / "config.json").write_text(json.dumps(_MODEL))
+    return folder
