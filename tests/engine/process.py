@@ -1,0 +1,98 @@
+"""Runs an ``Engine`` in a fresh process, so that engines leave nothing behind, whatever they set or spawn."""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from tests.engine.engine import Engine
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_STOP_SECONDS = 60
+_LOG_TAIL_LINES = 60
+
+
+class EngineProcess:
+    """A context manager: an engine started on entry, stopped on exit; its output goes to the file ``log``."""
+
+    def __init__(self, log: Path, extra_config: dict[str, Any] | None, **settings: Any) -> None:
+        """``extra_config`` and ``settings`` are those of ``Engine``."""
+        self._log = log
+        context = multiprocessing.get_context("spawn")
+        self._connection, self._child_end = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(self._child_end, log, extra_config, settings), name=log.stem
+        )
+
+    def __enter__(self) -> "EngineProcess":
+        self._process.start()
+        self._child_end.close()
+        self._receive()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Raises AssertionError if the engine did not stop by itself, or not cleanly."""
+        with contextlib.suppress(OSError):
+            self._connection.send(None)
+        self._process.join(_STOP_SECONDS)
+        running = self._process.is_alive()
+        if running:
+            self._process.kill()
+            self._process.join()
+        self._connection.close()
+        assert not running, f"the engine did not stop within {_STOP_SECONDS} s{self._tail()}"
+        assert self._process.exitcode == 0, f"the engine left with {self._process.exitcode}{self._tail()}"
+        self._process.close()
+
+    def run(self, method: Callable[Concatenate[Engine, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call ``method``, of ``Engine`` or any function of a module on an engine, over there.
+
+        What it raises is raised here as AssertionError, with the traceback of over there.
+        """
+        self._connection.send((method, args, kwargs))
+        return self._receive()
+
+    def _receive(self) -> Any:
+        try:
+            succeeded, value = self._connection.recv()
+        except EOFError:
+            raise AssertionError(f"the engine's process has died{self._tail()}") from None
+        assert succeeded, f"in the engine's process:\n{value}(its log is {self._log})"
+        return value
+
+    def _tail(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        return "\n".join([f"\nend of {self._log}:", *lines])
+
+
+def _serve(
+    connection: Connection, log: Path, extra_config: dict[str, Any] | None, settings: dict[str, Any]
+) -> None:
+    """Body of the process: start the engine, then make calls until told to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and stops us
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        engine = Engine(extra_config, **settings)
+    except Exception:
+        connection.send((False, traceback.format_exc()))
+        return
+    connection.send((True, None))
+    with contextlib.suppress(EOFError):
+        while (call := connection.recv()) is not None:
+            method, args, kwargs = call
+            try:
+                reply = pickle.dumps((True, method(engine, *args, **kwargs)))
+            except Exception:
+                reply = pickle.dumps((False, traceback.format_exc()))
+            connection.send_bytes(reply)
+    engine.close()
