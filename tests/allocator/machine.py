@@ -1,0 +1,132 @@
+"""Every order of every call of the allocator, beside its model."""
+
+from collections import Counter
+from typing import ClassVar
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from allocator import ChainError, Pin, StalePlanError, StorePlan
+from evictor import make_policy
+from tests.allocator.pair import LruPair, Pair
+from tests.models import Position
+from tests.strategies import MAX_LENGTH, chains, depths
+
+
+class AllocatorMachine(RuleBasedStateMachine):
+    """Under the policy named ``policy``. ``seen`` adds up over all runs."""
+
+    policy: ClassVar[str]
+    seen: ClassVar[Counter[str]]
+
+    plans = Bundle("plans")
+    pins = Bundle("pins")
+    ended_plans = Bundle("ended_plans")
+    ended_pins = Bundle("ended_pins")
+
+    @initialize(positions=st.integers(1, 12), columns=st.sampled_from([1, 1, 2]), odd=st.booleans())
+    def make(self, positions: int, columns: int, odd: bool) -> None:
+        capacity = positions * columns + (odd and columns > 1)
+        kind = LruPair if self.policy == "lru" else Pair
+        self.pair = kind(capacity, columns, make_policy(self.policy))
+        self.pair.seen = self.seen
+
+    @invariant()
+    def agrees(self) -> None:
+        self.pair.check()
+
+    # Stores
+
+    @rule(several=st.lists(chains(min_length=3), min_size=1, max_size=3))
+    def store(self, several: list[list[bytes]]) -> None:
+        for chain in several:
+            self.pair.store(chain)
+
+    @rule(target=plans, chain=chains(min_length=3), stop=depths(), limit=st.none() | st.integers(-1, 4))
+    def plan_store(self, chain: list[bytes], stop: int, limit: int | None) -> StorePlan | None:
+        return self.pair.plan_store(chain, stop, limit) or multiple()
+
+    @rule(target=plans, chain=chains(min_length=4), limit=st.integers(1, 3))
+    def plan_in_pieces(self, chain: list[bytes], limit: int) -> tuple[StorePlan, ...]:
+        """A long prompt computed in chunks: each store begins behind one that is still in flight."""
+        return multiple(*iter(lambda: self.pair.plan_store(chain, limit=limit), None))
+
+    @rule(target=ended_plans, plan=consumes(plans))
+    def commit(self, plan: StorePlan) -> StorePlan:
+        self.pair.commit(plan)
+        return plan
+
+    @rule(target=ended_plans, plan=consumes(plans))
+    def abort(self, plan: StorePlan) -> StorePlan:
+        self.pair.abort(plan)
+        return plan
+
+    @rule(plan=ended_plans)
+    def end_plan_again(self, plan: StorePlan) -> None:
+        for end in (self.pair.allocator.commit, self.pair.allocator.abort):
+            with pytest.raises(StalePlanError):
+                end(plan)
+
+    # Loads
+
+    @precondition(lambda self: self._resident())
+    @rule(target=pins, data=st.data())
+    def pin(self, data: st.DataObject) -> Pin:
+        path = data.draw(st.sampled_from(self._resident())).path
+        start = data.draw(st.integers(0, len(path) - 1))
+        return self.pair.pin([position.prefix_hash for position in path], start, len(path))
+
+    @rule(target=ended_pins, pin=consumes(pins))
+    def unpin(self, pin: Pin) -> Pin:
+        self.pair.unpin(pin)
+        return pin
+
+    @rule(pin=ended_pins)
+    def unpin_again(self, pin: Pin) -> None:
+        with pytest.raises(StalePlanError):
+            self.pair.allocator.unpin(pin)
+
+    # Recency and leaving
+
+    @rule(chain=chains(min_length=0))
+    def use(self, chain: list[bytes]) -> None:
+        self.pair.use(chain)
+
+    @rule(num_slots=st.integers(0, 3))
+    def evict(self, num_slots: int) -> None:
+        self.pair.evict(num_slots)
+
+    @precondition(lambda self: self._resident())
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        self.pair.drop(data.draw(st.sampled_from(self._resident())).prefix_hash)
+
+    @rule(chain=chains(), start=st.integers(-2, MAX_LENGTH), stop=st.integers(-2, MAX_LENGTH + 2))
+    def ask_for_what_is_not_resident(self, chain: list[bytes], start: int, stop: int) -> None:
+        depth = len(self.pair.model.tree.resident(chain))
+        if not 0 <= start < stop <= depth:
+            with pytest.raises(ChainError):
+                self.pair.allocator.pin(chain, start, stop)
+        if depth < len(chain):
+            self.pair.drop(chain[-1])
+
+    @precondition(lambda self: self.pair.model.pins)
+    @rule(really=st.booleans())
+    def reset(self, really: bool) -> None:
+        if really:
+            self.pair.reset()
+
+    def _resident(self) -> list[Position]:
+        """In an order that is the same in every run."""
+        resident = [position for position in self.pair.model.tree.positions.values() if position.resident]
+        return sorted(resident, key=lambda position: (len(position.path), position.prefix_hash))

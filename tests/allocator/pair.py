@@ -1,0 +1,213 @@
+"""The allocator and its model, doing the same thing and compared in everything that can be seen.
+
+Who is evicted is for the policy to say: the model says who may be, and a subclass who must be.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
+
+from allocator import CpuOffloadingBlockAllocator, Evicted, Pin, Stored, StorePlan
+from evictor import EvictionPolicy, LruPolicy
+from tests.models import AllocatorModel, PinModel, Position
+
+
+class Pair:
+    """Every method does one thing to both and raises AssertionError where they differ."""
+
+    may_refuse: ClassVar[bool] = True
+    """Whether the policy may find newcomers worth less than all that is here."""
+
+    def __init__(self, capacity: int, columns: int = 1, policy: EvictionPolicy[Any] | None = None) -> None:
+        self.allocator = CpuOffloadingBlockAllocator(
+            capacity, columns=columns, policy=policy, record_events=True
+        )
+        self.model = AllocatorModel(capacity, columns)
+        self.seen: Counter[str] = Counter()
+        """How often each of the rarer situations came up."""
+        self._replayed: set[bytes] = set()
+        self._num_evicted = 0
+        self._pins: dict[Pin, PinModel] = {}
+
+    # Stores
+
+    def store(self, chain: list[bytes]) -> None:
+        """Plan and commit as much of ``chain`` as there is room for."""
+        plan = self.plan_store(chain)
+        if plan is not None:
+            self.commit(plan)
+
+    def plan_store(
+        self, chain: list[bytes], stop: int | None = None, limit: int | None = None
+    ) -> StorePlan | None:
+        stop = len(chain) if stop is None else min(stop, len(chain))
+        known = self.model.tree.known(chain[:stop])
+        wanted = stop - len(known) if limit is None else min(stop - len(known), limit)
+        plan = self.allocator.plan_store(chain, stop, limit)
+        self._replay_evictions(wanted * self.model.columns, known)
+        stored = max(0, min(wanted, len(self.model.free) // self.model.columns))
+        self.seen["plan shorter than wanted"] += stored < wanted
+        if plan is None:
+            assert not stored
+            return None
+        assert plan.start == len(known)
+        assert plan.hashes == chain[len(known) : len(known) + stored]
+        assert plan.parent_hash == (known[-1].prefix_hash if known else None)
+        assert plan.slots.shape == (stored, self.model.columns)
+        slots = plan.slots.reshape(-1).tolist()
+        assert len(set(slots)) == len(slots)
+        assert self.model.free.issuperset(slots), "slots of a load or store in flight were handed out"
+        self.seen["plan behind a filling position"] += bool(known) and not known[-1].resident
+        self.model.store(plan.plan_id, chain, plan.start, plan.slots.tolist())
+        return plan
+
+    def commit(self, plan: StorePlan) -> None:
+        others = len(self.model.stores) - 1
+        self.allocator.commit(plan)
+        settled = self.model.commit(plan.plan_id)
+        assert self._replay(Stored) == _hashes(settled)
+        self.seen["commit out of order"] += len(self.model.stores) > others
+        self.seen["commit settles others"] += len(settled) > len(plan.hashes)
+
+    def abort(self, plan: StorePlan) -> None:
+        in_flight = len(self.model.stores)
+        self.seen["abort of an orphan"] += self.model.stores[plan.plan_id].orphaned
+        self.allocator.abort(plan)
+        gone = self.model.abort(plan.plan_id)
+        assert not gone, "something was resident behind a filling position"
+        assert self._replay(Evicted) == set()
+        self.seen["abort frees others that have landed"] += in_flight - len(self.model.stores) > 1
+
+    # Loads
+
+    def pin(self, chain: list[bytes], start: int, stop: int) -> Pin:
+        path = self.model.tree.resident(chain)[:stop]
+        pin = self.allocator.pin(chain, start, stop)
+        assert pin.slots.tolist() == self.model.tree.rows(chain, start, stop)
+        self.model.touch(path)
+        self.seen["pin of a pinned position"] += any(set(path) & set(each.path) for each in self.model.pins)
+        self._pins[pin] = PinModel(path, self.model.slots_of(path[start:]))
+        self.model.pins.append(self._pins[pin])
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        model = self._pins.pop(pin)
+        assert set(pin.slots.reshape(-1).tolist()) == model.slots
+        leaving = len(self.model.leaving)
+        self.allocator.unpin(pin)
+        self.model.pins.remove(model)
+        self.seen["unpin frees slots"] += len(self.model.leaving) < leaving
+
+    # Recency and leaving
+
+    def use(self, chain: list[bytes]) -> None:
+        self.lookup(chain)
+        self.allocator.touch(chain)
+        self.model.touch(self.model.tree.known(chain))
+
+    def evict(self, num_slots: int) -> None:
+        before = len(self.model.free)
+        freed = self.allocator.evict(num_slots)
+        self._replay_evictions(before + num_slots)
+        assert freed == len(self.model.free) - before
+
+    def drop(self, prefix_hash: bytes) -> None:
+        in_flight = [store for store in self.model.stores.values() if not store.orphaned]
+        position = self.model.tree.positions.get(prefix_hash)
+        is_resident = position is not None and position.resident
+        gone = self.model.cut(self.model.tree.from_on(prefix_hash)) if is_resident else []
+        self.allocator.drop(prefix_hash)
+        assert self._replay(Evicted) == _hashes(gone)
+        self.seen["drop orphans a store"] += any(store.orphaned for store in in_flight)
+        for pin in self.model.pins:
+            self.seen["drop under a pin"] += bool(set(gone) & set(pin.path))
+            self.seen["drop of a part of a pin"] += 0 < len(set(gone) & set(pin.path)) < len(pin.path)
+
+    def reset(self) -> None:
+        self.seen["reset with loads and stores in flight"] += bool(self.model.pins and self.model.stores)
+        gone = self.model.cut(list(self.model.tree.positions.values()))
+        self.allocator.reset()
+        assert self._replay(Evicted) == _hashes(gone)
+
+    # What must agree after every step
+
+    def check(self) -> None:
+        """Counts, and depth and slots of every chain: slots never change while a position is known."""
+        allocator, model = self.allocator, self.model
+        allocator.check_invariants()
+        assert allocator.take_events() == []
+        assert allocator.num_free == len(model.free)
+        assert allocator.num_resident == len(model.resident)
+        assert allocator.num_filling == len(model.filling)
+        assert allocator.num_leaving == len(model.leaving)
+        assert allocator.num_evicted == self._num_evicted
+        counts = (allocator.num_free, allocator.num_resident, allocator.num_filling, allocator.num_leaving)
+        assert sum(counts) == allocator.capacity
+        assert self._replayed == _hashes(each for each in model.tree.positions.values() if each.resident)
+        for leaf in model.tree.leaves():
+            self.lookup([position.prefix_hash for position in leaf.path])
+
+    def lookup(self, chain: list[bytes]) -> None:
+        hit = self.allocator.lookup(chain)
+        assert hit.depth == len(self.model.tree.resident(chain)) == self.allocator.resident_depth(chain)
+        assert hit.slots.tolist() == self.model.tree.rows(chain, 0, hit.depth)
+        assert not hit.slots.flags.writeable
+
+    def expect_victim(self, victim: Position, candidates: Sequence[Position]) -> None:
+        """Raise AssertionError if ``victim`` is none of the ``candidates`` that the policy may choose."""
+        assert victim in candidates, f"{victim} is not among {candidates}"
+
+    # Events
+
+    def _replay_evictions(self, num_slots: int, newcomer_path: Collection[Position] | None = None) -> None:
+        """Let the model evict what the allocator did to have ``num_slots`` free, one by one, tails first."""
+        path = newcomer_path or ()
+        for event in self.allocator.take_events():
+            assert isinstance(event, Evicted)
+            for prefix_hash in reversed(event.hashes):
+                assert len(self.model.free) < num_slots, "evicted without need"
+                victim = self.model.tree.positions[prefix_hash]
+                self.expect_victim(victim, self.model.candidates(path))
+                self.model.tree.remove([victim])
+                self._replayed.remove(prefix_hash)
+                self._num_evicted += 1
+                self.seen["evicted beside a pin"] += bool(self.model.pins)
+        if newcomer_path is None or not self.may_refuse:
+            assert len(self.model.free) >= num_slots or not self.model.candidates(path)
+
+    def _replay(self, kind: type[Stored] | type[Evicted]) -> set[bytes]:
+        """Replay all events, which must be of one kind; return the hashes in them."""
+        hashes: set[bytes] = set()
+        for event in self.allocator.take_events():
+            assert type(event) is kind
+            assert event.hashes
+            assert hashes.isdisjoint(event.hashes)
+            hashes.update(event.hashes)
+            if isinstance(event, Stored):
+                assert event.parent_hash is None or event.parent_hash in self._replayed
+                assert self._replayed.isdisjoint(event.hashes)
+                self._replayed.update(event.hashes)
+            else:
+                assert self._replayed.issuperset(event.hashes)
+                self._replayed.difference_update(event.hashes)
+        return hashes
+
+
+class LruPair(Pair):
+    """Under LRU the model foretells every victim."""
+
+    may_refuse = False
+
+    def __init__(self, capacity: int, columns: int = 1, policy: EvictionPolicy[Any] | None = None) -> None:
+        super().__init__(capacity, columns, policy or LruPolicy())
+
+    def expect_victim(self, victim: Position, candidates: Sequence[Position]) -> None:
+        """Leaf-LRU is LRU over single blocks with ties broken from the tail."""
+        super().expect_victim(victim, candidates)
+        oldest = min(candidate.last_use for candidate in candidates)
+        assert victim.last_use == oldest, f"used at {victim.last_use}, others at {oldest}"
+        assert [candidate.last_use for candidate in candidates].count(oldest) == 1, "an ambiguous model"
+
+
+def _hashes(positions: Collection[Position]) -> set[bytes]:
+    return {position.prefix_hash for position in positions}

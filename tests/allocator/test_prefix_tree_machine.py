@@ -1,0 +1,217 @@
+"""The prefix tree beside a dict of single positions."""
+
+from collections import Counter
+from itertools import count
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from allocator.prefix_tree import Node, Pin, Place, PrefixTree, Removed
+from tests.models import PinModel, Position, TreeModel
+from tests.strategies import chains, depths, thorough
+
+
+class PrefixTreeMachine(RuleBasedStateMachine):
+    """Slots are numbered as they come; nobody here gives them back."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+    """How often each of the rarer situations came up, in all runs."""
+
+    @initialize(columns=st.sampled_from([1, 2]))
+    def make(self, columns: int) -> None:
+        self.tree = PrefixTree(columns)
+        self.model = TreeModel()
+        self.pins: list[tuple[Pin, PinModel]] = []
+        self.slots = count()
+
+    # What changes the tree
+
+    @rule(several=st.lists(chains(min_length=3), min_size=1, max_size=3))
+    def append(self, several: list[list[bytes]]) -> None:
+        for chain in several:
+            place = self.tree.find(chain, len(chain))
+            hashes = chain[place.depth :]
+            if hashes:
+                rows = [[next(self.slots) for _ in range(self.tree.columns)] for _ in hashes]
+                slots = np.array(rows, dtype=np.int32)
+                node = self.tree.append(self._end_segment_at(place), hashes, slots)
+                assert node.end == len(chain)
+                self.model.append(chain[: place.depth], hashes, rows)
+                slots[:] = -1  # the tree keeps its own copy
+
+    @precondition(lambda self: self._nodes_of_at_least(2))
+    @rule(data=st.data())
+    def split(self, data: st.DataObject) -> None:
+        """Changes nothing that can be seen: neither pinned nor filling positions move."""
+        node = data.draw(st.sampled_from(self._nodes_of_at_least(2)))
+        self._end_segment_at(Place(node, data.draw(st.integers(node.start + 1, node.end - 1))))
+
+    @rule(chain=chains(min_length=3), share=st.floats(0, 1))
+    def settle(self, chain: list[bytes], share: float) -> None:
+        start, stop = len(self.model.resident(chain)), len(self.model.known(chain))
+        stop = start + round(share * (stop - start))
+        if start >= stop:
+            return
+        last = self.tree.settle(chain[stop - 1], start, stop)
+        assert chain[stop - 1] in last.hashes
+        for position in self.model.known(chain)[:stop]:
+            position.resident = True
+
+    @precondition(lambda self: self._unpinned_leaves())
+    @rule(data=st.data())
+    def trim(self, data: st.DataObject) -> None:
+        leaf = data.draw(st.sampled_from(self._unpinned_leaves()))
+        num_positions = data.draw(st.integers(1, len(leaf)))
+        hashes = leaf.hashes[-num_positions:]
+        removed = self.tree.trim(leaf, num_positions)
+        assert removed.hashes == hashes
+        self._agree_on_removed([removed], [self.model.positions[each] for each in hashes])
+        assert (leaf.parent is None) == (not leaf.hashes)
+
+    @rule(chain=chains(min_length=4), depth=depths())
+    def cut(self, chain: list[bytes], depth: int) -> None:
+        if depth >= len(self.model.known(chain)):
+            return
+        place = self.tree.place_of(chain[depth])
+        assert place is not None
+        assert place.depth == depth
+        self._agree_on_removed(self.tree.cut(place), self.model.from_on(chain[depth]))
+
+    @precondition(lambda self: self.pins)
+    @rule(really=st.booleans())
+    def cut_all(self, really: bool) -> None:
+        if really:
+            removed = self.tree.cut(Place(self.tree.root, 0))
+            self._agree_on_removed(removed, list(self.model.positions.values()))
+            assert len(self.tree) == 0
+
+    @rule(chain=chains(min_length=3), depth=depths())
+    def pin(self, chain: list[bytes], depth: int) -> None:
+        place = self.tree.find(chain, min(depth, len(chain)))
+        if not place.depth:
+            return
+        pin = Pin(self._end_segment_at(place).node, place.depth, self.tree.slots_of(place, 0))
+        self.pins.append((pin, PinModel(self.model.known(chain[: place.depth]), set())))
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        pin, _ = self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))
+        if pin.node is not None:
+            pin.node.pins.remove(pin)
+
+    # What only asks
+
+    @rule(chain=chains(), stop=depths(), start=depths())
+    def ask(self, chain: list[bytes], stop: int, start: int) -> None:
+        stop = min(stop, len(chain))
+        place = self.tree.find(chain, stop)
+        resident = self.tree.resident_part(place)
+        assert place.depth == len(self.model.known(chain[:stop]))
+        assert resident.depth == len(self.model.resident(chain[:stop]))
+        for each in (place, resident):
+            assert self.tree.slots_of(each, start).tolist() == self.model.rows(chain, start, each.depth)
+        for position, prefix_hash in enumerate(chain):
+            known = self.model.positions.get(prefix_hash)
+            assert (prefix_hash in self.tree) == (known is not None)
+            assert self.tree.is_resident(prefix_hash, position) == (known is not None and known.resident)
+
+    @rule(chain=chains())
+    def ask_for_unknown(self, chain: list[bytes]) -> None:
+        if chain[-1] in self.model.positions:
+            return
+        assert self.tree.place_of(chain[-1]) is None
+
+    @invariant()
+    def agrees(self) -> None:
+        self.tree.check_invariants()
+        assert len(self.tree) == len(self.model.positions)
+        slots: dict[bytes, tuple[int, ...]] = {}
+        for node in self.tree.nodes():
+            slots.update(zip(node.hashes, map(tuple, node.slots.tolist()), strict=True))
+            for prefix_hash, is_resident in zip(node.hashes, _flags(node), strict=True):
+                assert self.model.positions[prefix_hash].resident == is_resident
+        assert slots == {each.prefix_hash: each.slots for each in self.model.positions.values()}
+
+    @invariant()
+    def pins_hold_what_is_left(self) -> None:
+        """A pinned segment ends where the pin's promise ends, and a dropped pin has none."""
+        known = set(self.model.positions.values())
+        for pin, model in self.pins:
+            kept = [position for position in model.path if position in known]
+            assert (pin.node is None) == (not kept)
+            self.seen["pin lost a part"] += 0 < len(kept) < len(model.path)
+            self.seen["pin lost all"] += not kept
+            if pin.node is not None:
+                assert pin in pin.node.pins
+                assert pin.node.end == pin.depth == len(kept)
+                assert pin.node.hashes[-1] == kept[-1].prefix_hash
+
+    # Helpers
+
+    def _end_segment_at(self, place: Place) -> Place:
+        if place.depth == place.node.end:
+            return place
+        inside = place.depth - place.node.start
+        self.seen["split of a pinned segment"] += bool(place.node.pins)
+        self.seen["split before filling positions"] += inside == place.node.resident
+        self.seen["split inside filling positions"] += place.node.resident < inside
+        self.seen["split of a segment with children"] += bool(place.node.children)
+        new = self.tree.split(place)
+        self.seen["split off the head"] += new.end == place.depth
+        self.seen["split off the tail"] += new.end > place.depth
+        node = new if new.end == place.depth else place.node
+        assert node.end == place.depth
+        return Place(node, place.depth)
+
+    def _nodes_of_at_least(self, num_positions: int) -> list[Node]:
+        """In an order that is the same in every run."""
+        nodes = [node for node in self.tree.nodes() if len(node) >= num_positions]
+        return sorted(nodes, key=lambda node: (node.start, node.hashes))
+
+    def _unpinned_leaves(self) -> list[Node]:
+        return [node for node in self._nodes_of_at_least(1) if not node.children and not node.pins]
+
+    def _agree_on_removed(self, removed: list[Removed], gone: list[Position]) -> None:
+        seen: dict[bytes, tuple[bool, tuple[int, ...]]] = {}
+        for part in removed:
+            flags = [position < part.resident for position in range(len(part.hashes))]
+            rows = map(tuple, part.slots.tolist())
+            seen.update(zip(part.hashes, zip(flags, rows, strict=True), strict=True))
+        assert seen == {position.prefix_hash: (position.resident, position.slots) for position in gone}
+        self.model.remove(gone)
+
+
+def _flags(node: Node) -> list[bool]:
+    return [position < node.resident for position in range(len(node))]
+
+
+def test_the_tree_does_what_its_model_does() -> None:
+    run_state_machine_as_test(PrefixTreeMachine, settings=thorough(200))
+    assert {situation for situation, times in PrefixTreeMachine.seen.items() if times} == {
+        "pin lost a part",
+        "pin lost all",
+        "split before filling positions",
+        "split inside filling positions",
+        "split of a pinned segment",
+        "split of a segment with children",
+        "split off the head",
+        "split off the tail",
+    }
+
+
+def test_append_needs_the_end_of_a_segment() -> None:
+    tree = PrefixTree()
+    node = tree.append(Place(tree.root, 0), [b"a", b"b"], np.array([[0], [1]], dtype=np.int32))
+    with pytest.raises(AssertionError, match="split first"):
+        tree.append(Place(node, 1), [b"c"], np.array([[2]], dtype=np.int32))

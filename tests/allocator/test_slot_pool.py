@@ -1,0 +1,98 @@
+"""The slot pool beside a dict of states."""
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from allocator import CapacityError
+from allocator.slot_pool import SlotPool, Slots, SlotState
+from tests.models import SlotPoolModel
+from tests.strategies import thorough
+
+FREE, FILLING, RESIDENT, LEAVING = SlotState
+
+
+class SlotPoolMachine(RuleBasedStateMachine):
+    @initialize(capacity=st.integers(1, 12))
+    def make(self, capacity: int) -> None:
+        self.pool = SlotPool(capacity)
+        self.model = SlotPoolModel(capacity)
+
+    @rule(share=st.floats(0, 1))
+    def take(self, share: float) -> None:
+        num_slots = round(share * self.pool.num_free)
+        slots = self.pool.take(num_slots)
+        assert slots.dtype == np.int32
+        assert slots.tolist() == self.model.take(num_slots)
+
+    @rule(
+        data=st.data(), before=st.sampled_from([FILLING, RESIDENT, LEAVING]), after=st.sampled_from(SlotState)
+    )
+    def move(self, data: st.DataObject, before: SlotState, after: SlotState) -> None:
+        if before is after:
+            return
+        slots = data.draw(_some_of(self.model.slots_in(before)))
+        self.pool.move(slots, before, after)
+        self.model.move(slots.tolist(), after)
+
+    @rule(data=st.data(), state=st.sampled_from(SlotState))
+    def select(self, data: st.DataObject, state: SlotState) -> None:
+        slots = data.draw(_some_of(range(self.pool.capacity)))
+        of_state = [slot for slot in slots.tolist() if self.model.state[slot] is state]
+        assert self.pool.select(slots, state).tolist() == of_state
+
+    @rule()
+    def taking_too_many_changes_nothing(self) -> None:
+        with pytest.raises(AssertionError, match="free slots"):
+            self.pool.take(self.pool.num_free + 1)
+
+    @invariant()
+    def agrees(self) -> None:
+        self.pool.check_invariants()
+        assert self.pool.num_free == len(self.model.free)
+        for state in SlotState:
+            assert self.pool.num_in(state) == len(self.model.slots_in(state))
+        assert sum(map(self.pool.num_in, SlotState)) == self.pool.capacity
+
+
+def _some_of(slots: "range | list[int]") -> st.SearchStrategy[Slots]:
+    """A part of ``slots`` in any order."""
+    shuffled = st.permutations(list(slots))
+    return shuffled.flatmap(lambda order: st.integers(0, len(order)).map(lambda n: _array(order[:n])))
+
+
+def _array(slots: list[int]) -> Slots:
+    return np.array(slots, dtype=np.int32)
+
+
+TestSlotPoolMachine = SlotPoolMachine.TestCase
+TestSlotPoolMachine.settings = thorough(80)
+
+
+def test_a_fresh_pool_hands_out_ascending_slots() -> None:
+    pool = SlotPool(5)
+    assert pool.take(2).tolist() == [0, 1]
+    assert pool.take(3).tolist() == [2, 3, 4]
+
+
+def test_slots_given_back_are_handed_out_next_and_in_the_same_order() -> None:
+    pool = SlotPool(6)
+    slots = pool.take(4)
+    pool.move(slots[1:3], FILLING, FREE)
+    assert pool.take(3).tolist() == [1, 2, 4]
+
+
+def test_taken_slots_are_a_copy() -> None:
+    pool = SlotPool(3)
+    taken = pool.take(3)
+    pool.move(taken, FILLING, FREE)
+    taken[:] = 7
+    pool.check_invariants()
+    assert pool.take(3).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("capacity", [0, -1])
+def test_a_pool_without_slots_is_refused(capacity: int) -> None:
+    with pytest.raises(CapacityError, match=str(capacity)):
+        SlotPool(capacity)
