@@ -36,7 +36,7 @@ class OffloadConfig:
         size = self.cpu_gib
         if isinstance(size, bool) or not isinstance(size, int | float):
             raise ConfigError(f"cpu_gib is {size!r}; give the pool size in GiB as a number, such as 8")
-        if not math.isfinite(size) or size <= 0:
+        if not size > 0 or size == math.inf:  # nan is not greater either; an int may exceed every float
             raise ConfigError(
                 f"cpu_gib is {size!r}; the pool size in GiB must be a positive number, such as 8"
             )
@@ -87,7 +87,7 @@ def check_host_memory(config: OffloadConfig, available: int | None = None) -> No
         ConfigError: ``config.cpu_gib`` exceeds ``available`` bytes (default: what this machine has).
     """
     available = host_memory_bytes() if available is None else available
-    if config.cpu_bytes > available:
+    if config.cpu_gib > available / GIB:
         raise ConfigError(
             f"cpu_gib is {config.cpu_gib} but this machine has {available / GIB:.1f} GiB of memory; "
             f"choose at most what the engine leaves free"
