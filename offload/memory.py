@@ -1,5 +1,6 @@
 """The pool's memory: one mapping of exactly the size asked for."""
 
+import logging
 import mmap
 import resource
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from math import gcd
 import numpy as np
 
 from offload.errors import HostMemoryError
+
+logger = logging.getLogger(__name__)
 
 MAX_REGISTRATION_BYTES = 64 << 30
 """CUDA refuses single registrations of 512 GiB and more, so memory is registered in smaller pieces."""
@@ -60,11 +63,17 @@ class HostMemory:
             self._register(register, self.slots_per_registration * slot_bytes)
 
     def close(self) -> None:
-        """Unpin and unmap. No copy may be in flight. Calling it again does nothing."""
+        """Unpin and unmap. No copy may be in flight. Calling it again does nothing.
+
+        What cannot be unpinned, because the device is gone, is warned of and keeps nothing else back.
+        """
         while self._registered:
             address = self._registered.pop()
-            if self._unregister is not None:
-                self._unregister(address)
+            try:
+                if self._unregister is not None:
+                    self._unregister(address)
+            except OSError as error:
+                logger.warning("a part of the CPU pool stays pinned: %s", error)
         self._bytes = None
         self._map.close()
 
