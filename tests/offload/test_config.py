@@ -1,0 +1,119 @@
+"""Every bad setting is refused with a message that names the key, the value and the remedy."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offload import ConfigError, OffloadConfig
+from offload import config as config_module
+from offload.config import GIB, check_host_memory, host_memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "value", "remedy"),
+    [
+        ({"cpu_gb": 8}, "cpu_gb", "", "did you mean 'cpu_gib'"),
+        ({"cpu_gib": 8, "cpugib": 8}, "cpugib", "", "did you mean 'cpu_gib'"),
+        ({"cpu_gib": 8, "store_decode": False}, "store_decode", "", "did you mean 'store_decode_blocks'"),
+        (
+            {"cpu_gib": 8, "zzz": 1},
+            "zzz",
+            "",
+            "known keys: cpu_gib, store_decode_blocks, eviction_policy",
+        ),
+        ({"cpu_gib": 8, "": 1}, "''", "", "known keys: cpu_gib"),
+        ({}, "cpu_gib", "lacks", 'add, say, "cpu_gib": 8'),
+        ({"eviction_policy": "lru"}, "cpu_gib", "lacks", 'add, say, "cpu_gib": 8'),
+        ({"cpu_gib": "8"}, "cpu_gib", "'8'", "as a number, such as 8"),
+        ({"cpu_gib": True}, "cpu_gib", "True", "as a number, such as 8"),
+        ({"cpu_gib": None}, "cpu_gib", "None", "as a number, such as 8"),
+        ({"cpu_gib": [8]}, "cpu_gib", "[8]", "as a number, such as 8"),
+        ({"cpu_gib": 0}, "cpu_gib", "0", "a positive number, such as 8"),
+        ({"cpu_gib": 0.0}, "cpu_gib", "0.0", "a positive number, such as 8"),
+        ({"cpu_gib": -1}, "cpu_gib", "-1", "a positive number, such as 8"),
+        ({"cpu_gib": -0.5}, "cpu_gib", "-0.5", "a positive number, such as 8"),
+        ({"cpu_gib": math.nan}, "cpu_gib", "nan", "a positive number, such as 8"),
+        ({"cpu_gib": math.inf}, "cpu_gib", "inf", "a positive number, such as 8"),
+        ({"cpu_gib": -math.inf}, "cpu_gib", "-inf", "a positive number, such as 8"),
+        ({"cpu_gib": -(10**400)}, "cpu_gib", "-1000", "a positive number, such as 8"),
+        ({"cpu_gib": 8, "store_decode_blocks": "no"}, "store_decode_blocks", "'no'", "use true or false"),
+        ({"cpu_gib": 8, "store_decode_blocks": 0}, "store_decode_blocks", "0", "use true or false"),
+        ({"cpu_gib": 8, "store_decode_blocks": None}, "store_decode_blocks", "None", "use true or false"),
+        ({"cpu_gib": 8, "eviction_policy": "LRU"}, "eviction_policy", "'LRU'", "use one of: lru"),
+        ({"cpu_gib": 8, "eviction_policy": 3}, "eviction_policy", "3", "use one of: lru"),
+        ({"cpu_gib": 8, "eviction_policy": ["lru"]}, "eviction_policy", "['lru']", "use one of: lru"),
+        ({"cpu_gib": 8, "eviction_policy": None}, "eviction_policy", "None", "use one of: lru"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_settings_are_refused(settings: Mapping[str, Any], key: str, value: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        OffloadConfig.from_mapping(settings)
+    message = str(refused.value)
+    assert key in message
+    assert value in message
+    assert remedy in message
+
+
+@pytest.mark.parametrize("size", [8, 0.5, 1e-9, 10**30])
+def test_any_positive_size_is_a_size(size: float) -> None:
+    assert OffloadConfig.from_mapping({"cpu_gib": size}).cpu_bytes == int(size * GIB)
+
+
+def test_defaults() -> None:
+    config = OffloadConfig.from_mapping({"cpu_gib": 8})
+    assert config == OffloadConfig(cpu_gib=8, store_decode_blocks=True, eviction_policy="lru")
+    assert config.cpu_bytes == 8 * 2**30
+
+
+def test_all_settings_are_read() -> None:
+    settings = {"cpu_gib": 1.5, "store_decode_blocks": False, "eviction_policy": "lru"}
+    config = OffloadConfig.from_mapping(settings)
+    assert {key: getattr(config, key) for key in settings} == settings
+
+
+def test_settings_cannot_be_changed() -> None:
+    config = OffloadConfig(cpu_gib=8)
+    with pytest.raises(FrozenInstanceError):
+        config.cpu_gib = 9  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("size", [8.01, 9, 1e12, 1e300, 10**400], ids=lambda size: str(size)[:8])
+def test_a_pool_larger_than_memory_is_refused(size: float) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_host_memory(OffloadConfig(cpu_gib=size), 8 * GIB)
+    assert f"cpu_gib is {size}" in str(refused.value)
+    assert "has 8.0 GiB" in str(refused.value)
+    assert "choose at most" in str(refused.value)
+
+
+@pytest.mark.parametrize("size", [8, 8.0, 7.99, 1e-9])
+def test_a_pool_that_fits_in_memory_passes(size: float) -> None:
+    check_host_memory(OffloadConfig(cpu_gib=size), 8 * GIB)
+
+
+def test_this_machines_memory_is_the_bound() -> None:
+    has = host_memory_bytes() / GIB
+    check_host_memory(OffloadConfig(cpu_gib=has))
+    with pytest.raises(ConfigError, match="GiB of memory"):
+        check_host_memory(OffloadConfig(cpu_gib=has * 1.001))
+
+
+@pytest.mark.parametrize(
+    ("limit", "counts"),
+    [("1048576\n", True), ("max\n", False), (str(1 << 62), False), ("", False), (None, False)],
+)
+def test_a_control_groups_limit_counts(
+    limit: str | None, counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = host_memory_bytes()
+    monkeypatch.setattr(config_module, "_CGROUP_LIMIT", tmp_path / "memory.max")
+    without_limit = host_memory_bytes()
+    if limit is not None:
+        (tmp_path / "memory.max").write_text(limit)
+    assert host_memory_bytes() == (1048576 if counts else without_limit)
+    assert machine <= without_limit
