@@ -16,15 +16,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from benchmarks import report
 from benchmarks.longdoc.engine_process import EngineError
 from benchmarks.longdoc.offline import run_mode
-from benchmarks.longdoc.options import Options, parse
+from benchmarks.longdoc.options import Online, Options, parse
 from benchmarks.longdoc.plot import write_plot
 from benchmarks.longdoc.server import Server, ServerError, run_server
-from benchmarks.longdoc.summary import format_summary, notes
+from benchmarks.longdoc.settings import Settings, Workload
+from benchmarks.longdoc.summary import Row, format_summary, notes
 
 __all__ = ["main"]
 
@@ -33,7 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns 0, or 1 if a mode failed (the others are reported all the same)."""
     options = parse(arguments)
     failures: list[str] = []
-    rows = _online(options, failures) if options.online else _offline(options, failures)
+    if options.settings is not None:
+        rows = _offline(options.settings, options.modes, failures)
+    else:
+        assert options.online is not None
+        rows = _online(options.online, options.workload, failures)
     if rows:
         _report(options, rows)
     for failure in failures:
@@ -41,11 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def _offline(options: Options, failures: list[str]) -> list[dict[str, Any]]:
-    settings = options.settings
-    print(_headline(options))
-    rows: list[dict[str, Any]] = []
-    for mode in options.modes:
+def _offline(settings: Settings, modes: Sequence[str], failures: list[str]) -> list[Row]:
+    print(_describe(settings))
+    rows: list[Row] = []
+    for mode in modes:
         try:
             rows += run_mode(settings, mode)
         except EngineError as failure:
@@ -53,45 +56,47 @@ def _offline(options: Options, failures: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _online(options: Options, failures: list[str]) -> list[dict[str, Any]]:
-    assert options.online is not None
-    online, workload = options.online, options.settings.workload
+def _online(online: Online, workload: Workload, failures: list[str]) -> list[Row]:
     try:
         server = Server(workload, online.base_url, online.model, online.api_key)
-        print(f"{_headline(options)}, model {server.model}, seed {workload.seed}")
+        print(
+            f"{online.base_url}, model {server.model}, seed {workload.seed}: {_describe_workload(workload)}"
+        )
         return run_server(server, online.label)
     except ServerError as failure:
         failures.append(str(failure))
         return []
 
 
-def _headline(options: Options) -> str:
-    settings, workload = options.settings, options.settings.workload
-    what = (
-        f"{workload.document_tokens:,}-token documents, {workload.order} order, {workload.passes} passes, "
-        f"{workload.concurrency} in flight"
-    )
-    if options.online:
-        return f"{options.online.base_url}: {what}"
-    document_mib = settings.request_blocks * settings.block_bytes / 2**20
-    return (
-        f"{settings.device}, model {settings.model.shape}: {what}; a document takes {document_mib:.0f} MiB "
-        f"of KV, the GPU holds {settings.gpu_documents}, the CPU pool {settings.cpu_documents}"
-    )
-
-
-def _report(options: Options, rows: list[dict[str, Any]]) -> None:
-    remarks = [] if options.online else notes(options.modes, options.settings.device)
+def _report(options: Options, rows: list[Row]) -> None:
+    settings, workload = options.settings, options.workload
+    remarks = notes(options.modes, settings.device) if settings else []
     print("\n" + format_summary(rows))
     for remark in remarks:
         print(remark)
     if options.json:
-        told = asdict(options.settings.workload) if options.online else asdict(options.settings)
+        told = asdict(settings) if settings else {"workload": asdict(workload)}
         report.write_json(options.json, report.meta(settings=told, notes=remarks), rows)
         print(f"rows: {options.json}")
     if options.plot:
-        write_plot(options.plot, rows, _headline(options))
+        write_plot(options.plot, rows, _describe(settings) if settings else _describe_workload(workload))
         print(f"plot: {options.plot}")
+
+
+def _describe(settings: Settings) -> str:
+    document_mib = settings.request_blocks * settings.block_bytes / 2**20
+    return (
+        f"{settings.device}, model {settings.model.shape}: {_describe_workload(settings.workload)}\n"
+        f"a document takes {document_mib:.0f} MiB of KV, the GPU holds {settings.gpu_documents}, "
+        f"the CPU pool {settings.cpu_documents}"
+    )
+
+
+def _describe_workload(workload: Workload) -> str:
+    return (
+        f"{workload.document_tokens:,}-token documents, {workload.order} order, {workload.passes} passes, "
+        f"{workload.concurrency} in flight"
+    )
 
 
 if __name__ == "__main__":

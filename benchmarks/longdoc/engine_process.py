@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
@@ -21,7 +22,8 @@ from benchmarks.longdoc.workload import Prompt
 __all__ = ["EngineError", "EngineProcess"]
 
 _LOG_TAIL_LINES = 25
-_STOP_SECONDS = 30
+_STOP_SECONDS = 30.0
+_GRACE_SECONDS = 5.0
 
 
 class EngineError(RuntimeError):
@@ -35,12 +37,14 @@ class EngineProcess:
         settings, mode: as for `Engine`.
         on_done: called in this process whenever the engine has answered a request.
 
-    The engine's output goes to the file `log` in the system's temporary directory.
+    The engine's output goes to the temporary file `log`, which is kept if anything fails.
     """
 
     def __init__(self, settings: Settings, mode: str, on_done: Callable[[], None] = lambda: None) -> None:
         self.mode = mode
-        self.log = Path(tempfile.gettempdir()) / f"kv-offload-bench-{os.getpid()}-{mode}.log"
+        handle, log = tempfile.mkstemp(prefix=f"kv-offload-{mode}-", suffix=".log")
+        os.close(handle)
+        self.log = Path(log)
         self._on_done = on_done
         context = multiprocessing.get_context("spawn")
         self._connection, self._child_end = context.Pipe()
@@ -57,18 +61,17 @@ class EngineProcess:
     def __enter__(self) -> EngineProcess:
         self._process.start()
         self._child_end.close()
-        self._receive()
+        try:
+            self._receive()
+        except BaseException:
+            self._stop(_GRACE_SECONDS)
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
-        with contextlib.suppress(OSError, ValueError):
-            self._connection.send(("stop", None))
-        self._process.join(_STOP_SECONDS if kind is None else 5)
-        if self._process.is_alive():
-            self._process.terminate()
-            self._process.join()
+        self._stop(_STOP_SECONDS if kind is None else _GRACE_SECONDS)
         if kind is None:
             self.log.unlink(missing_ok=True)
         return False
@@ -86,6 +89,15 @@ class EngineProcess:
         result = self._call("run_round", list(prompts))
         assert isinstance(result, RoundResult)
         return result
+
+    def _stop(self, seconds: float) -> None:
+        """Ask the child to stop, and after that many seconds end it."""
+        with contextlib.suppress(OSError):
+            self._connection.send(("stop", None))
+        self._process.join(seconds)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join()
 
     def _call(self, name: str, argument: Any = None) -> Any:
         try:
@@ -119,6 +131,7 @@ class EngineProcess:
 def _serve(connection: Connection, settings: Settings, mode: str, log: Path) -> None:
     """Body of the child: start the engine, then answer calls until told to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and stops us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of `finally`, so that the engine stops too
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

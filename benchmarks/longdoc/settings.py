@@ -59,11 +59,11 @@ class Model:
     """The model that the offline benchmark makes.
 
     The default (8 layers of width 256, 8 KV heads of 32, float32: 16 KiB of KV per token) is chosen so
-    that computing costs far more than copying, as it does for real models: a document of 2,048 tokens
-    took 0.39 s to prefill on two CPU cores, and its 32 MiB of KV 0.0012 to 0.006 s to copy (out of cache
-    or not), a ratio of 65 to 300. A model of 8 billion parameters on one GPU has about 15 (20,000 tokens:
-    1.7 s on an A100, 2.6 GB at 24 GB/s 0.11 s), one of 70 billion on several GPUs about 50. No shape
-    that a CPU runs in reasonable time comes lower, so here the copies weigh less than they would there.
+    that computing costs far more than copying, as it does for real models: on one core of a two-core
+    AMD EPYC a document of 2,048 tokens took 0.28 s to prefill and its 32 MiB of KV 0.0016 s to copy, a
+    ratio of 175. A model of 8 billion parameters on one GPU has about 15 (20,000 tokens: 1.7 s on an
+    A100, 2.6 GB at 24 GB/s 0.11 s), one of 70 billion on several GPUs about 50. On a CPU wider models
+    and longer documents are further away still, so copies weigh less here than they would on a GPU.
 
     shape: "tiny" (the sizes below, weights made on the spot) or "llama-8b" (Llama 3.1 8B, dummy weights).
     """

