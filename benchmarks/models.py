@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 __all__ = ["LLAMA_8B", "kv_bytes_per_token", "llama_config_only", "tiny_llama"]
@@ -83,12 +83,12 @@ def tiny_llama(
     return _cached(directory, "tiny-llama", shape | {"seed": seed, "tokenizer": with_tokenizer}, write)
 
 
-def llama_config_only(directory: Path | None = None, **shape: int) -> Path:
+def llama_config_only(shape: Mapping[str, int] = LLAMA_8B, directory: Path | None = None) -> Path:
     """Return a directory with a Llama `config.json` alone, to be loaded with `load_format="dummy"`.
 
     Args:
+        shape: sizes under the keys of `LLAMA_8B`.
         directory: as for `tiny_llama`.
-        shape: the keys of `LLAMA_8B`.
     """
 
     def write(target: Path) -> None:
@@ -96,7 +96,7 @@ def llama_config_only(directory: Path | None = None, **shape: int) -> Path:
         config.architectures = ["LlamaForCausalLM"]
         config.save_pretrained(target)
 
-    return _cached(directory, "llama-config", shape, write)
+    return _cached(directory, "llama-config", dict(shape), write)
 
 
 def _check_shape(
@@ -120,7 +120,7 @@ def _default_intermediate(hidden_size: int) -> int:
     return -(-hidden_size * 8 // 3 // 32) * 32
 
 
-def _llama_config(shape: dict[str, int]):  # type: ignore[no-untyped-def]
+def _llama_config(shape: Mapping[str, int]):  # type: ignore[no-untyped-def]
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -139,7 +139,7 @@ def _llama_config(shape: dict[str, int]):  # type: ignore[no-untyped-def]
     )
 
 
-def _write_weights(target: Path, shape: dict[str, int], seed: int) -> None:
+def _write_weights(target: Path, shape: Mapping[str, int], seed: int) -> None:
     import torch
     from transformers import LlamaForCausalLM
 
@@ -173,11 +173,11 @@ def _write_tokenizer(target: Path, max_length: int) -> None:
 
 
 def _cached(
-    directory: Path | None, kind: str, key: dict[str, int | bool], write: Callable[[Path], None]
+    directory: Path | None, kind: str, key: Mapping[str, int | bool], write: Callable[[Path], None]
 ) -> Path:
     """Return `directory/kind-hash(key)`, calling `write` on a fresh directory if it does not exist."""
     root = directory or Path(tempfile.gettempdir()) / f"kv-offload-models-{os.getuid()}"
-    digest = hashlib.sha256(json.dumps([_FORMAT, key], sort_keys=True).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([_FORMAT, dict(key)], sort_keys=True).encode()).hexdigest()[:16]
     final = root / f"{kind}-{digest}"
     if final.is_dir():
         return final

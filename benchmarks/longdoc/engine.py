@@ -12,7 +12,7 @@ from benchmarks.longdoc.client import Client
 from benchmarks.longdoc.measure import Counters
 from benchmarks.longdoc.settings import Settings
 from benchmarks.longdoc.workload import Prompt, warm_up_prompts
-from benchmarks.models import LLAMA_8B, llama_config_only, tiny_llama
+from benchmarks.models import llama_config_only, tiny_llama
 
 __all__ = ["Engine", "kv_transfer_config", "model_directory"]
 
@@ -45,7 +45,7 @@ def model_directory(settings: Settings) -> Path:
     """Make (or find) the model that the settings ask for."""
     model = settings.model
     if model.shape == "llama-8b":
-        return llama_config_only(**LLAMA_8B)
+        return llama_config_only()
     return tiny_llama(
         hidden_size=model.hidden_size,
         layers=model.layers,
