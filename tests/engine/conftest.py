@@ -1,7 +1,7 @@
-"""Engines shared by tests. Starting one takes ten seconds and more, so they live as long as they serve."""
+"""Engines shared by tests. Starting one takes seconds to tens of seconds."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -10,14 +10,29 @@ from tests.engine.engine import Engine
 from tests.engine.process import EngineProcess
 
 CPU_GIB = 0.0625
+"""Pool of the shared engines: 512 blocks."""
 
-StartEngine = Callable[..., EngineProcess]
+
+@contextmanager
+def running(
+    factory: pytest.TempPathFactory, extra_config: dict[str, Any] | None, **settings: Any
+) -> Iterator[EngineProcess]:
+    """An engine with these arguments of ``Engine``, its output in a file of its own."""
+    with EngineProcess(factory.mktemp("engine") / "engine.log", extra_config, **settings) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session")
 def session_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     """An engine as users have it: vLLM's defaults, processes of its own, a GPU cache of 48 blocks."""
-    with EngineProcess(tmp_path_factory.mktemp("session") / "engine.log", {"cpu_gib": CPU_GIB}) as engine:
+    with running(tmp_path_factory, {"cpu_gib": CPU_GIB}) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def session_inner_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """The same in one process, where a test sees scheduler and cache between steps."""
+    with running(tmp_path_factory, {"cpu_gib": CPU_GIB}, in_process=True) as engine:
         yield engine
 
 
@@ -28,13 +43,8 @@ def engine(session_engine: EngineProcess) -> EngineProcess:
     return session_engine
 
 
-@pytest.fixture(scope="module")
-def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartEngine]:
-    """Starts engines, with the arguments of ``Engine``, and stops them when the module is done."""
-    with ExitStack() as engines:
-
-        def start(extra_config: dict[str, Any] | None, **settings: Any) -> EngineProcess:
-            log = tmp_path_factory.mktemp("engine") / "engine.log"
-            return engines.enter_context(EngineProcess(log, extra_config, **settings))
-
-        yield start
+@pytest.fixture
+def inner_engine(session_inner_engine: EngineProcess) -> EngineProcess:
+    """The session's engine in one process, with nothing cached anywhere."""
+    assert session_inner_engine.run(Engine.forget_all), "GPU blocks are still held from an earlier test"
+    return session_inner_engine

@@ -7,7 +7,6 @@ swapped blocks change no answer, and only a look at the cache itself can show th
 import pytest
 
 from tests.engine.answers import BLOCK_SIZE, SEEN, Answer, difference, prompt_of
-from tests.engine.conftest import CPU_GIB, StartEngine
 from tests.engine.engine import Engine
 from tests.engine.process import EngineProcess
 
@@ -16,50 +15,39 @@ pytestmark = pytest.mark.engine
 PROMPT = prompt_of(12 * BLOCK_SIZE + 5, seed=3)
 
 
-@pytest.fixture(scope="module")
-def inner(start_engine: StartEngine) -> EngineProcess:
-    """An engine in one process, where scheduler and cache can be looked at between steps."""
-    return start_engine({"cpu_gib": CPU_GIB}, in_process=True)
-
-
 def kv_of(engine: Engine, num_tokens: int) -> tuple[list[bytes], Answer]:
     """Ask ``PROMPT``; at its first token, read the bytes of its full blocks in the order of its table."""
     name = engine.add(PROMPT[:num_tokens], 2)
-    kv: list[bytes] = []
-    manager = engine.scheduler.kv_cache_manager
-    while not kv:
-        if engine.step():
-            [request] = engine.scheduler.requests.values()
-            [table] = manager.get_block_ids(request.request_id)
-            kv = engine.probe("read_blocks", table[: num_tokens // BLOCK_SIZE])
+    while not engine.step():
+        pass
+    [request_id] = engine.scheduler.requests
+    [table] = engine.scheduler.kv_cache_manager.get_block_ids(request_id)
+    kv = engine.probe("read_blocks", table[: num_tokens // BLOCK_SIZE])
     [answer] = engine.finish([name])
     return kv, answer
 
 
-def test_blocks_come_back_in_order(inner: EngineProcess) -> None:
-    assert inner.run(Engine.forget_all)
-    computed, cold = inner.run(kv_of, len(PROMPT))
+def test_blocks_come_back_in_order(inner_engine: EngineProcess) -> None:
+    computed, cold = inner_engine.run(kv_of, len(PROMPT))
     assert len(set(computed)) == 12, "the prompt's blocks do not differ"
-    assert inner.run(Engine.forget_gpu)
-    inner.run(Engine.probe, "swap_in_next_load", 3, 8)
-    swapped, answer = inner.run(kv_of, len(PROMPT))
+    assert inner_engine.run(Engine.forget_gpu)
+    inner_engine.run(Engine.probe, "swap_in_next_load", 3, 8)
+    swapped, answer = inner_engine.run(kv_of, len(PROMPT))
     assert [at for at in range(12) if swapped[at] != computed[at]] == [3, 8]
     assert difference(answer, cold) < SEEN, "answers show the order after all"
-    assert inner.run(Engine.forget_gpu)
-    restored, answer = inner.run(kv_of, len(PROMPT))
+    assert inner_engine.run(Engine.forget_gpu)
+    restored, answer = inner_engine.run(kv_of, len(PROMPT))
     assert answer.num_cached == 12 * BLOCK_SIZE
     assert restored == computed
 
 
-def test_blocks_follow_those_the_gpu_still_has(inner: EngineProcess) -> None:
+def test_blocks_follow_those_the_gpu_still_has(inner_engine: EngineProcess) -> None:
     """The first five come from the GPU, the others from the pool."""
-    assert inner.run(Engine.forget_all)
-    computed, cold = inner.run(kv_of, len(PROMPT))
-    assert cold.num_cached == 0
-    assert inner.run(Engine.forget_gpu)
-    inner.run(kv_of, 5 * BLOCK_SIZE + 1)
-    before = inner.run(Engine.settle)
-    restored, answer = inner.run(kv_of, len(PROMPT))
+    computed, _ = inner_engine.run(kv_of, len(PROMPT))
+    assert inner_engine.run(Engine.forget_gpu)
+    inner_engine.run(kv_of, 5 * BLOCK_SIZE + 1)
+    before = inner_engine.run(Engine.settle)
+    restored, answer = inner_engine.run(kv_of, len(PROMPT))
     assert answer.num_cached == 12 * BLOCK_SIZE
-    assert inner.run(Engine.settle)["restored_tokens"] - before["restored_tokens"] == 7 * BLOCK_SIZE
+    assert inner_engine.run(Engine.settle)["restored_tokens"] - before["restored_tokens"] == 7 * BLOCK_SIZE
     assert restored == computed

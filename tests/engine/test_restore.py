@@ -38,7 +38,7 @@ def run_all(engine: EngineProcess, prompt: Prompt) -> Runs:
     corrupted = ask(engine, prompt)
     assert engine.run(Engine.forget_all)
     ask(engine, prompt)
-    gpu = ask(engine, prompt)
+    [gpu] = engine.run(Engine.ask, [prompt], hints={"cpu_offload_load": False})
     assert engine.run(Engine.forget_gpu)
     restored = ask(engine, prompt)
     assert engine.run(Engine.forget_gpu)
