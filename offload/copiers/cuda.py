@@ -32,10 +32,10 @@ class BatchedCopy(Protocol):
 
 
 class _InFlight(NamedTuple):
-    job_id: int
-    num_copies: int
+    end: CopyEnd
     event: torch.cuda.Event
-    batch: CopyBatch
+    descriptors: list[torch.Tensor]
+    """Pointers and sizes, kept until the copies are done: nothing says the driver has read them before."""
 
 
 class CudaCopier:
@@ -61,19 +61,23 @@ class CudaCopier:
 
     def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
         stream = self._streams[direction]
-        sources, targets, sizes = (torch.from_numpy(np.ascontiguousarray(column)) for column in batch)
+        descriptors = [torch.from_numpy(np.ascontiguousarray(column)) for column in batch]
+        end = CopyEnd(job_id, len(batch.sizes), None)
+        event = torch.cuda.Event()
         with torch.cuda.stream(stream):
-            self._copy(sources, targets, sizes, is_src_access_order_any=direction is Direction.LOAD)
-            event = torch.cuda.Event()
+            try:
+                self._copy(*descriptors, is_src_access_order_any=direction is Direction.LOAD)
+            except Exception as error:
+                # Some copies may be under way all the same, so the batch ends no sooner than they do.
+                end = CopyEnd(job_id, 0, f"{type(error).__name__}: {error}")
             event.record(stream)
-        self._in_flight[direction].append(_InFlight(job_id, len(batch.sizes), event, batch))
+        self._in_flight[direction].append(_InFlight(end, event, descriptors))
 
     def poll(self) -> list[CopyEnd]:
         ended = []
         for queue in self._in_flight.values():
             while queue and queue[0].event.query():
-                done = queue.popleft()
-                ended.append(CopyEnd(done.job_id, done.num_copies, None))
+                ended.append(queue.popleft().end)
         return ended
 
     def drain(self) -> None:
