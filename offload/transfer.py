@@ -1,9 +1,12 @@
 """The transfer engine: jobs in, blocks moved, ends out."""
 
+import logging
 from typing import NamedTuple
 
 from offload.copiers.base import Copier, Direction
 from offload.layout import BlockLayout, CopyBatch, Ids
+
+logger = logging.getLogger(__name__)
 
 
 class TransferEnd(NamedTuple):
@@ -83,7 +86,10 @@ class TransferEngine:
 
     def close(self) -> None:
         """Wait for what is in flight and release the copier."""
-        self._copier.close()
+        try:
+            self._copier.close()
+        except Exception as error:  # a broken device: nothing moves there any more
+            logger.warning("copies in flight were given up: %s", _describe(error))
 
     def _submit(self, job_id: int, job: _Job) -> None:
         self._jobs[job_id] = job
