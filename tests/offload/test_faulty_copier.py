@@ -1,0 +1,73 @@
+"""The faults that other tests rely on are the ones that happen."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from offload.copiers import CopyEnd, Direction, Fault, FaultyCopier
+from offload.layout import CopyBatch
+from tests.offload.places import NUM_BYTES, HostPlaces, Places, first_gpu_bytes, first_pool_bytes
+
+
+@pytest.fixture
+def places() -> Iterator[Places]:
+    with HostPlaces() as made:
+        yield made
+
+
+def pair(places: Places) -> CopyBatch:
+    """Two stores of 8 bytes."""
+    columns = np.array([places.spread(at, at, 8, Direction.STORE) for at in (0, 8)]).T
+    return CopyBatch(*(np.ascontiguousarray(column) for column in columns))
+
+
+@pytest.mark.parametrize(
+    ("fault", "end", "num_bytes"),
+    [
+        (Fault.NONE, CopyEnd(1, 2, None), 16),
+        (Fault.FAIL, CopyEnd(1, 0, "failed on purpose"), 0),
+        (Fault.STOP_HALFWAY, CopyEnd(1, 1, "stopped half-way on purpose"), 8),
+    ],
+)
+def test_faults(places: Places, fault: Fault, end: CopyEnd, num_bytes: int) -> None:
+    copier = FaultyCopier(places.copier, lambda job_id, direction: fault)
+    copier.submit(1, Direction.STORE, pair(places))
+    copier.drain()
+    assert copier.poll() == [end]
+    assert copier.poll() == []
+    expected = first_pool_bytes(NUM_BYTES)
+    expected[:num_bytes] = first_gpu_bytes(NUM_BYTES)[:num_bytes]
+    assert np.array_equal(places.pool, expected)
+
+
+def test_a_refusal_raises(places: Places) -> None:
+    copier = FaultyCopier(places.copier, lambda job_id, direction: Fault.REFUSE)
+    with pytest.raises(RuntimeError, match="job 1 refused"):
+        copier.submit(1, Direction.STORE, pair(places))
+    copier.drain()
+    assert copier.poll() == []
+    assert np.array_equal(places.pool, first_pool_bytes(NUM_BYTES))
+
+
+def test_faults_are_chosen_per_batch(places: Places) -> None:
+    copier = FaultyCopier(places.copier, lambda job_id, direction: Fault.FAIL if job_id == 2 else Fault.NONE)
+    for job_id in (1, 2, 3):
+        copier.submit(job_id, Direction.STORE, pair(places))
+    copier.drain()
+    assert {end.job_id: end.num_copied for end in copier.poll()} == {1: 2, 2: 0, 3: 2}
+
+
+def test_ends_are_held_back_until_released(places: Places) -> None:
+    copier = FaultyCopier(places.copier)
+    copier.holding = True
+    for job_id in (1, 2, 3):
+        copier.submit(job_id, Direction.STORE, pair(places))
+    copier.release(3)
+    copier.drain()
+    assert copier.poll() == [CopyEnd(3, 2, None)]
+    assert copier.poll() == []
+    copier.release(1)
+    assert copier.poll() == [CopyEnd(1, 2, None)]
+    copier.holding = False
+    assert copier.poll() == [CopyEnd(2, 2, None)]
