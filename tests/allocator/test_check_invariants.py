@@ -1,0 +1,156 @@
+"""Each check_invariants sees the damage it is there for."""
+
+from collections.abc import Callable
+
+import pytest
+
+from allocator import CpuOffloadingBlockAllocator
+from allocator.prefix_tree import Node
+from allocator.slot_pool import SlotState
+from tests.allocator.scenes import FORK, LONG, OTHER
+
+Damage = Callable[[CpuOffloadingBlockAllocator], None]
+DAMAGES: list[tuple[Damage, str]] = []
+
+
+def seen_as(message: str) -> Callable[[Damage], Damage]:
+    """Add a way to damage an allocator, and what check_invariants says then."""
+
+    def add(damage: Damage) -> Damage:
+        DAMAGES.append((damage, message))
+        return damage
+
+    return add
+
+
+# Each takes an allocator that holds LONG as [0..3) and [3..6), FORK's [3..5) filling, OTHER pinned, 5 free.
+
+
+@seen_as("free list holds slots in states")
+def slot_free_and_resident(allocator: CpuOffloadingBlockAllocator) -> None:
+    pool = allocator._pool
+    pool._stack[pool.num_free - 1] = allocator.lookup(LONG).slots[0, 0]
+
+
+@seen_as("in the free list twice")
+def slot_free_twice(allocator: CpuOffloadingBlockAllocator) -> None:
+    pool = allocator._pool
+    pool._stack[pool.num_free - 2] = pool._stack[pool.num_free - 1]
+
+
+@seen_as("owned, 4 free")
+def slot_lost(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator._pool.take(1)
+
+
+@seen_as("states say")
+def slot_counted_twice(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator._pool._count[SlotState.RESIDENT] += 1
+
+
+@seen_as("a slot has two owners")
+def slot_of_two_positions(allocator: CpuOffloadingBlockAllocator) -> None:
+    node = _node_at(allocator, LONG[0])
+    node.slots[0] = node.slots[1]
+
+
+@seen_as("index says <Node")
+def index_points_elsewhere(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator._tree._index[LONG[0]] = _node_at(allocator, LONG[5])
+
+
+@seen_as("13 in the index")
+def index_keeps_a_position(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator._tree._index[b"gone"] = _node_at(allocator, LONG[5])
+
+
+@seen_as("index says None")
+def position_not_in_index(allocator: CpuOffloadingBlockAllocator) -> None:
+    del allocator._tree._index[LONG[4]]
+
+
+@seen_as("not its parent's child")
+def child_of_nobody(allocator: CpuOffloadingBlockAllocator) -> None:
+    _node_at(allocator, LONG[5]).parent = _node_at(allocator, OTHER[0])
+
+
+@seen_as("hangs below")
+def gap_in_a_chain(allocator: CpuOffloadingBlockAllocator) -> None:
+    _node_at(allocator, LONG[5]).start += 1
+
+
+@seen_as("is empty")
+def empty_segment(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator._tree.trim(node := _node_at(allocator, LONG[5]), len(node))
+    parent = _node_at(allocator, LONG[0])
+    node.parent = parent
+    parent.children.add(node)
+
+
+@seen_as("is resident below filling")
+def resident_behind_filling(allocator: CpuOffloadingBlockAllocator) -> None:
+    _node_at(allocator, LONG[0]).resident -= 1
+
+
+@seen_as("has its border outside")
+def resident_beyond_the_end(allocator: CpuOffloadingBlockAllocator) -> None:
+    _node_at(allocator, LONG[5]).resident += 1
+
+
+@seen_as("10 slots resident")
+def filling_taken_for_resident(allocator: CpuOffloadingBlockAllocator) -> None:
+    _node_at(allocator, FORK[4]).resident = 2
+
+
+@seen_as("4 in <Node")
+def pin_on_another_node(allocator: CpuOffloadingBlockAllocator) -> None:
+    (pin,) = allocator._pins
+    pin.node = _node_at(allocator, LONG[5])
+
+
+@seen_as("a pin hangs on the wrong node")
+def pin_forgotten(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator._pins.clear()
+
+
+@seen_as("filling positions and plans differ")
+def plan_forgotten(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator._copying.clear()
+
+
+@seen_as("policy offers <Node")
+def pinned_candidate(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator._policy.leave(_node_at(allocator, LONG[5]))
+    allocator._policy.enter(_node_at(allocator, OTHER[0]))
+
+
+@seen_as("is filed under")
+def candidate_filed_wrongly(allocator: CpuOffloadingBlockAllocator) -> None:
+    last_use = allocator._policy._last_use  # type: ignore[attr-defined]
+    last_use[_node_at(allocator, LONG[5])] += 100
+
+
+@seen_as("6 full blocks of 3")
+def full_blocks_without_hashes(allocator: CpuOffloadingBlockAllocator) -> None:
+    chain = list(LONG)
+    allocator.note_full("request", chain, 6)
+    del chain[3:]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
+def test_damage_is_seen(damage: Damage, message: str) -> None:
+    allocator = CpuOffloadingBlockAllocator(17)
+    for chain in (LONG, OTHER):
+        plan = allocator.plan_store(chain, len(chain))
+        assert plan is not None
+        allocator.commit(plan)
+    allocator.plan_store(FORK, len(FORK))
+    allocator.pin(OTHER, 0, 4)
+    allocator.check_invariants()
+    damage(allocator)
+    with pytest.raises(AssertionError, match=message):
+        allocator.check_invariants()
+
+
+def _node_at(allocator: CpuOffloadingBlockAllocator, prefix_hash: bytes) -> Node:
+    return allocator._tree._index[prefix_hash]

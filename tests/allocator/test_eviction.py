@@ -1,0 +1,107 @@
+"""Who leaves, and who must not."""
+
+from typing import Any
+
+import pytest
+
+from evictor import LruPolicy, Newcomer
+from tests.allocator.pair import Pair
+from tests.allocator.scenes import FORK, LONG, OTHER, pair_with
+from tests.strategies import chain_of
+
+
+def test_the_least_recently_used_chain_loses_its_tail_first() -> None:
+    pair = pair_with(LONG, OTHER, capacity=10)
+    pair.evict(2)
+    pair.check()
+    assert pair.allocator.resident_depth(LONG) == 4
+    assert pair.allocator.resident_depth(OTHER) == 4
+
+
+def test_a_use_of_a_chain_is_a_use_of_its_beginning_only() -> None:
+    pair = pair_with(LONG, OTHER, capacity=10)
+    pair.use(LONG[:3])
+    pair.evict(8)
+    pair.check()
+    assert pair.allocator.resident_depth(LONG) == 2, "first its tail, then OTHER, then what was used last"
+    assert pair.allocator.resident_depth(OTHER) == 0
+
+
+def test_a_prefix_is_as_recent_as_what_follows_it() -> None:
+    pair = pair_with(LONG, capacity=15)
+    pair.store(FORK)  # splits LONG
+    pair.use(LONG)
+    pair.store(OTHER)
+    pair.evict(4)  # two of FORK, two of LONG
+    pair.check()
+    assert pair.allocator.resident_depth(LONG) == 4
+    assert pair.allocator.resident_depth(OTHER) == 4
+
+
+@pytest.mark.parametrize("sibling", [True, False])
+def test_a_prefix_stays_recent_when_what_followed_it_failed(sibling: bool) -> None:
+    """Whether the failed store grew its segment in place or hung below it."""
+    pair = pair_with(LONG[:3], capacity=12)
+    beside = pair.plan_store(FORK) if sibling else None
+    pair.store(OTHER)
+    failing = pair.plan_store(LONG)
+    assert failing is not None
+    pair.abort(failing)
+    if beside is not None:
+        pair.abort(beside)
+    pair.evict(1)
+    pair.check()
+    assert pair.allocator.resident_depth(LONG) == 3
+    assert pair.allocator.resident_depth(OTHER) == 3
+
+
+def test_the_path_of_a_newcomer_is_not_evicted_for_it() -> None:
+    pair = pair_with(LONG, capacity=6)
+    plan = pair.plan_store(FORK)  # only the rest of LONG may go
+    pair.check()
+    assert plan is not None
+    assert len(plan.hashes) == 2
+    assert pair.allocator.resident_depth(LONG) == 4
+
+
+def test_a_policy_may_keep_the_newcomer_out() -> None:
+    class KeepFirst(LruPolicy[Any]):
+        def choose(self, newcomer: Newcomer[Any] | None = None) -> Any | None:
+            return super().choose() if newcomer is None else None
+
+    pair = Pair(6, policy=KeepFirst())
+    pair.store(OTHER)
+    plan = pair.plan_store(LONG)
+    assert plan is not None
+    assert len(plan.hashes) == 2, "as many as were free"
+    assert pair.plan_store(chain_of(2)) is None
+    pair.check()
+    pair.evict(1)
+    pair.check()
+    assert pair.allocator.resident_depth(OTHER) == 3
+
+
+def test_a_newcomer_is_named_to_the_policy_and_history_by_hash() -> None:
+    calls: list[tuple[str, list[Any]]] = []
+
+    class Recording(LruPolicy[Any]):
+        def choose(self, newcomer: Newcomer[Any] | None = None) -> Any | None:
+            calls.append(("newcomer", list(newcomer.keys) if newcomer else []))
+            return super().choose(newcomer)
+
+        def evicted(self, leaf: Any, keys: Any) -> None:
+            calls.append(("evicted", list(keys)))
+
+        def stored(self, node: Any, keys: Any) -> None:
+            calls.append(("stored", list(keys)))
+            super().stored(node, keys)
+
+    pair = Pair(6, policy=Recording())
+    pair.store(OTHER)
+    pair.store(LONG[:3])
+    assert calls == [
+        ("stored", OTHER),
+        ("newcomer", LONG[:3]),
+        ("evicted", OTHER[-1:]),
+        ("stored", LONG[:3]),
+    ]
