@@ -25,7 +25,7 @@ METRICS = (
 
 
 class Metrics:
-    """Values since the last ``take``: counters as increments, gauges that have changed."""
+    """Values since the last ``take``: counters as increments, gauges as they are."""
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
@@ -42,6 +42,9 @@ class Metrics:
             self._shown[name] = self._values[name] = value
 
     def take(self) -> dict[str, float]:
-        """What changed since the last call."""
+        """Nothing if nothing changed since the last call, else all increments and all gauges.
+
+        All, because a log line made from the values of an interval takes what is missing for 0.
+        """
         values, self._values = self._values, {}
-        return values
+        return self._shown | values if values else {}
