@@ -1,0 +1,166 @@
+"""Counts of blocks: properties, and the cases that trip straightforward connectors."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload.planner import (
+    load_range,
+    loadable_tokens,
+    max_held_blocks,
+    storable_blocks,
+    storable_blocks_at_finish,
+)
+from tests.strategies import thorough
+
+COUNTS = st.integers(0, 300)
+BLOCK_SIZES = st.sampled_from([1, 2, 16, 128])
+
+
+class TestStorableBlocks:
+    @pytest.mark.parametrize(
+        ("num_computed", "num_scheduled", "num_tokens", "num_hashes", "blocks"),
+        [
+            (0, 16, 16, 1, 1),  # planned before the engine counts this step's tokens as computed
+            (0, 15, 40, 2, 0),  # a chunk that fills no block
+            (16, 16, 40, 2, 2),  # the next chunk does
+            (31, 1, 32, 2, 2),  # decoding: the token computed now fills the block
+            (30, 1, 32, 2, 1),
+            (28, 8, 32, 2, 2),  # four drafts behind 32 known tokens: they are not known, nor hashed
+            (47, 5, 49, 3, 3),  # optimistic by tokens not sampled yet
+            (64, 1, 65, 3, 3),  # a hash is not there yet
+            (64, 0, 64, 4, 4),
+        ],
+    )
+    def test_what_is_known_hashed_and_computed(
+        self, num_computed: int, num_scheduled: int, num_tokens: int, num_hashes: int, blocks: int
+    ) -> None:
+        assert storable_blocks(num_computed, num_scheduled, num_tokens, num_hashes, 16) == blocks
+
+    @given(computed=COUNTS, scheduled=COUNTS, tokens=COUNTS, hashes=COUNTS, block_size=BLOCK_SIZES)
+    @thorough(300)
+    def test_is_the_most_that_every_bound_allows(
+        self, computed: int, scheduled: int, tokens: int, hashes: int, block_size: int
+    ) -> None:
+        def allowed(blocks: int) -> bool:
+            end = blocks * block_size
+            return end <= computed + scheduled and end <= tokens and blocks <= hashes
+
+        blocks = storable_blocks(computed, scheduled, tokens, hashes, block_size)
+        assert allowed(blocks)
+        assert not allowed(blocks + 1)
+
+
+class TestStorableBlocksAtFinish:
+    @pytest.mark.parametrize(
+        ("num_computed", "num_unconfirmed", "num_prompt", "num_tokens", "num_hashes", "blocks"),
+        [
+            (31, 0, 20, 32, 2, 1),  # two hashes, but the last token was sampled and never computed
+            (133, 0, 100, 132, 8, 8),  # speculation counted beyond the last token
+            (129, 0, 100, 128, 8, 7),  # and there the last block holds a token never computed
+            (32, 0, 32, 32, 2, 2),  # a prompt is computed whole, with no token sampled
+            (32, 0, 32, 33, 2, 2),
+            (33, 1, 16, 33, 2, 2),
+            (33, 2, 16, 33, 2, 1),  # two of them were counted before they were sampled
+            (0, 0, 40, 40, 2, 0),  # never ran
+            (1, 2, 1, 1, 0, 0),  # nothing confirmed
+        ],
+    )
+    def test_what_was_really_computed(
+        self,
+        num_computed: int,
+        num_unconfirmed: int,
+        num_prompt: int,
+        num_tokens: int,
+        num_hashes: int,
+        blocks: int,
+    ) -> None:
+        assert (
+            storable_blocks_at_finish(num_computed, num_unconfirmed, num_prompt, num_tokens, num_hashes, 16)
+            == blocks
+        )
+
+    @given(
+        computed=COUNTS,
+        unconfirmed=st.integers(0, 4),
+        prompt=COUNTS,
+        output=COUNTS,
+        hashes=COUNTS,
+        block_size=BLOCK_SIZES,
+    )
+    @thorough(300)
+    def test_is_the_most_that_every_bound_allows(
+        self, computed: int, unconfirmed: int, prompt: int, output: int, hashes: int, block_size: int
+    ) -> None:
+        last_computed = prompt + output - 1 if output else prompt
+
+        def allowed(blocks: int) -> bool:
+            end = blocks * block_size
+            return end <= max(computed - unconfirmed, 0) and end <= last_computed and blocks <= hashes
+
+        blocks = storable_blocks_at_finish(computed, unconfirmed, prompt, prompt + output, hashes, block_size)
+        assert allowed(blocks)
+        assert not allowed(blocks + 1)
+
+
+class TestLoads:
+    @pytest.mark.parametrize(
+        ("resident", "num_local", "num_tokens", "tokens"),
+        [
+            (4, 0, 64, 64),  # a full hit is offered whole: the scheduler itself steps back one token
+            (4, 0, 63, 48),  # but no token that is not there
+            (9, 0, 64, 64),
+            (4, 32, 100, 32),  # on top of what the GPU has
+            (2, 32, 100, 0),
+            (1, 32, 100, 0),  # the GPU has more
+            (0, 0, 100, 0),
+        ],
+    )
+    def test_offer(self, resident: int, num_local: int, num_tokens: int, tokens: int) -> None:
+        assert loadable_tokens(resident, num_local, num_tokens, 16) == tokens
+
+    @given(resident=COUNTS, local_blocks=COUNTS, num_tokens=COUNTS, block_size=BLOCK_SIZES)
+    @thorough(300)
+    def test_offers_are_whole_blocks_within_the_prompt(
+        self, resident: int, local_blocks: int, num_tokens: int, block_size: int
+    ) -> None:
+        num_local = min(local_blocks, num_tokens // block_size) * block_size
+        offer = loadable_tokens(resident, num_local, num_tokens, block_size)
+        assert offer >= 0
+        assert offer % block_size == 0
+        assert num_local + offer <= num_tokens
+        assert offer == 0 or (num_local + offer) // block_size <= resident
+        one_more = num_local + offer + block_size
+        assert one_more > num_tokens or one_more > resident * block_size
+
+    @pytest.mark.parametrize(
+        ("num_local", "num_external", "positions"),
+        [
+            (0, 64, range(4)),
+            (32, 48, range(2, 5)),  # behind what the GPU had at the lookup
+            (32, 16, range(2, 3)),  # the scheduler took less than was offered
+            (32, 0, range(2, 2)),
+        ],
+    )
+    def test_range(self, num_local: int, num_external: int, positions: range) -> None:
+        assert load_range(num_local, num_external, 16) == positions
+
+    @given(resident=COUNTS, local_blocks=COUNTS, num_tokens=COUNTS, block_size=BLOCK_SIZES)
+    @thorough(200)
+    def test_what_is_offered_is_what_is_loaded(
+        self, resident: int, local_blocks: int, num_tokens: int, block_size: int
+    ) -> None:
+        num_local = min(local_blocks, num_tokens // block_size) * block_size
+        offer = loadable_tokens(resident, num_local, num_tokens, block_size)
+        positions = load_range(num_local, offer, block_size)
+        assert len(positions) * block_size == offer
+        assert not positions or positions.start * block_size == num_local
+
+
+@given(num_gpu_blocks=st.integers(1, 1 << 20))
+def test_stores_never_hold_the_whole_gpu(num_gpu_blocks: int) -> None:
+    held = max_held_blocks(num_gpu_blocks)
+    usable = num_gpu_blocks - 1  # one is the null block
+    assert held >= 1
+    if usable > 1:
+        assert 1 <= usable - held <= max(1, num_gpu_blocks // 16)
