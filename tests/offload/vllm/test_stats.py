@@ -1,0 +1,130 @@
+"""Our metrics through vLLM's log line and Prometheus registration."""
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging, KVConnectorProm
+
+from offload.metrics import METRICS, Metrics
+from offload.vllm.plugin import CONNECTOR, register
+from offload.vllm.stats import OffloadPromMetrics, OffloadStats
+
+TRANSFER = KVTransferConfig(
+    kv_connector=CONNECTOR, kv_role="kv_both", kv_connector_extra_config={"cpu_gib": 1}
+)
+
+
+class TestStats:
+    def test_counters_add_up_and_gauges_are_replaced(self) -> None:
+        stats = OffloadStats(data={"stored_bytes": 5, "pool_used_blocks": 9})
+        merged = stats.aggregate(
+            OffloadStats(data={"stored_bytes": 7, "pool_used_blocks": 4, "failed_jobs": 1})
+        )
+        assert merged.data == {"stored_bytes": 12, "pool_used_blocks": 4, "failed_jobs": 1}
+
+    def test_aggregating_does_not_change_the_other(self) -> None:
+        other = OffloadStats(data={"stored_bytes": 7})
+        OffloadStats(data={"stored_bytes": 5}).aggregate(other)
+        assert other.data == {"stored_bytes": 7}
+
+    def test_reduced_stats_name_every_metric(self) -> None:
+        reduced = OffloadStats(data={"stored_bytes": 5}).reduce()
+        assert reduced == {spec.name: 5 if spec.name == "stored_bytes" else 0 for spec in METRICS}
+
+    def test_empty(self) -> None:
+        stats = OffloadStats()
+        assert stats.is_empty()
+        stats.data["stored_bytes"] = 5
+        assert not stats.is_empty()
+        stats.reset()
+        assert stats.is_empty()
+
+    def test_data_is_plain(self) -> None:
+        metrics = Metrics()
+        metrics.count("stored_bytes", 5)
+        metrics.show("pool_blocks", 10)
+        assert OffloadStats(data=metrics.take()).to_dict() == {"stored_bytes": 5, "pool_blocks": 10}
+
+
+@pytest.fixture
+def page() -> Callable[[], dict[str, float]]:
+    """Reads a metrics page that ``prom`` fills: sample to value."""
+    registry = CollectorRegistry()
+
+    def read() -> dict[str, float]:
+        lines = generate_latest(registry).decode().splitlines()
+        samples = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+        return {name: float(value) for name, value in samples if "_created{" not in name}
+
+    read.registry = registry  # type: ignore[attr-defined]
+    return read
+
+
+@pytest.fixture
+def prom(page: Any, monkeypatch: pytest.MonkeyPatch) -> KVConnectorProm:
+    """vLLM's own plumbing, for two engines, on a registry of its own."""
+    register()
+    for name, kind in (("_gauge_cls", Gauge), ("_counter_cls", Counter), ("_histogram_cls", Histogram)):
+        monkeypatch.setattr(KVConnectorProm, name, partial(kind, registry=page.registry))
+    config: Any = SimpleNamespace(kv_transfer_config=TRANSFER)
+    return KVConnectorProm(config, ["model_name", "engine"], {0: ["tiny", "0"], 1: ["tiny", "1"]})
+
+
+def sample(name: str, engine: int = 0) -> str:
+    suffix = "_total" if name in {spec.name for spec in METRICS if spec.is_counter} else ""
+    return f'vllm:cpu_offload_{name}{suffix}{{engine="{engine}",model_name="tiny"}}'
+
+
+def test_every_metric_is_on_the_page_from_the_start(
+    prom: KVConnectorProm, page: Callable[[], dict[str, float]]
+) -> None:
+    assert isinstance(prom.prom_metrics, OffloadPromMetrics)
+    assert page() == {sample(spec.name, engine): 0 for spec in METRICS for engine in (0, 1)}
+
+
+def test_the_page_has_descriptions(prom: KVConnectorProm, page: Any) -> None:
+    text = generate_latest(page.registry).decode()
+    for spec in METRICS:
+        name = sample(spec.name).split("{")[0]
+        assert f"# HELP {name} {spec.description}" in text
+        assert f"# TYPE {name} {'counter' if spec.is_counter else 'gauge'}" in text
+
+
+def test_counters_add_up_and_gauges_are_set_per_engine(
+    prom: KVConnectorProm, page: Callable[[], dict[str, float]]
+) -> None:
+    prom.observe({"stored_bytes": 5, "pool_used_blocks": 3})
+    prom.observe({"stored_bytes": 7, "pool_used_blocks": 2})
+    prom.observe({"stored_bytes": 1}, engine_idx=1)
+    shown = {name: value for name, value in page().items() if value}
+    assert shown == {sample("stored_bytes"): 12, sample("pool_used_blocks"): 2, sample("stored_bytes", 1): 1}
+
+
+def test_the_log_line_tells_each_interval() -> None:
+    register()
+    logged: list[str] = []
+    log = KVConnectorLogging(TRANSFER)
+    metrics = Metrics()
+
+    def interval(*stored: int) -> None:
+        for nbytes in stored:
+            metrics.show("pool_blocks", 30)
+            metrics.count("stored_bytes", nbytes)
+            values = metrics.take()
+            if values:
+                log.observe(values)
+        log.log(lambda text, *values: logged.append(text % values))
+
+    interval(5, 7)
+    interval(2)
+    interval(0)
+    assert len(logged) == 2, "an interval without news has no line"
+    for line, stored in zip(logged, (12, 2), strict=True):
+        assert f"stored_bytes={stored}," in line
+        assert "pool_blocks=30," in line
+        assert "restored_tokens=0," in line
