@@ -1,0 +1,160 @@
+"""A small tree that talks to a policy as the protocol says, and checks the answers."""
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from evictor import EvictionPolicy, Newcomer
+
+
+class Node:
+    """Keys in chain order; no order among nodes, no equality but identity."""
+
+    def __init__(self, name: str, parent: "Node | None" = None) -> None:
+        self.name = name
+        self.parent = parent
+        self.keys: list[int] = []
+        self.children: list[Node] = []
+        self.pinned = False
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.keys}>"
+
+    @property
+    def path(self) -> "list[Node]":
+        """From this node up to, but without, the root."""
+        return [] if self.parent is None else [self, *self.parent.path]
+
+    @property
+    def subtree(self) -> "list[Node]":
+        """Children before parents, this node last."""
+        return [node for child in self.children for node in child.subtree] + [self]
+
+    @property
+    def is_evictable(self) -> bool:
+        return self.parent is not None and not self.children and not self.pinned
+
+
+class PolicyDriver:
+    """Tells ``policy`` what happens to a tree of keys."""
+
+    def __init__(self, policy: EvictionPolicy[Any]) -> None:
+        self.policy = policy
+        self.root = Node("root")
+        self.last_use: dict[int, int] = {}
+        """When each key was used last, for whoever wants to foretell LRU."""
+        self._clock = count()
+        self._names = count()
+        self._keys = count()
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All but the root, in an order that is the same in every run."""
+        return self.root.subtree[:-1]
+
+    @property
+    def candidates(self) -> list[Node]:
+        return [node for node in self.nodes if node.is_evictable]
+
+    def new_keys(self, num_keys: int) -> list[int]:
+        return [next(self._keys) for _ in range(num_keys)]
+
+    def grow(self, parent: Node, num_keys: int) -> Node:
+        return self.store(parent, self.new_keys(num_keys))
+
+    def store(self, parent: Node, keys: Sequence[int]) -> Node:
+        """Append keys, new or evicted before, to ``parent``: in place where it is a leaf."""
+        node = parent
+        self.policy.leave(parent)
+        if parent is self.root or parent.children or parent.pinned:
+            node = Node(f"n{next(self._names)}", parent)
+            parent.children.append(node)
+        node.keys += keys
+        self._use(node)
+        self.policy.stored(node, keys)
+        self._refresh(node)
+        return node
+
+    def touch(self, node: Node) -> None:
+        self._use(node)
+        self.policy.touched(node)
+
+    def split(self, node: Node, size: int, *, new_head: bool) -> None:
+        """Cut ``node`` in two after ``size`` keys; the new node is the head or the tail."""
+        assert node.parent is not None
+        new = Node(f"n{next(self._names)}")
+        head, tail = (new, node) if new_head else (node, new)
+        head.keys, tail.keys = node.keys[:size], node.keys[size:]
+        if new_head:
+            node.parent.children[node.parent.children.index(node)] = new
+            new.parent, node.parent = node.parent, new
+        else:
+            new.children, new.parent, new.pinned, node.pinned = node.children, node, node.pinned, False
+            for child in new.children:
+                child.parent = new
+        head.children = [tail]
+        self.policy.leave(node)
+        self.policy.inherit(new, node)
+        self._refresh(node)
+        self._refresh(new)
+
+    def pin(self, node: Node) -> None:
+        node.pinned = True
+        self.policy.leave(node)
+        self.touch(node)
+
+    def unpin(self, node: Node) -> None:
+        node.pinned = False
+        self._refresh(node)
+
+    def choose(self, newcomer: Newcomer[Node] | None = None) -> Node | None:
+        """Ask twice: the answer is a candidate, and asking changes nothing."""
+        chosen = self.policy.choose(newcomer)
+        assert self.policy.choose(newcomer) is chosen
+        assert chosen is None or chosen in self.candidates, f"{chosen} is none of {self.candidates}"
+        if newcomer is None:
+            assert (chosen is None) == (not self.candidates)
+        return chosen
+
+    def evict(self, bite: int, newcomer: Newcomer[Node] | None = None) -> list[int]:
+        """Take up to ``bite`` keys from the tail of the chosen leaf; return them, the tail last."""
+        leaf = self.choose(newcomer)
+        if leaf is None:
+            return []
+        gone = leaf.keys[-bite:]
+        del leaf.keys[-bite:]
+        self.policy.evicted(leaf, gone)
+        if not leaf.keys:
+            parent = leaf.parent
+            self._remove([leaf])
+            assert parent is not None
+            if newcomer is None or parent is not newcomer.parent:
+                self._refresh(parent)
+        return gone
+
+    def cut(self, node: Node) -> None:
+        """``node`` and all below it go, but not to make room."""
+        parent = node.parent
+        self._remove(node.subtree)
+        assert parent is not None
+        self._refresh(parent)
+
+    def _remove(self, nodes: list[Node]) -> None:
+        heir = nodes[-1].parent
+        assert heir is not None
+        for node in nodes:
+            if heir is not self.root:
+                self.policy.inherit(heir, node)
+            self.policy.forget(node)
+        heir.children.remove(nodes[-1])
+
+    def _refresh(self, node: Node) -> None:
+        if node.is_evictable:
+            self.policy.enter(node)
+        else:
+            self.policy.leave(node)
+
+    def _use(self, node: Node) -> None:
+        now = next(self._clock)
+        for each in node.path:
+            self.last_use.update(dict.fromkeys(each.keys, now))

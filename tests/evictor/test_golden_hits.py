@@ -1,0 +1,84 @@
+"""Golden hit counts on small traces, and LRU's from a simulation of single blocks as well.
+
+A trace is a string: each letter is a request, and says which document it asks about. The letter's
+chain is a system prompt of two positions that all share, the document, and one position per earlier
+request for the same letter, as a conversation grows.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from allocator import CpuOffloadingBlockAllocator
+from evictor import available_policies, make_policy
+from tests.strategies import chain_of
+
+TRACES = {
+    "conversations": "abacabadabacbdaceaafabgaebachaabdbicbajaacbeaddbakaclbcaabmbdanbeab",
+    "cycle": "abcdefgh" * 6,
+    "hot and cold": "aXbYaZbWaVbUaTbSaRbQaPbOaNbMaLbKaJbIaHbG",
+}
+CAPACITIES = (8, 16, 32, 64)
+
+GOLDEN: dict[str, dict[str, tuple[int, ...]]] = {
+    "lru": {
+        "conversations": (176, 289, 448, 723),
+        "cycle": (94, 94, 96, 287),
+        "hot and cold": (78, 81, 221, 231),
+    },
+}
+"""Positions served from the pool, by policy and trace, for each of CAPACITIES."""
+
+
+def chains(trace: str) -> Iterator[list[bytes]]:
+    turns: Counter[str] = Counter()
+    for letter in trace:
+        document = ord(letter)
+        length = 3 + document % 3
+        yield chain_of(0, 1, *[document] * length, *range(turns[letter]))
+        turns[letter] += 1
+
+
+def hits(policy: str, trace: str, capacity: int) -> int:
+    """Each request is looked up, computed and stored before the next one comes."""
+    allocator = CpuOffloadingBlockAllocator(capacity, policy=make_policy(policy))
+    total = 0
+    for chain in chains(trace):
+        total += allocator.lookup(chain).depth
+        allocator.touch(chain)
+        plan = allocator.plan_store(chain, len(chain))
+        if plan is not None:
+            allocator.commit(plan)
+        allocator.check_invariants()
+    return total
+
+
+def lru_hits_by_blocks(trace: str, capacity: int) -> int:
+    """LRU over single blocks: whoever uses a block uses those before it, so tails are older."""
+    last_use: dict[bytes, tuple[int, int]] = {}
+    total = 0
+    for now, chain in enumerate(chains(trace)):
+        depth = next((depth for depth, each in enumerate(chain) if each not in last_use), len(chain))
+        total += depth
+        last_use.update({each: (now, -position) for position, each in enumerate(chain[:depth])})
+        for position, each in enumerate(chain[depth:], depth):
+            if len(last_use) == capacity:
+                victim = min(last_use, key=last_use.__getitem__)
+                if victim in chain:
+                    break  # its own prefix is no room for the rest of it
+                del last_use[victim]
+            last_use[each] = now, -position
+    return total
+
+
+@pytest.mark.parametrize("trace", TRACES)
+@pytest.mark.parametrize("policy", available_policies())
+def test_golden_hits(policy: str, trace: str) -> None:
+    assert tuple(hits(policy, TRACES[trace], capacity) for capacity in CAPACITIES) == GOLDEN[policy][trace]
+
+
+@pytest.mark.parametrize("trace", TRACES)
+def test_lru_hits_are_those_of_lru_over_single_blocks(trace: str) -> None:
+    for capacity in CAPACITIES:
+        assert hits("lru", TRACES[trace], capacity) == lru_hits_by_blocks(TRACES[trace], capacity)

@@ -1,0 +1,150 @@
+"""What every registered policy promises. A new policy joins by being registered."""
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis.stateful import run_state_machine_as_test
+
+from evictor import EvictionPolicy, Newcomer, available_policies, make_policy
+from tests.evictor.driver import Node, PolicyDriver
+from tests.evictor.machine import PolicyMachine
+from tests.strategies import thorough
+
+# "evicted for a newcomer" is not among them: a policy may keep all newcomers out
+SITUATIONS = {
+    "cut of several nodes",
+    "evicted",
+    "touch of a candidate",
+    "touch of an inner node",
+}
+
+
+@pytest.fixture(params=available_policies())
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def driver(name: str) -> PolicyDriver:
+    return PolicyDriver(make_policy(name))
+
+
+def test_any_order_of_calls(name: str) -> None:
+    machine = type("Machine", (PolicyMachine,), {"policy": name, "seen": Counter()})
+    run_state_machine_as_test(machine, settings=thorough(100))
+    situations = {situation for situation, times in machine.seen.items() if times}
+    assert situations >= SITUATIONS
+
+
+def test_nothing_to_choose_from(driver: PolicyDriver) -> None:
+    newcomer = Newcomer(driver.root, [1, 2])
+    assert driver.choose() is None
+    assert driver.choose(newcomer) is None
+    leaf = driver.grow(driver.root, 3)
+    assert driver.choose() is leaf
+    driver.pin(leaf)
+    assert driver.choose() is None
+    assert driver.choose(newcomer) is None
+
+
+def test_a_leaf_is_chosen_again_after_it_came_back(driver: PolicyDriver) -> None:
+    leaf, other = driver.grow(driver.root, 2), driver.grow(driver.root, 2)
+    for pinned, free in ((leaf, other), (other, leaf)):
+        driver.pin(pinned)
+        assert driver.choose() is free
+        driver.unpin(pinned)
+    driver.policy.leave(leaf)
+    driver.policy.leave(leaf)  # leaving twice is leaving
+    assert driver.policy.choose() is other
+    driver.policy.enter(leaf)
+    driver.pin(other)
+    assert driver.choose() is leaf
+
+
+def test_every_key_goes_once_and_tails_before_heads(driver: PolicyDriver) -> None:
+    tree = [driver.grow(driver.root, 4) for _ in range(3)]
+    tree += [driver.grow(parent, 3) for parent in tree[:2] for _ in range(2)]
+    driver.split(tree[0], 2, new_head=True)
+    driver.split(tree[1], 2, new_head=False)
+    paths = [[key for node in reversed(leaf.path) for key in node.keys] for leaf in driver.candidates]
+    gone: list[int] = []
+    while bite := driver.evict(2):
+        gone += reversed(bite)
+    assert sorted(gone) == sorted({key for path in paths for key in path})
+    for path in paths:
+        assert all(gone.index(after) < gone.index(before) for before, after in pairwise(path))
+
+
+def test_the_same_calls_choose_the_same_leaves(name: str) -> None:
+    def history() -> list[str]:
+        driver = PolicyDriver(make_policy(name))
+        leaves = [driver.grow(driver.root, 2) for _ in range(20)]
+        for step in range(60):
+            driver.touch(leaves[step * step % 20])
+        victims = []
+        while (leaf := driver.choose()) is not None:
+            victims.append(leaf.name)
+            driver.evict(2)
+        return victims
+
+    assert history() == history()
+    assert len(history()) == 20
+
+
+def test_forgotten_means_forgotten(driver: PolicyDriver) -> None:
+    """Candidate or not, touched, split or inherited from: no reference stays behind."""
+    leaves = [driver.grow(driver.root, 4) for _ in range(4)]
+    driver.touch(leaves[0])
+    driver.split(leaves[1], 2, new_head=True)
+    driver.pin(leaves[2])
+    watched = [weakref.ref(node) for node in driver.nodes]
+    del leaves
+    while driver.evict(1):
+        pass
+    for node in driver.nodes:
+        driver.cut(node)
+    node = None
+    gc.collect()
+    assert [ref() for ref in watched if ref() is not None] == []
+    driver.policy.check_invariants()
+
+
+class CountedNode(Node):
+    """Counts how often any node was hashed: each visit of a dict or set with it is one."""
+
+    num_hashes = 0
+
+    def __hash__(self) -> int:
+        CountedNode.num_hashes += 1
+        return object.__hash__(self)
+
+    __eq__ = object.__eq__
+
+
+@pytest.mark.parametrize("num_leaves", [64, 4096])
+def test_no_call_visits_every_leaf(name: str, num_leaves: int) -> None:
+    policy: EvictionPolicy[Any] = make_policy(name)
+    leaves = [CountedNode(f"n{number}") for number in range(num_leaves)]
+    for number, leaf in enumerate(leaves):
+        policy.stored(leaf, [number])
+        policy.enter(leaf)
+    calls: list[Callable[[], Any]] = []
+    for number, leaf in enumerate(leaves[:: num_leaves // 64]):
+        calls += [
+            lambda leaf=leaf: policy.touched(leaf),
+            lambda: policy.choose(),
+            lambda number=number: policy.choose(Newcomer(leaves[0], [number])),
+            lambda leaf=leaf: policy.leave(leaf),
+            lambda leaf=leaf: policy.enter(leaf),
+            lambda leaf=leaf, number=number: policy.evicted(leaf, [number]),
+            lambda leaf=leaf: policy.forget(leaf),
+        ]
+    CountedNode.num_hashes = 0
+    for call in calls:
+        call()
+    assert CountedNode.num_hashes / len(calls) < 16, "more than a few visits per call on average"

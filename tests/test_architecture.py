@@ -1,0 +1,195 @@
+"""What the packages promise about each other, read from their source: nothing is imported here."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("evictor", "allocator", "offload")
+"""In the order of the arrows: each may import from those before it."""
+
+STATEFUL = {
+    "allocator.block_allocator.CpuOffloadingBlockAllocator",
+    "allocator.prefix_tree.PrefixTree",
+    "allocator.slot_pool.SlotPool",
+    "allocator.uncached.UncachedBlocks",
+    "evictor.lru.LruPolicy",
+}
+CHECKED_BY_THEIR_OWNER = {
+    "allocator.prefix_tree.Node",  # by PrefixTree
+    "allocator.prefix_tree.Pin",  # by PrefixTree and CpuOffloadingBlockAllocator
+}
+
+
+def modules(*top: str) -> dict[str, ast.Module]:
+    """Source by module name, a package under its own name."""
+    found = {}
+    for path in sorted(path for name in top for path in (ROOT / name).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = ast.parse(path.read_text())
+    return found
+
+
+OURS = modules(*PACKAGES)
+ALL = OURS | modules("tests", "benchmarks")
+
+
+def imports(nodes: Iterator[ast.AST]) -> Iterator[str]:
+    """What import statements among ``nodes`` name: modules, and names in them as ``module.name``."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in line {node.lineno}"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imports_anywhere(module: str) -> set[str]:
+    return set(imports(ast.walk(ALL[module])))
+
+
+def run_at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """``node`` and what below it runs when its module is imported; type checkers' imports do not."""
+    yield node
+    body = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        body = list(node.orelse)
+    elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        body = []
+    for child in body:
+        yield from run_at_import(child)
+
+
+def module_of(name: str) -> str | None:
+    """The module of ours that ``name`` is or is in."""
+    while name and name not in OURS:
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert {"evictor.lru", "allocator.prefix_tree", "offload"} <= OURS.keys()
+    assert "allocator.plans.Hit" in imports_anywhere("allocator")
+    assert {"evictor.LruPolicy", "numpy"} <= imports_anywhere("allocator.block_allocator")
+
+
+@pytest.mark.parametrize("module", OURS)
+def test_imports_follow_the_arrows(module: str) -> None:
+    """evictor <- allocator <- offload; and nothing of ours imports tests or benchmarks."""
+    mine = PACKAGES.index(module.partition(".")[0])
+    forbidden = {*PACKAGES[mine + 1 :], "tests", "benchmarks"}
+    against = {name for name in imports_anywhere(module) if name.partition(".")[0] in forbidden}
+    assert not against
+
+
+@pytest.mark.parametrize("module", OURS)
+def test_vllm_is_imported_in_one_folder_and_torch_not_below_offload(module: str) -> None:
+    tops = {name.partition(".")[0] for name in imports_anywhere(module)}
+    if not f"{module}.".startswith("offload.vllm."):
+        assert "vllm" not in tops
+    if not f"{module}.".startswith("offload."):
+        assert "torch" not in tops
+
+
+def test_no_circular_imports() -> None:
+    graph = {
+        module: {target for name in imports(run_at_import(tree)) if (target := module_of(name)) is not None}
+        for module, tree in OURS.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
+
+
+def bound_names(module: str) -> set[str]:
+    """Names that a module has after import, leaving out those it imports from ours and that are not there."""
+    names: set[str] = set()
+    for node in ALL[module].body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {
+                each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)
+            }
+        elif isinstance(node, ast.ImportFrom) and node.module in OURS:
+            there = bound_names(node.module) | {
+                name.removeprefix(f"{node.module}.") for name in OURS if name.startswith(f"{node.module}.")
+            }
+            names |= {alias.asname or alias.name for alias in node.names if alias.name in there}
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    return names
+
+
+def exported(module: str) -> list[str] | None:
+    """The value of ``__all__``, None without one."""
+    for node in ALL[module].body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            value = ast.literal_eval(node.value)
+            assert isinstance(value, list)
+            return value
+    return None
+
+
+def export_order(name: str) -> tuple[int, str]:
+    """CONSTANTS, then Classes, then functions: the order that ruff keeps too."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+
+
+@pytest.mark.parametrize("module", [module for module in OURS if exported(module) is not None])
+def test_exports_are_there_and_sorted(module: str) -> None:
+    names = exported(module)
+    assert names is not None
+    assert names == sorted(set(names), key=export_order)
+    assert set(names) <= bound_names(module)
+
+
+@pytest.mark.parametrize(
+    "package", [module for module in OURS if any(name.startswith(f"{module}.") for name in OURS)]
+)
+def test_packages_export_explicitly_all_that_they_import(package: str) -> None:
+    """A package without ``__all__`` has nothing but its docstring."""
+    names = exported(package)
+    if names is None:
+        assert ast.get_docstring(ALL[package])
+        assert len(ALL[package].body) == 1
+    else:
+        assert {name for name in bound_names(package) if name[0] != "_"} == set(names)
+
+
+def classes(*top: str) -> Iterator[tuple[str, ast.ClassDef]]:
+    for module, tree in modules(*top).items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                yield f"{module}.{node.name}", node
+
+
+def has_state(node: ast.ClassDef) -> bool:
+    """Whether ``__init__`` sets attributes, or a dataclass that is not frozen has an ``__init__`` that does."""
+    decorators = [ast.unparse(each) for each in node.decorator_list]
+    inits = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+    return any("dataclass" in each and "frozen=True" not in each for each in decorators) or any(
+        isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+        for init in inits
+        for each in ast.walk(init)
+    )
+
+
+def test_every_stateful_class_is_listed() -> None:
+    stateful = {name for name, node in classes("evictor", "allocator") if has_state(node)}
+    assert stateful == STATEFUL | CHECKED_BY_THEIR_OWNER
+
+
+@pytest.mark.parametrize("name", sorted(STATEFUL))
+def test_stateful_classes_check_their_invariants(name: str) -> None:
+    node = dict(classes("evictor", "allocator"))[name]
+    checks = [
+        each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "check_invariants"
+    ]
+    assert len(checks) == 1, f"{name} has no check_invariants of its own"
+    assert any(isinstance(each, ast.Assert) for each in ast.walk(checks[0])), f"{name} asserts nothing"
