@@ -170,7 +170,7 @@ def classes(*top: str) -> Iterator[tuple[str, ast.ClassDef]]:
 
 
 def has_state(node: ast.ClassDef) -> bool:
-    """Whether ``__init__`` sets attributes, or a dataclass that is not frozen has an ``__init__`` that does."""
+    """Whether ``__init__`` sets attributes, written out or by a dataclass that is not frozen."""
     decorators = [ast.unparse(each) for each in node.decorator_list]
     inits = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
     return any("dataclass" in each and "frozen=True" not in each for each in decorators) or any(
