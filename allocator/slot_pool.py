@@ -57,7 +57,7 @@ class SlotPool:
         """Turn ``num_slots`` free slots into filling ones and return them. Needs that many free ones."""
         assert 0 <= num_slots <= self._num_free, f"asked for {num_slots} of {self._num_free} free slots"
         rest = self._num_free - num_slots
-        slots = self._stack[rest : self._num_free][::-1].copy()
+        slots: Slots = self._stack[rest : self._num_free][::-1].copy()
         self._num_free = rest
         self._state[slots] = SlotState.FILLING
         self._count[SlotState.FREE] -= num_slots
@@ -76,7 +76,8 @@ class SlotPool:
 
     def select(self, slots: Slots, state: SlotState) -> Slots:
         """The members of ``slots`` that are in ``state``, in the same order."""
-        return slots[self._state[slots] == state]
+        selected: Slots = slots[self._state[slots] == state]
+        return selected
 
     def check_invariants(self) -> None:
         """Every slot is counted once, in the state it is in."""
