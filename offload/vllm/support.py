@@ -62,10 +62,11 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
         raise UnsupportedError(
             f'kv_role is "{role}"; kv-offload both stores and loads, set "kv_role": "kv_both"'
         )
+    _check_model(vllm_config)
     if not vllm_config.cache_config.enable_prefix_caching:
         raise UnsupportedError(
-            "prefix caching is off, and without it vLLM has no prefix hashes to find blocks by; "
-            "remove --no-enable-prefix-caching"
+            "prefix caching is off, and without it vLLM has no prefix hashes to find blocks by; remove "
+            "--no-enable-prefix-caching or, if vLLM itself turned it off for this model, the connector"
         )
     if vllm_config.speculative_config is not None:
         raise UnsupportedError(
@@ -73,7 +74,6 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
             "remove --speculative-config"
         )
     _check_parallelism(vllm_config)
-    _check_model(vllm_config)
     _check_one_block_fits(vllm_config, config)
     return config
 
