@@ -1,0 +1,36 @@
+"""The entry point that makes the connector known."""
+
+from importlib.metadata import entry_points
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.engine.arg_utils import EngineArgs
+
+from offload import UnsupportedError
+from offload.vllm import plugin
+from offload.vllm.connector import CpuOffloadConnector
+from offload.vllm.versions import check_vllm_version
+
+
+def test_vllm_finds_the_plugin() -> None:
+    found = [point for point in entry_points(group="vllm.general_plugins") if point.name == "cpu_offload"]
+    assert found, "kv-offload is not installed here: run make setup"
+    assert all(point.load() is plugin.register for point in found)
+
+
+def test_registering_again_changes_nothing() -> None:
+    plugin.register()
+    once = EngineArgs.create_engine_config
+    plugin.register()
+    assert EngineArgs.create_engine_config is once
+
+
+def test_the_connector_is_known_by_name() -> None:
+    plugin.register()
+    assert KVConnectorFactory.get_connector_class_by_name(plugin.CONNECTOR) is CpuOffloadConnector
+
+
+def test_supported_versions_are_told() -> None:
+    assert check_vllm_version("0.32.7") == "0.32.7"
+    with pytest.raises(UnsupportedError, match=r"0\.32\.\*"):
+        check_vllm_version("0.30.0")

@@ -1,0 +1,343 @@
+"""What is refused as vLLM configures an engine, before any model is loaded."""
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import vllm
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
+)
+
+from offload import ConfigError, HostMemoryError, OffloadConfig, OffloadError, UnsupportedError
+from offload.config import host_memory_bytes
+from offload.vllm import support
+from offload.vllm.plugin import CONNECTOR, register
+from offload.vllm.support import check_before_start, check_cache_groups, check_engine
+from tests.offload.vllm.models import KINDS, LEAST_BLOCK_BYTES_PER_TOKEN, write_model
+
+Configure = Callable[..., VllmConfig]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Directories by kind of model."""
+    root = tmp_path_factory.mktemp("models")
+    return {kind: write_model(root, kind) for kind in KINDS}
+
+
+@pytest.fixture
+def configure(models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Configure:
+    """Makes an engine's configuration as vLLM does, without asking a GPU whether memory can be pinned."""
+    register()
+    monkeypatch.setattr(support, "check_pinning", lambda: None)
+    # vLLM turns this off for an external launcher, and leaves it so for the whole process.
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+
+    def make(model: str = "llama", transfer: dict[str, Any] | None = None, **arguments: Any) -> VllmConfig:
+        return EngineArgs(
+            model=models[model],
+            skip_tokenizer_init=True,
+            dtype="float32",
+            enforce_eager=True,
+            block_size=32,
+            kv_transfer_config=transfer,  # type: ignore[arg-type]
+            **arguments,
+        ).create_engine_config()
+
+    return make
+
+
+def ours(role: str = "kv_both", **settings: Any) -> dict[str, Any]:
+    """``--kv-transfer-config`` with our connector."""
+    return {
+        "kv_connector": CONNECTOR,
+        "kv_role": role,
+        "kv_connector_extra_config": settings or {"cpu_gib": 0.01},
+    }
+
+
+def check_message(refused: pytest.ExceptionInfo[Exception], *parts: str) -> None:
+    for part in parts:
+        assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"cpu_gb": 8}, ["'cpu_gb'", "kv_connector_extra_config", "did you mean 'cpu_gib'"]),
+        ({"cpu_gib": "8"}, ["cpu_gib is '8'", "as a number, such as 8"]),
+        ({"cpu_gib": 0}, ["cpu_gib is 0", "a positive number, such as 8"]),
+        ({"cpu_gib": 1e9}, ["cpu_gib is 1000000000.0", "GiB of memory", "choose at most"]),
+        ({"store_decode_blocks": True}, ['lacks "cpu_gib"', 'add, say, "cpu_gib": 8']),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_bad_settings(configure: Configure, settings: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configure(transfer=ours(**settings))
+    check_message(refused, *parts)
+
+
+@pytest.mark.parametrize(("ranks", "arguments"), [(1, {}), (2, {"tensor_parallel_size": 2})])
+def test_a_pool_too_small_for_one_block(configure: Configure, ranks: int, arguments: dict[str, int]) -> None:
+    if ranks > 1 and not current_platform.is_cpu():
+        pytest.skip("needs vLLM's CPU backend, where ranks need no devices")
+    least = LEAST_BLOCK_BYTES_PER_TOKEN * 32
+    configure(transfer=ours(cpu_gib=least * ranks / 2**30), **arguments)
+    with pytest.raises(ConfigError) as refused:
+        configure(transfer=ours(cpu_gib=(least - 1) * ranks / 2**30), **arguments)
+    check_message(
+        refused,
+        f"{least - 1:,} bytes",
+        f"{ranks} ranks",
+        "one block of 32 tokens",
+        f"{least:,}",
+        "raise cpu_gib",
+    )
+
+
+REFUSED_ENGINES: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("llama", {"enable_prefix_caching": False}, ["prefix caching is off", "--no-enable-prefix-caching"]),
+    ("llama", {"transfer": ours("kv_producer")}, ['kv_role is "kv_producer"', '"kv_role": "kv_both"']),
+    ("llama", {"transfer": ours("kv_consumer")}, ['kv_role is "kv_consumer"', '"kv_role": "kv_both"']),
+    (
+        "llama",
+        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+        ["speculative decoding is on", "remove --speculative-config"],
+    ),
+    (
+        "llama",
+        {"distributed_executor_backend": "external_launcher"},
+        ["distributed_executor_backend is external_launcher", "use mp or ray"],
+    ),
+    ("sliding window", {}, ["sliding-window uses windowed attention", "--disable-hybrid-kv-cache-manager"]),
+    ("alternating windows", {}, ["alternating-windows uses windowed", "--disable-hybrid-kv-cache-manager"]),
+    ("hybrid", {}, ["hybrid is a model with state beside full attention", "remove the connector"]),
+    (
+        "hybrid",
+        {"disable_hybrid_kv_cache_manager": True, "enable_prefix_caching": False},
+        ["hybrid is a model with state beside full attention", "remove the connector"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "arguments", "parts"), REFUSED_ENGINES, ids=lambda value: str(value)[:30])
+def test_engines_that_cannot_be_served(
+    configure: Configure, model: str, arguments: dict[str, Any], parts: list[str]
+) -> None:
+    with pytest.raises(UnsupportedError) as refused:
+        configure(model, **{"transfer": ours(), **arguments})
+    check_message(refused, *parts)
+
+
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="needs vLLM's CPU backend: ranks without devices")
+def test_context_parallelism(configure: Configure) -> None:
+    with pytest.raises(UnsupportedError) as refused:
+        configure(transfer=ours(), tensor_parallel_size=2, decode_context_parallel_size=2)
+    check_message(refused, "decode_context_parallel_size is 2", "set --decode-context-parallel-size 1")
+
+
+def test_prefill_context_parallelism(configure: Configure) -> None:
+    """No runner of the CPU backend takes it, so the setting is made behind vLLM's own checks."""
+    config = configure(transfer=ours())
+    config.parallel_config.prefill_context_parallel_size = 2
+    with pytest.raises(UnsupportedError) as refused:
+        check_engine(config)
+    check_message(refused, "prefill_context_parallel_size is 2", "set --prefill-context-parallel-size 1")
+
+
+@pytest.mark.parametrize("version", ["0.31.4", "0.33.0", "1.32.0", "0.3.2", "unknown"])
+def test_vllm_versions_that_were_not_tested(
+    configure: Configure, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm, "__version__", version)
+    with pytest.raises(UnsupportedError) as refused:
+        configure(transfer=ours())
+    check_message(refused, f"vLLM {version} is not supported", "vLLM 0.32.*", "install one of these")
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.11", "0.32.1rc2+cpu"])
+def test_vllm_versions_that_were(configure: Configure, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version__", version)
+    configure(transfer=ours())
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [
+        ("llama", {}),
+        ("sliding window", {"disable_hybrid_kv_cache_manager": True}),
+        ("alternating windows", {"disable_hybrid_kv_cache_manager": True}),
+    ],
+)
+def test_engines_that_are_served(configure: Configure, model: str, arguments: dict[str, Any]) -> None:
+    config = configure(model, transfer=ours(cpu_gib=0.5, store_decode_blocks=False), **arguments)
+    assert check_engine(config) == OffloadConfig(cpu_gib=0.5, store_decode_blocks=False)
+
+
+def test_the_default_pool_may_be_as_large_as_memory(configure: Configure) -> None:
+    configure(transfer=ours(cpu_gib=host_memory_bytes() / 2**30))
+
+
+OTHERS: list[dict[str, Any] | None] = [
+    None,
+    {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"cpu_gb": 1},
+    },
+]
+
+
+class TestOtherConnectors:
+    @pytest.fixture(autouse=True)
+    def _our_checks_cannot_be_imported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("support", "versions", "connector"):
+            monkeypatch.setitem(sys.modules, f"offload.vllm.{name}", None)
+
+    @pytest.mark.parametrize("transfer", OTHERS, ids=["none", "another"])
+    def test_nothing_of_theirs_is_refused_or_looked_at(
+        self, configure: Configure, transfer: dict[str, Any] | None
+    ) -> None:
+        config = configure(transfer=transfer, enable_prefix_caching=False)
+        assert (config.kv_transfer_config is None) == (transfer is None)
+
+    def test_ours_is(self, configure: Configure) -> None:
+        with pytest.raises(ImportError, match=r"offload\.vllm"):
+            configure(transfer=ours())
+
+
+class TestChildrenOfAMultiConnector:
+    def multi(self, *children: Any) -> dict[str, Any]:
+        settings = {"connectors": list(children)}
+        return {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": settings}
+
+    def test_ours_is_checked_among_them(self, configure: Configure) -> None:
+        other = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
+        configure(transfer=self.multi(other, ours()))
+        with pytest.raises(ConfigError, match="'cpu_gb'"):
+            configure(transfer=self.multi(other, ours(cpu_gb=1)))
+        with pytest.raises(UnsupportedError, match='kv_role is "kv_consumer"'):
+            configure(transfer=self.multi(other, ours(role="kv_consumer")))
+
+
+class TestPinning:
+    """Whether memory can be pinned is asked on CUDA only, and once all else is in order."""
+
+    @pytest.fixture
+    def refusing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse() -> None:
+            raise HostMemoryError("cannot pin")
+
+        monkeypatch.setattr(support, "check_pinning", refuse)
+
+    @pytest.mark.parametrize("cuda", [True, False])
+    def test_a_refusal_is_one_before_the_start(
+        self, configure: Configure, refusing: None, cuda: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(support, "current_platform", SimpleNamespace(is_cuda=lambda: cuda))
+        if not cuda:
+            configure(transfer=ours())
+            return
+        with pytest.raises(HostMemoryError, match="cannot pin"):
+            configure(transfer=ours())
+        with pytest.raises(ConfigError):
+            configure(transfer=ours(cpu_gb=1))
+        configure(transfer=None)
+
+    def test_the_workers_do_not_ask_again(
+        self, configure: Configure, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = configure(transfer=ours())
+        monkeypatch.setattr(support, "current_platform", SimpleNamespace(is_cuda=lambda: True))
+        monkeypatch.setattr(support, "check_pinning", lambda: pytest.fail("asked"))
+        assert check_engine(config) is not None
+
+
+def test_refusals_are_of_one_family() -> None:
+    for error in (ConfigError, UnsupportedError, HostMemoryError):
+        assert issubclass(error, OffloadError)
+        assert issubclass(error, ValueError)
+
+
+def test_checking_without_the_connector_checks_nothing(configure: Configure) -> None:
+    config = configure(enable_prefix_caching=False)
+    assert check_engine(config) is None
+    check_before_start(config)
+
+
+def attention(**more: Any) -> FullAttentionSpec:
+    return FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32, **more)
+
+
+def window() -> SlidingWindowSpec:
+    return SlidingWindowSpec(
+        block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32, sliding_window=32
+    )
+
+
+def latent() -> MLAAttentionSpec:
+    return MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
+
+
+def state() -> MambaSpec:
+    return MambaSpec(block_size=16, shapes=((8,),), dtypes=(torch.float32,))
+
+
+def groups_of(*specs: KVCacheSpec) -> KVCacheConfig:
+    return KVCacheConfig(4, [], [KVCacheGroupSpec([f"layer.{n}"], spec) for n, spec in enumerate(specs)])
+
+
+def uniform(**specs: KVCacheSpec) -> UniformTypeKVCacheSpecs:
+    return UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=specs)
+
+
+class TestCacheGroups:
+    @pytest.mark.parametrize(
+        "spec",
+        [attention(), attention(sliding_window=32), latent(), uniform(a=attention(), b=attention())],
+        ids=["full", "window kept whole", "latent", "uniform"],
+    )
+    def test_one_group_of_full_attention_is_served(self, spec: KVCacheSpec) -> None:
+        check_cache_groups(groups_of(spec))
+
+    @pytest.mark.parametrize(
+        ("spec", "kind"),
+        [
+            (window(), "SlidingWindowSpec"),
+            (state(), "MambaSpec"),
+            (uniform(a=window(), b=window()), "SlidingWindowSpec"),
+        ],
+        ids=["window", "state", "uniform windows"],
+    )
+    def test_other_kinds_are_refused(self, spec: KVCacheSpec, kind: str) -> None:
+        with pytest.raises(UnsupportedError) as refused:
+            check_cache_groups(groups_of(spec))
+        check_message(refused, f"of kind {kind}", "Remove the connector")
+
+    def test_several_groups_are_refused(self) -> None:
+        with pytest.raises(UnsupportedError) as refused:
+            check_cache_groups(groups_of(attention(), window(), window()))
+        check_message(
+            refused,
+            "3 KV cache groups (FullAttentionSpec, SlidingWindowSpec, SlidingWindowSpec)",
+            "--disable-hybrid-kv-cache-manager",
+        )
+
+    def test_no_group_is_refused(self) -> None:
+        with pytest.raises(UnsupportedError, match="0 KV cache groups"):
+            check_cache_groups(groups_of())
