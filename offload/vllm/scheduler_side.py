@@ -39,11 +39,14 @@ class _Tracked:
     ``num_full`` only saves asking again while no further block has filled; what is stored is asked of
     the tree. ``may_be_stored`` turns False for good at a reset, when its KV may be of old weights, and
     is False from the start if the request says so, or is a streaming session, which takes back tokens
-    and then overwrites blocks that were full.
+    and then overwrites blocks that were full. ``may_be_loaded`` turns False with the first load that
+    fails: the scheduler still counts such a request among the prefills it reserves blocks for, and would
+    have it wait for ever for room beside itself if it were offered a second load.
     """
 
     request: "Request"
     may_be_stored: bool
+    may_be_loaded: bool = True
     num_full: int = 0
 
 
@@ -82,6 +85,9 @@ class SchedulerSide:
 
     def matched_tokens(self, request: "Request", num_local: int) -> int:
         """Tokens the pool can add to the ``num_local`` leading ones the GPU has. Asked again and again."""
+        tracked = self._requests.get(request.request_id)
+        if tracked is not None and not tracked.may_be_loaded:
+            return 0
         if not read_hints(request.kv_transfer_params).load:
             return 0
         depth = self.allocator.resident_depth(request.block_hashes)
@@ -223,6 +229,9 @@ class SchedulerSide:
 
     def _end_load(self, job: LoadJob) -> None:
         self.allocator.unpin(job.pin)
+        tracked = self._requests.get(job.request_id)
+        if tracked is not None and job.num_copied < len(job.block_ids):
+            tracked.may_be_loaded = False
         self.metrics.count("restored_requests", job.num_copied > 0)
         self.metrics.count("restored_tokens", job.num_copied * self.block_size)
         self.metrics.count("loaded_bytes", job.num_copied * self._slot_bytes)
