@@ -25,7 +25,9 @@ class Audit:
         self._engine = engine
         self._requests: dict[str, Request] = {}
         self._tags: dict[bytes, Words] = {}
-        self._pool_epoch = 0
+        self.pool_epoch = 0
+        """Counts resets of the pool."""
+        self._load_epochs: dict[int, int] = {}
         self._slot_epochs: dict[int, int] = {}
 
     def follow(self, request: Request) -> None:
@@ -39,34 +41,37 @@ class Audit:
             slots = store.slots.tolist()
             history.blocks(store.block_ids.tolist(), f"job {store.job_id} stores it")
             history.slots(slots, f"job {store.job_id} fills it from blocks {store.block_ids.tolist()}")
-            self._slot_epochs.update(dict.fromkeys(slots, self._pool_epoch))
+            self._slot_epochs.update(dict.fromkeys(slots, self.pool_epoch))
         for load in plan.loads:
             slots = load.slots.tolist()
             history.blocks(load.block_ids.tolist(), f"job {load.job_id} loads it for {load.request_id}")
             history.slots(slots, f"job {load.job_id} reads it")
+            self._load_epochs[load.job_id] = self.pool_epoch
             self._engine.counts["loads"] += 1
             for slot in slots:
-                if self._slot_epochs.get(slot) != self._pool_epoch:
+                if self._slot_epochs.get(slot) != self.pool_epoch:
                     raise WrongBytesError(
                         f"job {load.job_id} loads slot {slot}, stored before the pool was reset\n"
                         f"{history.of_slot(slot)}"
                     )
 
-    def see_report(self, output: KVConnectorOutput | None) -> None:
-        """Workers have spoken."""
+    def see_report(self, output: KVConnectorOutput | None, pool_epoch: int) -> None:
+        """Workers have spoken, in a step planned at ``pool_epoch``: loads from before it are void."""
         report = output.kv_connector_worker_meta if output is not None else None
         if not isinstance(report, WorkerReport):
             return
         jobs = self._engine.side.ledger._jobs
         for job_id, ended in report.jobs.items():
             job = jobs.get(job_id)
+            if ended.num_copied and self._load_epochs.get(job_id, pool_epoch) < pool_epoch:
+                raise WrongBytesError(f"job {job_id} loads what was stored before the pool was reset")
             if job is not None:
                 what = f"job {job_id} ended on {ended.num_ranks} ranks, {ended.num_copied} blocks copied"
                 self._engine.history.blocks(job.block_ids.tolist(), what)
 
     def pool_was_reset(self) -> None:
         """The connector's cache was reset."""
-        self._pool_epoch += 1
+        self.pool_epoch += 1
 
     def after_step(self) -> None:
         """Cheap checks always, the whole pool's bytes now and then."""

@@ -2,7 +2,7 @@
 
 import ctypes
 import random
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,9 +56,16 @@ class SeededCopier:
         self._faults = Counter[str]() if faults is None else faults
         self._chosen: dict[int, Fault] = {}
         self._inner = FaultyCopier(CpuCopier(), lambda job_id, direction: self._chosen.pop(job_id))
+        self.held: set[Direction] = set()
+        """Copies of these directions do not happen until it is taken out again."""
+        self._forced: dict[Direction, deque[Fault]] = {way: deque() for way in Direction}
         self._now = 0
         self._tasks: list[_Task] = []
         self._done: list[_Done] = []
+
+    def force(self, direction: Direction, *faults: Fault) -> None:
+        """The next copies of that direction meet these faults, whatever the seed says."""
+        self._forced[direction].extend(faults)
 
     def fence(self, direction: Direction) -> None:
         self._inner.fence(direction)
@@ -74,7 +81,8 @@ class SeededCopier:
 
     def poll(self) -> list[CopyEnd]:
         self._now += 1
-        self._run([task for task in self._tasks if task.copy_at <= self._now])
+        due = [task for task in self._tasks if task.copy_at <= self._now and task.direction not in self.held]
+        self._run(due)
         if self._now % self._schedule.burst_every:
             return []
         ready = [done for done in self._done if done.report_at <= self._now]
@@ -102,8 +110,13 @@ class SeededCopier:
         return self._rng.randint(0, self._schedule.longest_delay)
 
     def _choose_fault(self, direction: Direction) -> Fault:
-        if self._rng.random() >= self._schedule.fault_rate:
-            return Fault.NONE
-        fault = self._rng.choice([Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY])
+        if self._forced[direction]:
+            fault = self._forced[direction].popleft()
+        elif self._rng.random() < self._schedule.fault_rate:
+            fault = self._rng.choice([Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY])
+        else:
+            fault = Fault.NONE
+        if fault is Fault.NONE:
+            return fault
         self._faults[f"{direction.value} {fault.name.lower()}"] += 1
         return fault

@@ -3,6 +3,7 @@
 import random
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
@@ -24,6 +25,16 @@ from offload.vllm.virtual.runner import VirtualRunner
 from offload.vllm.virtual.settings import VirtualSettings, make_kv_cache_config, make_vllm_config
 
 VOCABULARY = 512
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step on its way: what was scheduled, under which weights and pool, and what came of it."""
+
+    output: SchedulerOutput
+    generation: int
+    pool_epoch: int
+    result: ModelRunnerOutput | None = None
 
 
 class StuckError(AssertionError):
@@ -73,7 +84,7 @@ class VirtualEngine:
         self.audit = Audit(self)
         self.generation = 0
         """Counts weight updates: KV of an earlier generation must never be read."""
-        self._in_flight: deque[tuple[SchedulerOutput, int, ModelRunnerOutput | None]] = deque()
+        self._in_flight: deque[_Step] = deque()
         self._next_id = 0
 
     @property
@@ -193,25 +204,23 @@ class VirtualEngine:
         for req_id in [*preempted, *output.finished_req_ids]:
             self.history.blocks(self.runner.table_of(req_id), f"{req_id} gave it back")
         self.audit.see_plan(output.kv_connector_metadata)
-        self._in_flight.appendleft((output, self.generation, None))
+        self._in_flight.appendleft(_Step(output, self.generation, self.audit.pool_epoch))
         if not self.settings.overlapped or self._rng.random() < 0.5:
             self._execute_all()
         return bool(output.total_num_scheduled_tokens)
 
     def _execute_all(self) -> None:
         """Workers are first-in first-out, but may lag behind the scheduler."""
-        for index in reversed(range(len(self._in_flight))):
-            output, generation, result = self._in_flight[index]
-            if result is None:
-                result = self.runner.execute(output, generation)
-                self._in_flight[index] = (output, generation, result)
+        for step in reversed(self._in_flight):
+            if step.result is None:
+                step.result = self.runner.execute(step.output, step.generation)
 
     def _finish_step(self, aborts: Sequence[str]) -> None:
         self._execute_all()
-        output, _, result = self._in_flight.pop()
-        assert result is not None
+        step = self._in_flight.pop()
+        assert step.result is not None
         for req_id in aborts:
             self.abort(req_id)
-        self.audit.see_report(result.kv_connector_output)
-        self.scheduler.update_from_output(output, result)
+        self.audit.see_report(step.result.kv_connector_output, step.pool_epoch)
+        self.scheduler.update_from_output(step.output, step.result)
         self.audit.after_step()

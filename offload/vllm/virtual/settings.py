@@ -90,7 +90,7 @@ def draw_settings(
     return VirtualSettings(
         num_ranks=num_ranks or rng.choice([1, 1, 2, 3]),
         gpu_blocks=gpu_blocks,
-        cpu_slots=rng.choice([3, 12, 40, 150]),
+        cpu_slots=rng.choice([3, gpu_blocks // 2, 2 * gpu_blocks, 6 * gpu_blocks]),
         block_size=rng.choice([2, 4, 4]),
         block_outermost=rng.random() < 0.5,
         policy=rng.choice(["fcfs", "priority"]),

@@ -1,14 +1,23 @@
 """A random workload that goes where connectors break."""
 
 import random
+from typing import NamedTuple
 
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from offload.vllm.virtual.engine import VOCABULARY, VirtualEngine
 
-_SALTS = (None, None, None, "tenant-a", "tenant-b")
+_SALTS = (None, None, "tenant")
 _WEATHER = (0.05, 0.2, 0.5, 1.5)
 """Requests arriving per step; one of these blows for a while."""
+
+_REMEMBERED = 16
+"""Conversations that may come back."""
+
+
+class _Conversation(NamedTuple):
+    tokens: list[int]
+    salt: str | None
 
 
 class Workload:
@@ -19,7 +28,7 @@ class Workload:
         self._rng = rng
         self._resets = resets
         self._live: list[Request] = []
-        self._past: list[list[int]] = []
+        self._past: list[_Conversation] = []
         self._rate = 0.5
         self._abort_rate = rng.choice([0.0, 0.02, 0.1])
 
@@ -33,23 +42,27 @@ class Workload:
         for _ in range(arrivals):
             if len(self._live) < 4 * engine.settings.max_num_seqs:
                 self._arrive()
-        if self._live and rng.random() < self._abort_rate:
-            engine.abort(rng.choice(self._live).request_id)
+        if rng.random() < self._abort_rate:
+            self._abort()
         if self._resets and rng.random() < 0.01:
             self._reset()
         during = [rng.choice(self._live).request_id] if self._live and rng.random() < self._abort_rate else []
         engine.step(during)
 
     def _retire(self) -> None:
+        """What has ended may be continued, repeated or diverged from, soon or much later."""
+        rng = self._rng
         for request in [request for request in self._live if request.is_finished()]:
             self._live.remove(request)
-            self._past.append(list(request.all_token_ids))
-        del self._past[:-24]
+            ended = _Conversation(list(request.all_token_ids), request.cache_salt)
+            if len(self._past) < _REMEMBERED:
+                self._past.append(ended)
+            elif rng.random() < 0.3:
+                self._past[rng.randrange(_REMEMBERED)] = ended
 
     def _arrive(self) -> None:
         rng, engine = self._rng, self._engine
-        prompt = self._draw_prompt()
-        salt = rng.choice(_SALTS)
+        prompt, salt = self._draw_prompt()
         hints = None
         if rng.random() < 0.05:
             hints = {rng.choice(["cpu_offload_store", "cpu_offload_load"]): False}
@@ -60,15 +73,28 @@ class Workload:
             request = engine.add(prompt, max_tokens, priority=priority, salt=salt, hints=hints)
             self._live.append(request)
 
-    def _draw_prompt(self) -> list[int]:
+    def _abort(self) -> None:
+        """Any request; with some preference for those whose KV is on its way."""
+        loading = [req for req in self._live if req.status == RequestStatus.WAITING_FOR_REMOTE_KVS]
+        victims = loading if loading and self._rng.random() < 0.5 else self._live
+        if victims:
+            self._engine.abort(self._rng.choice(victims).request_id)
+
+    def _draw_prompt(self) -> _Conversation:
         rng = self._rng
         longest = self._engine.settings.longest - 1
-        old = list(rng.choice(self._past)) if self._past and rng.random() < 0.7 else []
-        if old and rng.random() < 0.5:
-            del old[rng.randint(1, len(old)) :]
-        tail = rng.choice([0, 1, 3, longest // 4, longest])
-        prompt = old + [rng.randrange(VOCABULARY) for _ in range(rng.randint(0, tail))]
-        return prompt[:longest] or [rng.randrange(VOCABULARY)]
+        tokens: list[int] = []
+        salt = rng.choice(_SALTS)
+        if self._past and rng.random() < 0.8:
+            tokens, salt = rng.choice(self._past)
+            if rng.random() < 0.3:
+                tokens = tokens[: rng.randint(1, len(tokens))]
+            if rng.random() < 0.1:
+                salt = rng.choice(_SALTS)
+        longest_tail = rng.choice([0, 1, 3, longest // 4, longest])
+        tail = [rng.randrange(VOCABULARY) for _ in range(rng.randint(0, longest_tail))]
+        prompt = (tokens + tail)[:longest] or [rng.randrange(VOCABULARY)]
+        return _Conversation(prompt, salt)
 
     def _reset(self) -> None:
         rng, engine = self._rng, self._engine

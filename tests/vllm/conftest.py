@@ -1,0 +1,35 @@
+"""The virtual engine's own noise: faults made on purpose are not worth a warning each."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from offload.vllm.virtual import VirtualEngine
+from tests.vllm.driver import make_engine
+
+
+@pytest.fixture(autouse=True)
+def _no_warnings_about_intended_faults() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("offload", "vllm")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def engines() -> Iterator[Callable[..., VirtualEngine]]:
+    """Makes engines and closes them."""
+    made: list[VirtualEngine] = []
+
+    def make(**settings: Any) -> VirtualEngine:
+        made.append(make_engine(**settings))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()

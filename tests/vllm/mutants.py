@@ -1,0 +1,292 @@
+"""Our code with one thing taken out or put wrong: the historic bugs of KV offloading, one by one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+from allocator import CpuOffloadingBlockAllocator
+from offload import planner
+from offload.ledger import JobLedger, StoreJob
+from offload.vllm.connector import CpuOffloadConnector
+from offload.vllm.messages import WorkerReport
+from offload.vllm.scheduler_side import SchedulerSide
+from offload.vllm.worker_side import WorkerSide
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change to our code, by name; ``apply`` makes it for the life of a monkeypatch."""
+
+    name: str
+    apply: Callable[[pytest.MonkeyPatch], None]
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(apply: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
+    MUTANTS.append(Mutant(apply.__name__, apply))
+    return apply
+
+
+class _NoReferences:
+    """A GPU block pool that is asked to hold and release blocks, and does not."""
+
+    def __init__(self, pool: Any) -> None:
+        self.num_gpu_blocks = pool.num_gpu_blocks
+
+    def touch(self, blocks: Any) -> None:
+        pass
+
+    def free_blocks(self, blocks: Any) -> None:
+        pass
+
+
+@mutant
+def source_blocks_are_not_held_during_a_store(patch: pytest.MonkeyPatch) -> None:
+    original = SchedulerSide.__init__
+
+    def init(self: SchedulerSide, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._block_pool = _NoReferences(self._block_pool)
+
+    patch.setattr(SchedulerSide, "__init__", init)
+
+
+@mutant
+def held_blocks_are_released_at_finish(patch: pytest.MonkeyPatch) -> None:
+    original = SchedulerSide.finish
+
+    def finish(self: SchedulerSide, request: Any) -> None:
+        original(self, request)
+        table = {block.block_id for block in self._manager.get_blocks(request.request_id).blocks[0]}
+        for job in self.ledger._jobs.values():
+            if isinstance(job, StoreJob) and table.intersection(job.block_ids.tolist()):
+                self.ledger.num_held_blocks -= len(job.blocks)
+                self._block_pool.free_blocks(reversed(job.blocks))
+                job.blocks = []
+
+    patch.setattr(SchedulerSide, "finish", finish)
+
+
+@mutant
+def slots_are_not_pinned_during_a_load(patch: pytest.MonkeyPatch) -> None:
+    pin = CpuOffloadingBlockAllocator.pin
+    unpin = CpuOffloadingBlockAllocator.unpin
+
+    def pin_and_let_go(self: CpuOffloadingBlockAllocator, *args: Any) -> Any:
+        pinned = pin(self, *args)
+        unpin(self, pinned)
+        return pinned
+
+    patch.setattr(CpuOffloadingBlockAllocator, "pin", pin_and_let_go)
+    patch.setattr(CpuOffloadingBlockAllocator, "unpin", lambda self, pin: None)
+
+
+@mutant
+def stores_are_committed_before_they_are_copied(patch: pytest.MonkeyPatch) -> None:
+    plan_store = CpuOffloadingBlockAllocator.plan_store
+    commit = CpuOffloadingBlockAllocator.commit
+
+    def plan_and_commit(self: CpuOffloadingBlockAllocator, *args: Any) -> Any:
+        plan = plan_store(self, *args)
+        if plan is not None:
+            commit(self, plan)
+        return plan
+
+    patch.setattr(CpuOffloadingBlockAllocator, "plan_store", plan_and_commit)
+    patch.setattr(CpuOffloadingBlockAllocator, "commit", lambda self, plan: None)
+    patch.setattr(CpuOffloadingBlockAllocator, "abort", lambda self, plan: None)
+
+
+@mutant
+def failed_stores_are_committed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CpuOffloadingBlockAllocator, "abort", CpuOffloadingBlockAllocator.commit)
+
+
+@mutant
+def what_follows_a_failed_store_is_not_aborted(patch: pytest.MonkeyPatch) -> None:
+    """Followers become resident: the failed positions stay where they are, as if filled."""
+
+    def abort(self: CpuOffloadingBlockAllocator, plan: Any) -> None:
+        followers = [p for p in self._copying.values() if p.parent_hash == plan.hashes[-1]]
+        self.commit(plan) if followers else original(self, plan)
+
+    original = CpuOffloadingBlockAllocator.abort
+    patch.setattr(CpuOffloadingBlockAllocator, "abort", abort)
+
+
+@mutant
+def plans_after_a_failed_store_stay_in_flight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CpuOffloadingBlockAllocator, "_orphan_plans", lambda self: None)
+
+
+@mutant
+def a_job_is_done_when_the_first_rank_is(patch: pytest.MonkeyPatch) -> None:
+    original = JobLedger.__init__
+    patch.setattr(JobLedger, "__init__", lambda self, num_ranks: original(self, 1))
+
+
+@mutant
+def one_good_rank_makes_a_job_good(patch: pytest.MonkeyPatch) -> None:
+    original = JobLedger.report
+
+    def report(self: JobLedger, job_id: int, num_ranks: int, num_copied: int) -> Any:
+        job = self._jobs.get(job_id)
+        is_last = job is not None and job.ranks_left <= num_ranks
+        whole = len(job.block_ids) if job is not None else 0
+        return original(self, job_id, num_ranks, num_copied if is_last else whole)
+
+    patch.setattr(JobLedger, "report", report)
+    patch.setattr(
+        WorkerReport, "aggregate", lambda self, other: WorkerReport({**self.jobs, **_added(self, other)})
+    )
+
+
+def _added(mine: WorkerReport, other: Any) -> dict[int, Any]:
+    both = mine.jobs.keys() & other.jobs.keys()
+    return {
+        job_id: ended._replace(
+            num_ranks=ended.num_ranks + (mine.jobs[job_id].num_ranks if job_id in both else 0)
+        )
+        for job_id, ended in other.jobs.items()
+    }
+
+
+@mutant
+def blocks_computed_in_part_are_stored(patch: pytest.MonkeyPatch) -> None:
+    def storable(num_computed: int, num_scheduled: int, num_tokens: int, num_hashes: int, size: int) -> int:
+        return min(-(-(num_computed + num_scheduled) // size), num_hashes)
+
+    patch.setattr(planner, "storable_blocks", storable)
+
+
+@mutant
+def stores_at_finish_trust_the_hashes(patch: pytest.MonkeyPatch) -> None:
+    def storable(
+        num_computed: int, num_unconfirmed: int, num_prompt: int, num_tokens: int, num_hashes: int, size: int
+    ) -> int:
+        return num_hashes
+
+    patch.setattr(planner, "storable_blocks_at_finish", storable)
+
+
+@mutant
+def a_request_aborted_while_loading_is_stored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JobLedger, "is_loading", lambda self, request_id: False)
+
+
+@mutant
+def loads_in_flight_survive_a_reset(patch: pytest.MonkeyPatch) -> None:
+    original = WorkerSide.bind
+
+    def bind(self: WorkerSide, plan: Any) -> None:
+        plan.cancelled.clear()
+        original(self, plan)
+
+    patch.setattr(WorkerSide, "bind", bind)
+
+
+@mutant
+def stores_in_flight_survive_a_reset(patch: pytest.MonkeyPatch) -> None:
+    """Nothing of the pool is forgotten."""
+    patch.setattr(CpuOffloadingBlockAllocator, "reset", lambda self: None)
+
+
+@mutant
+def failed_slots_stay_resident(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CpuOffloadingBlockAllocator, "drop", lambda self, prefix_hash: None)
+
+
+@mutant
+def unfilled_blocks_are_not_reported(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CpuOffloadConnector, "get_block_ids_with_load_errors", lambda self: set())
+
+
+@mutant
+def a_failed_load_is_never_reported(patch: pytest.MonkeyPatch) -> None:
+    original = WorkerSide._end_load
+
+    def end_load(self: WorkerSide, end: Any, results: KVConnectorTransferResults) -> None:
+        if end.error is None:
+            original(self, end, results)
+
+    patch.setattr(WorkerSide, "_end_load", end_load)
+
+
+@mutant
+def the_engine_may_sleep_with_jobs_in_flight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CpuOffloadConnector, "has_pending_push_work", lambda self: False)
+
+
+@mutant
+def loads_go_to_the_head_of_the_table(patch: pytest.MonkeyPatch) -> None:
+    """The blocks that the GPU's own cache supplied are forgotten about."""
+    original = planner.load_range
+
+    def load_range(num_local: int, num_external: int, size: int) -> range:
+        return original(0, num_external, size)
+
+    patch.setattr(planner, "load_range", load_range)
+
+
+@mutant
+def held_blocks_are_never_released(patch: pytest.MonkeyPatch) -> None:
+    original = SchedulerSide._end_store
+
+    def end_store(self: SchedulerSide, job: StoreJob) -> None:
+        job.blocks = []
+        original(self, job)
+
+    patch.setattr(SchedulerSide, "_end_store", end_store)
+
+
+@mutant
+def the_salt_of_a_request_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """Chains are looked up by tokens alone."""
+    from offload.vllm.virtual.engine import VirtualEngine
+
+    original = VirtualEngine.add
+
+    def add(
+        self: VirtualEngine, prompt: Any, max_tokens: int, *, salt: str | None = None, **kwargs: Any
+    ) -> Any:
+        request = original(self, prompt, max_tokens, **kwargs)
+        if salt is not None:
+            self._salts[request.request_id] = salt
+        return request
+
+    patch.setattr(VirtualEngine, "add", add)
+
+
+@mutant
+def block_tables_are_remembered(patch: pytest.MonkeyPatch) -> None:
+    """Stores read the blocks a request had when it was admitted first, plus what it gained since."""
+    tables: dict[tuple[int, str], list[Any]] = {}
+    original = SchedulerSide._hold_and_order
+
+    class Remembering:
+        def __init__(self, side: SchedulerSide) -> None:
+            self._manager = side._manager
+
+        def get_blocks(self, req_id: str) -> Any:
+            now = self._manager.get_blocks(req_id)
+            table = tables.setdefault((id(self._manager), req_id), [])
+            table.extend(now.blocks[0][len(table) :])
+            return SimpleNamespace(blocks=(table,))
+
+    def hold_and_order(self: SchedulerSide, request_id: str, plan: Any) -> None:
+        manager, self._manager = self._manager, Remembering(self)
+        original(self, request_id, plan)
+        self._manager = manager
+
+    patch.setattr(SchedulerSide, "_hold_and_order", hold_and_order)
+
+
+@mutant
+def the_slots_of_a_pinned_chain_are_freed_when_it_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CpuOffloadingBlockAllocator, "_not_pinned", lambda self, slots: slots)

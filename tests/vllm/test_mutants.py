@@ -1,0 +1,27 @@
+"""The random workload finds the historic bugs: each mutant of our code is caught within so many steps."""
+
+import pytest
+
+from offload.vllm.virtual import RunFailedError, run_seed
+from tests.vllm.mutants import MUTANTS, Mutant
+
+_SEEDS = 60
+_TURNS = 200
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant.apply(monkeypatch)
+    steps = 0
+    for seed in range(_SEEDS):
+        try:
+            steps += run_seed(seed, _TURNS).steps
+        except RunFailedError as failure:
+            steps += failure.step
+            cause = str(failure.cause).splitlines()[0]
+            print(
+                f"{mutant.name}: caught at seed {seed} after {steps} steps: "
+                f"{type(failure.cause).__name__}: {cause[:150]}"
+            )
+            return
+    pytest.fail(f"{mutant.name} was not caught in {_SEEDS} seeds, {steps} steps")
