@@ -1,6 +1,6 @@
 """What does a connector cost where it cannot help? Two engines alive at once, taking turns.
 
-    python -m benchmarks.overhead [--mode offload] [--rounds 20] [--json FILE]
+    python -m benchmarks.overhead [--mode offload] [--rounds 12] [--starts 2] [--json FILE]
 
 One engine has prefix caching and no connector, the other has the connector of `--mode`. Both get the same
 prompts in short alternating rounds, so that what disturbs the machine disturbs both alike:
@@ -9,9 +9,12 @@ prompts in short alternating rounds, so that what disturbs the machine disturbs 
   pool is full it evicts as well.
 - fits: as many documents as the GPU holds, asked again and again; the connector has nothing to do.
 
-Per case: the median over the rounds of (seconds with / seconds without), its quartiles and extremes.
-`--mode prefix` compares the engine with a second one like it: the noise of the measurement itself. The
-waiting engine's share of a core is measured too; it must be near 0 for turns to be fair.
+Two engines that are alike still differ by a few percent, by their place in memory and on the machine, for
+as long as they live. So both are started anew `--starts` times, in alternating order. Per case: the median
+over the rounds of (seconds with / seconds without) for each start, the geometric mean of these medians,
+and the quartiles and extremes of all rounds. `--mode prefix` compares the engine with a second one like
+it: the noise of the measurement itself. The waiting engine's share of a core is measured too; it must be
+near 0 for turns to be fair.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +50,8 @@ __all__ = ["main"]
 
 _BASE = "prefix"
 _CASES = ("no reuse", "fits")
+_LOOK_SECONDS = 0.1
+_REST_SECONDS = 15.0
 
 
 class _Turn(NamedTuple):
@@ -60,14 +67,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     given = {name: value for name, value in vars(options).items() if value is not None}
     try:
-        if options.rounds < 2 or options.round_documents < 1:
-            raise ValueError("--rounds must be at least 2 and --round-documents at least 1")
+        for name, least in (("rounds", 2), ("round_documents", 1), ("starts", 1)):
+            if given[name] < least:
+                raise ValueError(f"{name}={given[name]}: must be at least {least}")
         settings = make_settings(given)
         check_memory(settings, engines=2)
     except ValueError as error:
         parser.error(str(error))
+    rows: list[Row] = []
     try:
-        rows = _compare(settings, options.mode, options.rounds, options.round_documents)
+        for start in range(1, options.starts + 1):
+            rows += _compare(settings, options.mode, start, options.rounds, options.round_documents)
     except EngineError as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1
@@ -76,7 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for remark in remarks:
         print(remark)
     if options.json:
-        told = {"mode": options.mode, "base": _BASE, "rounds": options.rounds, **asdict(settings)}
+        told = {
+            "mode": options.mode,
+            "base": _BASE,
+            "starts": options.starts,
+            "rounds": options.rounds,
+            **asdict(settings),
+        }
         report.write_json(options.json, report.meta(settings=told, notes=remarks), rows)
         print(f"rows: {options.json}")
     return 0
@@ -89,7 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--mode", choices=MODES, default="offload", help="of the second engine (default: offload)")
-    add("--rounds", type=int, default=20, metavar="N", help="paired rounds per case (default: 20)")
+    add("--starts", type=int, default=2, metavar="N", help="fresh pairs of engines (default: 2)")
+    add("--rounds", type=int, default=12, metavar="N", help="paired rounds per case and start (default: 12)")
     add("--round-documents", type=int, default=4, metavar="N", help="new ones per round (default: 4)")
     add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     add_prompt_arguments(parser.add_argument_group("workload"))
@@ -97,11 +114,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _compare(settings: Settings, mode: str, count: int, round_documents: int) -> list[Row]:
+def _compare(settings: Settings, mode: str, start: int, count: int, round_documents: int) -> list[Row]:
+    """Start both engines, base first at odd starts, and let them take `count` turns per case."""
     rows: list[Row] = []
-    with EngineProcess(settings, _BASE) as base, EngineProcess(settings, mode) as other:
-        for engine in (base, other):
-            engine.warm_up()
+    base, other = EngineProcess(settings, _BASE), EngineProcess(settings, mode)
+    with ExitStack() as stack:
+        for engine in (base, other) if start % 2 else (other, base):
+            stack.enter_context(engine).warm_up()
         for case in _CASES:
             every_round = _no_reuse(settings, count, round_documents)
             if case == "fits":
@@ -109,8 +128,12 @@ def _compare(settings: Settings, mode: str, count: int, round_documents: int) ->
                 for engine in (base, other):
                     engine.reset()
                     engine.run_round(next(_fits(settings, 1)))
-            for number, prompts in enumerate(tqdm(every_round, desc=case, total=count, unit="round"), 1):
-                rows.append(_row(case, number, mode, *_pair(base, other, prompts, number % 2 == 0)))
+            bar = tqdm(
+                every_round, desc=f"start {start}, {case}", total=count, unit="round", dynamic_ncols=True
+            )
+            for number, prompts in enumerate(bar, 1):
+                turns = _pair(base, other, prompts, number % 2 == 0)
+                rows.append({"case": case, "start": start, "round": number, "mode": mode, **_row(*turns)})
     return rows
 
 
@@ -125,6 +148,17 @@ def _pair(
 
 
 def _turn(engine: EngineProcess, idle: EngineProcess, prompts: list[Prompt]) -> _Turn:
+    """Let `engine` ask the prompts as soon as `idle` is at rest; a worker spins for a second after work."""
+    deadline = time.monotonic() + _REST_SECONDS
+    while True:
+        before = _cpu_seconds(idle.pid)
+        time.sleep(_LOOK_SECONDS)
+        if _cpu_seconds(idle.pid) - before <= 0.1 * _LOOK_SECONDS:
+            break
+        if time.monotonic() > deadline:
+            raise EngineError(
+                f"mode {idle.mode!r}: the engine still computes {_REST_SECONDS:g} s after its turn"
+            )
     before = _cpu_seconds(idle.pid)
     result = engine.run_round(prompts)
     return _Turn(result, (_cpu_seconds(idle.pid) - before) / result.seconds)
@@ -151,12 +185,9 @@ def _fits(settings: Settings, count: int) -> Iterator[list[Prompt]]:
         yield each.prompts
 
 
-def _row(case: str, number: int, mode: str, base: _Turn, other: _Turn) -> Row:
+def _row(base: _Turn, other: _Turn) -> Row:
     counters = other.result.counters
     return {
-        "case": case,
-        "round": number,
-        "mode": mode,
         "seconds_without": round(base.result.seconds, 4),
         "seconds": round(other.result.seconds, 4),
         "ratio": round(other.result.seconds / base.result.seconds, 4),
@@ -177,7 +208,8 @@ def _format(rows: Sequence[Row], mode: str) -> str:
         "rounds",
         "s without",
         f"s with {mode}",
-        "ratio median",
+        "ratio",
+        "by start",
         "quartiles",
         "extremes",
         "GPU hits",
@@ -188,6 +220,10 @@ def _format(rows: Sequence[Row], mode: str) -> str:
     for case in _CASES:
         selected = [row for row in rows if row["case"] == case]
         ratios = [row["ratio"] for row in selected]
+        medians = [
+            statistics.median(row["ratio"] for row in selected if row["start"] == start)
+            for start in dict.fromkeys(row["start"] for row in selected)
+        ]
         low, high = np.percentile(ratios, [25, 75])
         hits = sum(row["cached_gpu_tokens"] for row in selected) / sum(
             row["prompt_tokens"] for row in selected
@@ -198,7 +234,8 @@ def _format(rows: Sequence[Row], mode: str) -> str:
                 len(selected),
                 f"{statistics.median(row['seconds_without'] for row in selected):.3f}",
                 f"{statistics.median(row['seconds'] for row in selected):.3f}",
-                f"{statistics.median(ratios):.4f}",
+                f"{statistics.geometric_mean(medians):.4f}",
+                " ".join(f"{median:.4f}" for median in medians),
                 f"{low:.4f} to {high:.4f}",
                 f"{min(ratios):.4f} to {max(ratios):.4f}",
                 f"{hits:.1%}",
