@@ -1,0 +1,120 @@
+"""A KV cache on the GPU and a pinned pool below it, laid out as vLLM does."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm import _custom_ops
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheTensor, compute_layout_strides
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from offload.copiers import CudaCopier
+from offload.copiers.cuda import register_host_memory, unregister_host_memory
+from offload.layout import BlockLayout
+from offload.memory import HostMemory
+from offload.transfer import TransferEngine
+from offload.vllm.regions import block_bytes, block_regions
+
+Bytes = npt.NDArray[np.uint8]
+
+NUM_LAYERS = 3
+NUM_HEADS = 2
+HEAD_SIZE = 64
+
+ONE_PIECE = KVCacheLayout.BLHNC
+PER_LAYER = KVCacheLayout.LBHNC
+PER_HEAD = KVCacheLayout.LHBNC
+
+
+class Cache:
+    """``num_blocks`` GPU blocks of random bytes, as many slots of other ones, and a copier between."""
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        block_size: int,
+        layout: KVCacheLayout,
+        num_blocks: int = 24,
+        max_registration_bytes: int = 1 << 20,
+    ) -> None:
+        spec = FullAttentionSpec(
+            block_size=block_size, num_kv_heads=NUM_HEADS, head_size=HEAD_SIZE, dtype=dtype
+        )
+        page = spec.page_size_bytes
+        packed = NUM_LAYERS * page if layout.is_block_outermost else None
+        layer_stride, block_stride, *_ = compute_layout_strides(
+            spec, num_blocks, NUM_LAYERS, layout, fixed_strides=(None, packed, None, None, None)
+        )
+        size = NUM_LAYERS * page * num_blocks
+        names = [f"layer.{number}" for number in range(NUM_LAYERS)]
+        tensor = KVCacheTensor(size, names, layer_stride, block_stride)
+        config = KVCacheConfig(num_blocks, [tensor], kv_cache_groups=[])
+
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        # Filled at first, so that the fill kernel is loaded: loading one may wait for the whole GPU.
+        self.raw = torch.full((size,), 1, dtype=torch.uint8, device=self.device)
+        self.raw.random_(0, 256, generator=torch.Generator(self.device).manual_seed(1))
+        self.num_blocks = num_blocks
+        self.slot_bytes = block_bytes(config)
+        self.memory = HostMemory(
+            num_blocks,
+            self.slot_bytes,
+            register=register_host_memory,
+            unregister=unregister_host_memory,
+            max_registration_bytes=max_registration_bytes,
+        )
+        flat = np.frombuffer((ctypes.c_uint8 * size).from_address(self.memory.address), np.uint8)
+        self.pool: Bytes = flat.reshape(num_blocks, self.slot_bytes)
+        self.pool[:] = np.random.default_rng(2).integers(0, 256, self.pool.shape, dtype=np.uint8)
+        self.regions = block_regions(config)
+        self.copier = CudaCopier(self.device, _custom_ops.swap_blocks_batch)
+        at = block_regions(config, self.raw.data_ptr())
+        self.engine = TransferEngine(
+            BlockLayout(at, self.memory.address, slots_per_registration=self.memory.slots_per_registration),
+            self.copier,
+        )
+        torch.cuda.synchronize(self.device)
+
+    def __enter__(self) -> "Cache":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
+        del self.pool
+        self.memory.close()
+
+    def block(self, block_id: int) -> torch.Tensor:
+        """The bytes of one GPU block in the order of a slot, put together piece by piece."""
+        pieces = []
+        for address, stride, size in self.regions:
+            start = address + block_id * stride
+            pieces.append(self.raw[start : start + size])
+        return torch.cat(pieces)
+
+    def blocks(self) -> Bytes:
+        """A copy of all GPU blocks, one row each. Waits for the GPU."""
+        torch.cuda.synchronize(self.device)
+        rows: Bytes = torch.stack([self.block(number) for number in range(self.num_blocks)]).cpu().numpy()
+        return rows
+
+    def write(self, block_id: int, value: int) -> None:
+        """Overwrite one GPU block, in the order of the engine's stream."""
+        for address, stride, size in self.regions:
+            start = address + block_id * stride
+            self.raw[start : start + size].fill_(value)
+
+
+def ids(*numbers: int) -> npt.NDArray[np.int64]:
+    return np.array(numbers, dtype=np.int64)
+
+
+def occupy_engine(milliseconds: int = 300) -> torch.cuda.Event:
+    """Keep the engine's stream busy about that long; the event is that of the end."""
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    kilohertz = getattr(properties, "clock_rate", 0) or 2_000_000
+    torch.cuda._sleep(kilohertz * milliseconds)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream())
+    return event

@@ -1,0 +1,80 @@
+"""Known bytes between a GPU and pinned memory."""
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from offload.transfer import TransferEnd
+from tests.gpu.cache import ONE_PIECE, PER_HEAD, PER_LAYER, Cache, ids
+from tests.offload.places import needs_gpu
+
+pytestmark = [pytest.mark.gpu, needs_gpu, pytest.mark.timeout(120)]
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+@pytest.mark.parametrize("layout", [ONE_PIECE, PER_LAYER, PER_HEAD], ids=lambda layout: layout.name)
+def test_bytes_go_down_and_come_up(dtype: torch.dtype, block_size: int, layout: KVCacheLayout) -> None:
+    order = np.random.default_rng(3).permutation(24).astype(np.int64)
+    with Cache(dtype, block_size, layout) as cache:
+        blocks, pool = cache.blocks(), cache.pool.copy()
+        stored, into = ids(5, 6, 7, 8, 0, 23), ids(2, 3, 4, 10, 11, 23)
+        cache.engine.store(1, stored, into)
+        assert settled(cache) == {1: (6, None)}
+        pool[into] = blocks[stored]
+        assert np.array_equal(cache.pool, pool), "a store moved other bytes, or not all of its own"
+        assert np.array_equal(cache.blocks(), blocks), "a store changed its source"
+
+        cache.engine.load(2, order[:12], order[12:])
+        assert settled(cache) == {2: (12, None)}
+        blocks[order[12:]] = pool[order[:12]]
+        assert np.array_equal(cache.blocks(), blocks), "a load moved other bytes, or not all of its own"
+        assert np.array_equal(cache.pool, pool), "a load changed its source"
+
+
+@pytest.mark.parametrize("layout", [ONE_PIECE, PER_LAYER], ids=lambda layout: layout.name)
+def test_a_run_of_slots_over_many_registrations(layout: KVCacheLayout) -> None:
+    """No copy may span two registrations; with one slot in each, every border is met."""
+    with Cache(torch.float16, 16, layout, max_registration_bytes=1) as cache:
+        assert cache.memory.slots_per_registration < cache.num_blocks
+        blocks = cache.blocks()
+        everything = np.arange(cache.num_blocks, dtype=np.int64)
+        cache.engine.store(1, everything, everything)
+        assert settled(cache) == {1: (cache.num_blocks, None)}
+        assert np.array_equal(cache.pool, blocks)
+
+
+def test_many_jobs_at_once_end_once_each() -> None:
+    order = np.random.default_rng(4).permutation(24).astype(np.int64)
+    with Cache(torch.bfloat16, 16, ONE_PIECE) as cache:
+        blocks, pool = cache.blocks(), cache.pool.copy()
+        pairs = order.reshape(12, 2)  # jobs with an even number store their pair, the others load it
+        for job_id, pair in enumerate(pairs):
+            if job_id % 2:
+                cache.engine.load(job_id, pair, pair)
+            else:
+                cache.engine.store(job_id, pair, pair)
+        assert settled(cache) == dict.fromkeys(range(12), (2, None))
+        assert len(cache.engine) == 0
+        assert cache.engine.poll() == []
+        down, up = pairs[::2].ravel(), pairs[1::2].ravel()
+        expected_pool, expected_blocks = pool.copy(), blocks.copy()
+        expected_pool[down], expected_blocks[up] = blocks[down], pool[up]
+        assert np.array_equal(cache.pool, expected_pool)
+        assert np.array_equal(cache.blocks(), expected_blocks)
+
+
+def test_a_job_without_blocks_ends() -> None:
+    with Cache(torch.float16, 16, ONE_PIECE) as cache:
+        cache.engine.store(1, ids(), ids())
+        assert settled(cache) == {1: (0, None)}
+
+
+def settled(cache: Cache) -> dict[int, tuple[int, str | None]]:
+    """Wait for all jobs; how each ended."""
+    cache.copier.drain()
+    ends: list[TransferEnd] = cache.engine.poll()
+    return {end.job_id: (end.num_blocks, end.error) for end in ends}
