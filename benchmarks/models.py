@@ -193,3 +193,8 @@ def _cached(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return final
+
+
+if __name__ == "__main__":
+    # vllm serve $(python -m benchmarks.models): a model to try a server with.
+    print(tiny_llama(layers=8, heads=8, kv_heads=8, with_tokenizer=True))
