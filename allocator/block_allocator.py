@@ -125,7 +125,7 @@ class CpuOffloadingBlockAllocator:
                 f"cannot pin positions {start} to {stop}: {place.depth} are resident; look the chain up first"
             )
         node = self._end_segment_at(place)
-        pin = Pin(node, place.depth, self._tree.slots_of(place, start))
+        pin = Pin(node, self._tree.slots_of(place, start))
         self._pins.add(pin)
         self._policy.leave(node)
         self._policy.touched(node)

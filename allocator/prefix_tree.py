@@ -84,28 +84,18 @@ class Node:
 
 
 class Pin:
-    """A promise that the slots of a chain's first ``depth`` positions stay what they are.
+    """A promise that ``slots``, of positions that end where ``node`` ends, stay what they are.
 
-    It hangs on the node that holds the deepest of them: ancestors of a node are never evictable. Splits
-    carry it along; a cut leaves it what is left of its positions, and no ``node`` when nothing is.
+    Pins hang, like children, at the end of a node: nothing before them is evictable. Splits carry them
+    along; a cut leaves them at the end of what is left, and with no ``node`` when nothing is.
     """
 
-    __slots__ = ("depth", "node", "slots")
+    __slots__ = ("node", "slots")
 
-    def __init__(self, node: Node, depth: int, slots: Slots) -> None:
+    def __init__(self, node: Node, slots: Slots) -> None:
         self.node: Node | None = node
-        self.depth = depth
         self.slots = slots
         node.pins.add(self)
-
-    def shorten(self, node: Node, depth: int) -> None:
-        """Only ``depth`` positions are left, the deepest in ``node``; at depth 0, none."""
-        if self.node is not None:
-            self.node.pins.remove(self)
-        self.node = node if depth else None
-        self.depth = depth
-        if self.node is not None:
-            self.node.pins.add(self)
 
 
 class Place(NamedTuple):
@@ -218,14 +208,8 @@ class PrefixTree:
         assert node.parent is not None
         if size > len(node) - size:
             new = self._split_off_tail(node, size)
-            head, tail = node, new
         else:
             new = self._split_off_head(node, size)
-            head, tail = new, node
-        movable, node.pins = node.pins, set()
-        for pin in movable:
-            pin.node = head if pin.depth <= depth else tail
-            pin.node.pins.add(pin)
         self._index.update(zip(new.hashes, repeat(new)))
         return new
 
@@ -268,9 +252,7 @@ class PrefixTree:
             for prefix_hash in part.hashes:
                 del self._index[prefix_hash]
         left = node if node.hashes or node.parent is None else node.parent
-        for holder in [node, *pruned]:
-            for pin in [pin for pin in holder.pins if pin.depth > depth]:
-                pin.shorten(left, depth)
+        self._hand_pins(removed, left)
         for below in pruned:
             below.parent = None
         if left is not node:
@@ -298,7 +280,7 @@ class PrefixTree:
                 found = self._index.get(prefix_hash)
                 assert found is node, f"index says {found!r} for a hash of {node!r}"
             for pin in node.pins:
-                assert pin.node is node and node.start < pin.depth <= node.end, f"{pin.depth} in {node!r}"
+                assert pin.node is node, f"a pin of {node!r} says it hangs on {pin.node!r}"
             seen += len(node)
         assert seen == len(self._index), f"{seen} positions in nodes, {len(self._index)} in the index"
 
@@ -307,8 +289,11 @@ class PrefixTree:
         tail = Node(node, node.end, part.hashes, part.slots)
         tail.resident = part.resident
         tail.children, node.children = node.children, {tail}
+        tail.pins, node.pins = node.pins, set()
         for child in tail.children:
             child.parent = tail
+        for pin in tail.pins:
+            pin.node = tail
         return tail
 
     def _split_off_head(self, node: Node, size: int) -> Node:
@@ -327,3 +312,13 @@ class PrefixTree:
         assert node.parent is not None
         node.parent.children.remove(node)
         node.parent = None
+
+    def _hand_pins(self, removed: list[Removed], left: Node) -> None:
+        """Pins of nodes that lost their end hang at the end of ``left``, unless that is the root."""
+        pins = {pin for part in removed for pin in part.node.pins}
+        for part in removed:
+            part.node.pins = set()
+        for pin in pins:
+            pin.node = None if left is self.root else left
+        if left is not self.root:
+            left.pins |= pins

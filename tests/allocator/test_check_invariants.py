@@ -102,7 +102,7 @@ def filling_taken_for_resident(allocator: CpuOffloadingBlockAllocator) -> None:
     _node_at(allocator, FORK[4]).resident = 2
 
 
-@seen_as("4 in <Node")
+@seen_as("a pin of <Node .* says it hangs on")
 def pin_on_another_node(allocator: CpuOffloadingBlockAllocator) -> None:
     (pin,) = allocator._pins
     pin.node = _node_at(allocator, LONG[5])

@@ -78,14 +78,14 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         self._agree_on_removed([removed], [self.model.positions[each] for each in hashes])
         assert (leaf.parent is None) == (not leaf.hashes)
 
-    @rule(chain=chains(min_length=4), depth=depths())
-    def cut(self, chain: list[bytes], depth: int) -> None:
-        if depth >= len(self.model.known(chain)):
-            return
-        place = self.tree.place_of(chain[depth])
+    @precondition(lambda self: self.model.positions)
+    @rule(data=st.data())
+    def cut(self, data: st.DataObject) -> None:
+        path = self._draw_path(data)
+        place = self.tree.place_of(path[-1].prefix_hash)
         assert place is not None
-        assert place.depth == depth
-        self._agree_on_removed(self.tree.cut(place), self.model.from_on(chain[depth]))
+        assert place.depth == len(path) - 1
+        self._agree_on_removed(self.tree.cut(place), self.model.from_on(path[-1].prefix_hash))
 
     @precondition(lambda self: self.pins)
     @rule(really=st.booleans())
@@ -95,13 +95,14 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             self._agree_on_removed(removed, list(self.model.positions.values()))
             assert len(self.tree) == 0
 
-    @rule(chain=chains(min_length=3), depth=depths())
-    def pin(self, chain: list[bytes], depth: int) -> None:
-        place = self.tree.find(chain, min(depth, len(chain)))
-        if not place.depth:
-            return
-        pin = Pin(self._end_segment_at(place).node, place.depth, self.tree.slots_of(place, 0))
-        self.pins.append((pin, PinModel(self.model.known(chain[: place.depth]), set())))
+    @precondition(lambda self: self.model.positions)
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        path = self._draw_path(data)
+        chain = [position.prefix_hash for position in path]
+        place = self.tree.find(chain, len(chain))
+        pin = Pin(self._end_segment_at(place).node, self.tree.slots_of(place, 0))
+        self.pins.append((pin, PinModel(path, set())))
 
     @precondition(lambda self: self.pins)
     @rule(data=st.data())
@@ -154,7 +155,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             self.seen["pin lost all"] += not kept
             if pin.node is not None:
                 assert pin in pin.node.pins
-                assert pin.node.end == pin.depth == len(kept)
+                assert pin.node.end == len(kept)
                 assert pin.node.hashes[-1] == kept[-1].prefix_hash
 
     # Helpers
@@ -173,6 +174,11 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         node = new if new.end == place.depth else place.node
         assert node.end == place.depth
         return Place(node, place.depth)
+
+    def _draw_path(self, data: st.DataObject) -> list[Position]:
+        known = self.model.positions.values()
+        in_order = sorted(known, key=lambda position: (len(position.path), position.prefix_hash))
+        return data.draw(st.sampled_from(in_order)).path
 
     def _nodes_of_at_least(self, num_positions: int) -> list[Node]:
         """In an order that is the same in every run."""
