@@ -24,7 +24,7 @@ from benchmarks.longdoc.options import Online, Options, parse
 from benchmarks.longdoc.plot import write_plot
 from benchmarks.longdoc.server import Server, ServerError, run_server
 from benchmarks.longdoc.settings import Settings, Workload
-from benchmarks.longdoc.summary import Row, format_summary, notes
+from benchmarks.longdoc.summary import Row, format_gains, format_summary, notes
 
 __all__ = ["main"]
 
@@ -72,6 +72,8 @@ def _report(options: Options, rows: list[Row]) -> None:
     settings, workload = options.settings, options.workload
     remarks = notes(options.modes, settings.device) if settings else []
     print("\n" + format_summary(rows))
+    for line in format_gains(rows):
+        print(line)
     for remark in remarks:
         print(remark)
     if options.json:
@@ -79,12 +81,16 @@ def _report(options: Options, rows: list[Row]) -> None:
         report.write_json(options.json, report.meta(settings=told, notes=remarks), rows)
         print(f"rows: {options.json}")
     if options.plot:
-        write_plot(options.plot, rows, _describe(settings) if settings else _describe_workload(workload))
+        title, marks = _describe_workload(workload), {}
+        if settings:
+            title = _describe(settings)
+            marks = {"GPU cache full": settings.gpu_documents, "CPU pool full": settings.cpu_documents}
+        write_plot(options.plot, rows, title, marks)
         print(f"plot: {options.plot}")
 
 
 def _describe(settings: Settings) -> str:
-    document_mib = settings.request_blocks * settings.block_bytes / 2**20
+    document_mib = settings.document_blocks * settings.block_bytes / 2**20
     return (
         f"{settings.device}, model {settings.model.shape}: {_describe_workload(settings.workload)}\n"
         f"a document takes {document_mib:.0f} MiB of KV, the GPU holds {settings.gpu_documents}, "

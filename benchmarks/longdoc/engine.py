@@ -135,8 +135,8 @@ class Engine(Client):
         return Counters.read((metric.name, metric.value) for metric in metrics if hasattr(metric, "value"))
 
     def close(self) -> None:
-        """Stop the engine's processes."""
-        self._llm.llm_engine.engine_core.shutdown()
+        """Stop the engine's processes; by force after a second, as vLLM's CPU worker takes long to go."""
+        self._llm.llm_engine.engine_core.shutdown(timeout=1.0)
 
     def ask(self, prompts: Sequence[Prompt], output_tokens: int, on_done: Callable[[], None]) -> list[float]:
         from vllm import SamplingParams

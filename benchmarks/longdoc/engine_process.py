@@ -22,6 +22,8 @@ from benchmarks.longdoc.workload import Prompt
 __all__ = ["EngineError", "EngineProcess"]
 
 _LOG_TAIL_LINES = 25
+# An engine stopped by force leaves shared memory to Python's resource tracker, which frees it with a warning.
+_QUIET = "ignore:resource_tracker:UserWarning"
 _STOP_SECONDS = 30.0
 _GRACE_SECONDS = 5.0
 
@@ -59,6 +61,7 @@ class EngineProcess:
         return self._process.pid
 
     def __enter__(self) -> EngineProcess:
+        os.environ.setdefault("PYTHONWARNINGS", _QUIET)
         self._process.start()
         self._child_end.close()
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,15 @@ _STYLES = {
 }
 
 
-def write_plot(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Write a PNG with one line per mode: left the last pass, right the sum over all passes."""
+def write_plot(path: Path, rows: Sequence[Row], title: str, marks: Mapping[str, int]) -> None:
+    """Write a PNG with one line per mode: left the last pass, right the sum over all passes.
+
+    Args:
+        path: of the PNG; its directory is made.
+        rows: of one run.
+        title: above the plot.
+        marks: text and document count of vertical lines (what fits where).
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -38,8 +45,11 @@ def write_plot(path: Path, rows: Sequence[Row], title: str) -> None:
     figure, axes = pyplot.subplots(1, len(panels), figsize=(6 * len(panels), 4.6), squeeze=False)
     for axis, (name, selected) in zip(axes[0], panels, strict=True):
         _draw(axis, name, selected)
+        _mark(axis, marks, max(row["documents"] for row in rows))
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150, format="png")
     pyplot.close(figure)
@@ -62,4 +72,13 @@ def _draw(axis: Any, name: str, rows: Sequence[Row]) -> None:
     axis.set_ylim(bottom=0)
     axis.margins(x=0.14)
     axis.grid(alpha=0.3)
-    axis.legend()
+
+
+def _mark(axis: Any, marks: Mapping[str, int], most: int) -> None:
+    for text, documents in marks.items():
+        if documents <= most:
+            axis.axvline(documents, color="black", linewidth=0.8, linestyle=":")
+            top = axis.get_xaxis_transform()  # x in documents, y as a share of the height
+            axis.text(
+                documents, 0.98, f"{text} ", transform=top, rotation=90, ha="right", va="top", fontsize=8
+            )

@@ -141,16 +141,16 @@ class Settings:
             )
 
     @property
-    def request_blocks(self) -> int:
-        """Blocks that one request takes, its last partial one included."""
-        return -(-self.workload.request_tokens // self.block_size)
+    def document_blocks(self) -> int:
+        """Blocks that a request leaves behind to be hit: its full ones (the last token is not computed)."""
+        return max(1, (self.workload.request_tokens - 1) // self.block_size)
 
     @property
     def gpu_blocks(self) -> int:
         """Blocks of the GPU cache: the documents, a tail for each running request, and the null block."""
         tail_tokens = self.workload.question_tokens + self.workload.output_tokens
         tail_blocks = 1 + -(-tail_tokens // self.block_size)
-        return self.gpu_documents * self.request_blocks + self.workload.concurrency * tail_blocks + 1
+        return self.gpu_documents * self.document_blocks + self.workload.concurrency * tail_blocks + 1
 
     @property
     def block_bytes(self) -> int:
@@ -160,7 +160,7 @@ class Settings:
     @property
     def cpu_bytes(self) -> int:
         """Bytes of the CPU pool."""
-        return self.cpu_documents * self.request_blocks * self.block_bytes
+        return self.cpu_documents * self.document_blocks * self.block_bytes
 
 
 def _at_least(name: str, value: int, least: int) -> None:

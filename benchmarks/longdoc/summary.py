@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.report import format_table
 
-__all__ = ["format_summary", "notes", "passes_total"]
+__all__ = ["Row", "format_gains", "format_summary", "notes", "passes_total"]
 
 _COLUMNS = (
     "documents",
@@ -46,6 +46,19 @@ def format_summary(rows: Sequence[Row]) -> str:
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     lines.sort(key=lambda row: (row["documents"], str(row["pass"]), modes.index(row["mode"])))
     return format_table(_COLUMNS, [_cells(row, base.get((row["documents"], row["pass"]))) for row in lines])
+
+
+def format_gains(rows: Sequence[Row]) -> list[str]:
+    """Return a line per mode with a connector: how many times faster than `prefix` its last pass was."""
+    last = max(row["pass"] for row in rows)
+    seconds = {(row["mode"], row["documents"]): row["seconds"] for row in rows if row["pass"] == last}
+    lines = []
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        pairs = [(n, base / seconds[mode, n]) for (of, n), base in seconds.items() if of == "prefix"]
+        if mode not in ("plain", "prefix") and pairs:
+            gains = ", ".join(f"{n} documents {gain:.2f}x" for n, gain in pairs)
+            lines.append(f"{mode} against prefix in pass {last}: {gains}")
+    return lines
 
 
 def passes_total(rows: Sequence[Row]) -> list[Row]:
