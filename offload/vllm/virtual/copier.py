@@ -67,6 +67,11 @@ class SeededCopier:
         """The next copies of that direction meet these faults, whatever the seed says."""
         self._forced[direction].extend(faults)
 
+    def relent(self) -> None:
+        """No fault is forced any longer."""
+        for faults in self._forced.values():
+            faults.clear()
+
     def fence(self, direction: Direction) -> None:
         self._inner.fence(direction)
 

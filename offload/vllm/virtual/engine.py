@@ -105,8 +105,9 @@ class VirtualEngine:
         priority: int = 0,
         salt: str | None = None,
         hints: dict[str, Any] | None = None,
+        resumable: bool = False,
     ) -> Request:
-        """Send a request; token ids and the number of tokens to generate."""
+        """Send a request: token ids, tokens to generate, and what ``kv_transfer_params`` say."""
         assert len(prompt) + max_tokens <= self.settings.longest, "the request can never fit"
         req_id = f"r{self._next_id}"
         self._next_id += 1
@@ -120,6 +121,7 @@ class VirtualEngine:
             cache_salt=salt,
             priority=priority,
             block_hasher=self._hasher,
+            resumable=resumable,
         )
         if salt is not None:
             self._salts[req_id] = salt
