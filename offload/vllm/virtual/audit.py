@@ -7,6 +7,8 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from allocator.prefix_tree import Node
+from allocator.slot_pool import SlotState
+from offload.ledger import LoadJob
 from offload.vllm.messages import StepPlan, WorkerReport
 from offload.vllm.virtual.history import WrongBytesError
 from offload.vllm.virtual.tags import TagChain, Words
@@ -29,6 +31,7 @@ class Audit:
         """Counts resets of the pool."""
         self._load_epochs: dict[int, int] = {}
         self._slot_epochs: dict[int, int] = {}
+        self._failed_slots: list[int] = []
 
     def follow(self, request: Request) -> None:
         """Remember the request, whose prefix hashes name what slots should hold."""
@@ -65,6 +68,8 @@ class Audit:
             job = jobs.get(job_id)
             if ended.num_copied and self._load_epochs.get(job_id, pool_epoch) < pool_epoch:
                 raise WrongBytesError(f"job {job_id} loads what was stored before the pool was reset")
+            if isinstance(job, LoadJob):
+                self._failed_slots += job.pin.slots[ended.num_copied :, 0].tolist()
             if job is not None:
                 what = f"job {job_id} ended on {ended.num_ranks} ranks, {ended.num_copied} blocks copied"
                 self._engine.history.blocks(job.block_ids.tolist(), what)
@@ -78,6 +83,7 @@ class Audit:
         side = self._engine.side
         side.allocator.check_invariants()
         side.ledger.check_invariants()
+        self._check_failed_slots()
         if self._engine.num_steps % _POOL_EVERY == 0:
             self.check_pool()
 
@@ -111,6 +117,17 @@ class Audit:
         assert pool.get_num_free_blocks() == engine.settings.gpu_blocks - 1
         engine.runner.check_drained()
         self.check_pool()
+
+    def _check_failed_slots(self) -> None:
+        """Slots that just failed a load serve nobody."""
+        if self._failed_slots:
+            failed = np.array(self._failed_slots, dtype=np.int32)
+            resident = self._engine.side.allocator._pool.select(failed, SlotState.RESIDENT).tolist()
+            assert not resident, (
+                f"slots {resident} failed a load and are still resident\n"
+                f"{self._engine.history.of_slot(resident[0])}"
+            )
+            self._failed_slots.clear()
 
     def _check_segment(self, node: Node) -> None:
         engine = self._engine

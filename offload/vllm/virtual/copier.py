@@ -20,11 +20,14 @@ class CopySchedule:
         longest_delay: polls, at most, from submission to the copy, and again from there to its report.
         burst_every: ends are reported at every so manieth poll only.
         fault_rate: share of copies that fail, evenly by kind.
+        threaded: copies are made by the real CPU copier's threads; handing over to them costs a step
+            more than all the rest of it.
     """
 
     longest_delay: int = 0
     burst_every: int = 1
     fault_rate: float = 0.0
+    threaded: bool = False
 
 
 class _Task(NamedTuple):
@@ -40,8 +43,33 @@ class _Done(NamedTuple):
     report_at: int
 
 
+class InlineCopier:
+    """Copies between two places in host memory on the calling thread, when submitted."""
+
+    def __init__(self) -> None:
+        self._ended: list[CopyEnd] = []
+
+    def fence(self, direction: Direction) -> None:
+        """Nothing to wait for."""
+
+    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
+        for source, target, size in zip(*(column.tolist() for column in batch), strict=True):
+            ctypes.memmove(target, source, size)
+        self._ended.append(CopyEnd(job_id, len(batch.sizes), None))
+
+    def poll(self) -> list[CopyEnd]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def drain(self) -> None:
+        """Nothing is left to wait for."""
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
 class SeededCopier:
-    """The real CPU copier behind a clock of polls: bytes move late, ends come late and out of order.
+    """A copier behind a clock of polls: bytes move late, ends come late and out of order.
 
     Reading late is what finds a source that was reused too early; junk in the target is what finds a
     reader that came too soon.
@@ -55,7 +83,8 @@ class SeededCopier:
         self._rng = rng
         self._faults = Counter[str]() if faults is None else faults
         self._chosen: dict[int, Fault] = {}
-        self._inner = FaultyCopier(CpuCopier(), lambda job_id, direction: self._chosen.pop(job_id))
+        inner = CpuCopier() if schedule.threaded else InlineCopier()
+        self._inner = FaultyCopier(inner, lambda job_id, direction: self._chosen.pop(job_id))
         self.held: set[Direction] = set()
         """Copies of these directions do not happen until it is taken out again."""
         self._forced: dict[Direction, deque[Fault]] = {way: deque() for way in Direction}
@@ -104,12 +133,17 @@ class SeededCopier:
         self._inner.close()
 
     def _run(self, tasks: list[_Task]) -> None:
+        """Make these copies, one direction after the other so that a seed always gives the same bytes."""
+        if not tasks:
+            return
         self._rng.shuffle(tasks)
-        for task in tasks:
-            self._tasks.remove(task)
-            self._inner.submit(task.job_id, task.direction, task.batch)
+        report_at = {task.job_id: task.report_at for task in tasks}
+        for way in self._rng.sample(list(Direction), 2):
+            for task in [task for task in tasks if task.direction is way]:
+                self._tasks.remove(task)
+                self._inner.submit(task.job_id, way, task.batch)
             self._inner.drain()
-            self._done += [_Done(end, task.report_at) for end in self._inner.poll()]
+            self._done += [_Done(end, report_at[end.job_id]) for end in self._inner.poll()]
 
     def _draw_delay(self) -> int:
         return self._rng.randint(0, self._schedule.longest_delay)

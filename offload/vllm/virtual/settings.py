@@ -103,6 +103,7 @@ def draw_settings(
             longest_delay=rng.choice([0, 1, 3, 12]),
             burst_every=rng.choice([1, 1, 5]),
             fault_rate=rng.choice([0.0, 0.1, 0.4]) if faults else 0.0,
+            threaded=rng.random() < 0.1,
         ),
         log_stats=rng.random() < 0.2,
     )

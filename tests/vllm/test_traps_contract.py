@@ -1,0 +1,200 @@
+"""What vLLM's contract asks of a connector, tried on the real scheduler; numbered as in docs/traps.md."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.structured_output import StructuredOutputManager
+
+from offload.copiers import Direction
+from offload.errors import UnsupportedError
+from offload.vllm.connector import CpuOffloadConnector
+from offload.vllm.messages import WorkerFacts
+from offload.vllm.virtual import VirtualEngine, VirtualSettings
+from offload.vllm.virtual.settings import make_kv_cache_config, make_vllm_config
+from tests.vllm.driver import (
+    LOAD,
+    LOADING,
+    STORE,
+    come_to_rest,
+    depth_of,
+    forget_gpu,
+    hold,
+    serve,
+    step_until,
+    table_of,
+    tokens,
+    warm,
+    watch,
+)
+
+Engines = Callable[..., VirtualEngine]
+
+
+def test_trap_08_a_producer_only_role_is_refused() -> None:
+    vllm_config = make_vllm_config(VirtualSettings())
+    vllm_config.kv_transfer_config.kv_role = "kv_producer"
+    with pytest.raises(UnsupportedError, match="kv_role"):
+        CpuOffloadConnector(vllm_config, KVConnectorRole.WORKER, make_kv_cache_config(VirtualSettings()))
+
+
+def test_trap_11_where_the_engine_turned_prefix_caching_off_nothing_is_stored_or_offered() -> None:
+    settings = VirtualSettings()
+    vllm_config = make_vllm_config(settings)
+    vllm_config.cache_config.enable_prefix_caching = False
+    scheduler = Scheduler(
+        vllm_config=vllm_config,
+        kv_cache_config=make_kv_cache_config(settings),
+        structured_output_manager=StructuredOutputManager(vllm_config),
+        block_size=settings.block_size,
+    )
+    connector = scheduler.connector
+    assert connector.get_num_new_matched_tokens(None, 0) == (0, False)
+    plan = connector.build_connector_meta(None)
+    assert not plan.stores and not plan.loads and not connector.has_pending_push_work()
+    assert connector.reset_cache() is True and list(connector.take_events()) == []
+
+
+def test_trap_12_resets_answer_with_booleans(engines: Engines) -> None:
+    engine = engines()
+    assert engine.scheduler.connector.reset_cache() is True
+    assert engine.scheduler.reset_prefix_cache(False, True) is True
+
+
+def test_trap_18_offers_are_whole_blocks_within_the_prompt(engines: Engines) -> None:
+    engine = engines()
+    warm(engine, tokens(40))
+    connector = engine.scheduler.connector
+    for length in range(1, 41):
+        request = engine.add(tokens(length), 1)
+        offered, is_async = connector.get_num_new_matched_tokens(request, 0)
+        assert offered == length // 4 * 4 and is_async is (offered > 0)
+        engine.abort(request.request_id)
+    come_to_rest(engine)
+
+
+@pytest.mark.parametrize("hook", ["fence", "submit", "poll"])
+@pytest.mark.parametrize("way", [LOAD, STORE])
+def test_trap_20_an_exception_below_is_a_failed_job(engines: Engines, way: Direction, hook: str) -> None:
+    engine = engines()
+    if way is LOAD:
+        warm(engine, tokens(20))
+
+    def broken(*arguments: object) -> None:
+        raise OSError("the device is gone")
+
+    original = getattr(engine.copiers[0], hook)
+    setattr(engine.copiers[0], hook, broken)
+    request = serve(engine, tokens(20, first=way is STORE), 4)
+    assert request.num_output_tokens == 4
+    setattr(engine.copiers[0], hook, original)
+    if hook != "poll":
+        come_to_rest(engine)
+
+
+def test_trap_21_the_constructor_takes_what_the_factory_passes() -> None:
+    names = list(inspect.signature(CpuOffloadConnector.__init__).parameters)
+    assert names == ["self", "vllm_config", "role", "kv_cache_config"]
+
+
+def test_trap_35_all_ranks_use_the_least_number_of_slots_any_of_them_has(engines: Engines) -> None:
+    engine = engines(num_ranks=2)
+    facts = [rank.connector.get_handshake_metadata() for rank in engine.ranks]
+    smaller = WorkerFacts(facts[1].num_slots - 7, facts[1].slot_bytes)
+    connector = engine.scheduler.connector
+    connector.set_xfer_handshake_metadata_pp_aware({(0, 0): facts[0], (1, 0): smaller})
+    assert connector._scheduler.allocator.capacity == facts[0].num_slots - 7
+
+
+def test_trap_36_of_a_released_chain_the_gpu_reuses_the_tail_first(engines: Engines) -> None:
+    engine = engines()
+    hold(engine, STORE)
+    request = engine.add(tokens(20), 2)
+    step_until(engine, lambda: bool(table_of(engine, request)))
+    table = table_of(engine, request)
+    step_until(engine, request.is_finished)
+    come_to_rest(engine)
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    free = [block.block_id for block in pool.free_block_queue.get_all_free_blocks()]
+    assert free[-5:] == table[4::-1]
+
+
+def test_trap_38_best_effort_and_never_delaying(engines: Engines) -> None:
+    engine = engines()
+    assert engine.scheduler.requires_kv_delivery is False
+    request = engine.add(tokens(20), 1)
+    assert engine.scheduler.connector.request_finished(request, []) == (False, None)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_trap_38_a_request_may_finish_while_preempted(engines: Engines, fits: bool) -> None:
+    """Overlapped steps deliver output to a request that has been preempted meanwhile."""
+    engine = engines(gpu_blocks=10, cpu_slots=50 if fits else 2, overlapped=True)
+    requests = [engine.add(tokens(12, first), count) for first, count in enumerate((16, 5, 6, 7))]
+    come_to_rest(engine)
+    assert all(request.is_finished() for request in requests)
+
+
+def test_trap_41_messages_survive_the_way_between_processes(engines: Engines) -> None:
+    """Every engine here pickles them; a report without jobs must not count as one."""
+    engine = engines(num_ranks=2)
+    serve(engine, tokens(20), 2)
+    assert all(rank.side.take_report() is None for rank in engine.ranks)
+
+
+def test_trap_43_statistics_count_what_was_moved(engines: Engines) -> None:
+    engine = engines(log_stats=True)
+    seen: list[dict[str, float]] = []
+    original = engine.scheduler.make_stats
+
+    def make_stats(spec_stats: Any, connector_stats: Any, *rest: Any, **more: Any) -> Any:
+        seen.append(dict(connector_stats.data) if connector_stats else {})
+        return original(spec_stats, connector_stats, *rest, **more)
+
+    engine.scheduler.make_stats = make_stats
+    warm(engine, tokens(20))
+    serve(engine, tokens(20))
+    totals = {name: sum(data.get(name, 0) for data in seen) for name in ("stored_bytes", "restored_tokens")}
+    assert totals == {"stored_bytes": 5 * engine.settings.slot_bytes, "restored_tokens": 20}
+
+
+def test_trap_43_blocks_are_announced_with_their_medium(engines: Engines) -> None:
+    engine = engines(cpu_slots=6)
+    engine.side.allocator._events = []
+    connector = engine.scheduler.connector
+    seen = []
+    original = connector.take_events
+    connector.take_events = lambda: seen.extend(events := list(original())) or events
+    first = serve(engine, tokens(20))
+    serve(engine, tokens(20, first=1))
+    assert {event.medium for event in seen} == {"CPU"}
+    stored = [event for event in seen if isinstance(event, BlockStored)]
+    removed = [event for event in seen if isinstance(event, BlockRemoved)]
+    assert sum(len(event.block_hashes) for event in stored) == 10
+    assert sum(len(event.block_hashes) for event in removed) == 4
+    assert depth_of(engine, first) == 1
+
+
+def test_hints_of_a_request_are_heeded(engines: Engines) -> None:
+    engine = engines()
+    unstored = serve(engine, tokens(20), hints={"cpu_offload_store": False})
+    assert depth_of(engine, unstored) == 0
+    warm(engine, tokens(20, first=1))
+    computed = watch(engine)
+    unloaded = serve(engine, tokens(20, first=1), hints={"cpu_offload_load": False})
+    assert computed[unloaded.request_id] == 20
+
+
+def test_decode_blocks_are_left_out_on_request(engines: Engines) -> None:
+    engine = engines(store_decode_blocks=False)
+    request = serve(engine, tokens(20), 12)
+    assert depth_of(engine, request) == 5
+    forget_gpu(engine)
+    hold(engine, LOAD)
+    again = engine.add(tokens(20), 1)
+    step_until(engine, lambda: again.status == LOADING)
+    come_to_rest(engine)
