@@ -72,9 +72,7 @@ def test_requests_share_a_prefix(engine: EngineProcess) -> None:
     [(70, 5), (29, 4), (28, 3)],
     ids=["ragged", "the last block just full", "its last token never computed"],
 )
-def test_second_turn_restores_generated_tokens(
-    engine: EngineProcess, max_tokens: int, num_full: int
-) -> None:
+def test_second_turn_restores_generated_tokens(engine: EngineProcess, max_tokens: int, num_full: int) -> None:
     """The last token of an answer was drawn but not computed; the blocks before it are all there."""
     question = prompt_of(3 * BLOCK_SIZE + 4, seed=13)
     [answer] = engine.run(Engine.ask, [question], max_tokens)

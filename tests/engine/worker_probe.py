@@ -16,7 +16,7 @@ class WorkerProbe:
     """Methods for ``collective_rpc``; mixed into vLLM's worker class."""
 
     def corrupt_next_load(self, position: int) -> None:
-        """Before the next load starts, the slot of its block ``position`` gets the bytes of the one before."""
+        """Before the next load starts, the slot of its block ``position`` gets another block's bytes."""
         side = _worker_side()
 
         def corrupt(slots: Ids) -> Ids:
@@ -54,6 +54,12 @@ class WorkerProbe:
             b"".join(plane[block].contiguous().cpu().view(torch.uint8).numpy().tobytes() for plane in planes)
             for block in block_ids
         ]
+
+    def read_slots(self, slots: list[int]) -> list[bytes]:
+        """The bytes of slots of the pool."""
+        side = _worker_side()
+        pool = side._memory._bytes.reshape(-1, side.facts.slot_bytes)
+        return [pool[slot].tobytes() for slot in slots]
 
 
 def _worker_side() -> Any:

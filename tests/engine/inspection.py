@@ -1,0 +1,63 @@
+"""Looks into an engine that is in this process, when it has nothing to do."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from vllm.v1.core.kv_cache_utils import get_block_hash
+
+from tests.engine.engine import Engine
+
+
+class Comparison(NamedTuple):
+    """Blocks that both the GPU's prefix cache and the pool have: how many, how far apart at most."""
+
+    num_blocks: int
+    largest_difference: float
+
+
+def check_idle(engine: Engine) -> None:
+    """Nothing is in flight, nothing is held, nobody is remembered, and everything agrees."""
+    engine.settle()
+    side = _scheduler_side(engine)
+    side.allocator.check_invariants()
+    side.ledger.check_invariants()
+    assert not len(side.ledger), f"{len(side.ledger)} jobs in flight"
+    assert not side.ledger.num_held_blocks, f"{side.ledger.num_held_blocks} GPU blocks held"
+    assert not side.allocator.num_filling, f"{side.allocator.num_filling} slots filling"
+    assert not side.allocator.num_leaving, f"{side.allocator.num_leaving} slots leaving"
+    assert not side._requests and not side._local_tokens, "requests remembered that have ended"
+    assert not side.allocator.uncached(), "GPU blocks of ended requests still waiting to be stored"
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    referenced = {
+        block.block_id: block.ref_cnt for block in pool.blocks if block.ref_cnt and not block.is_null
+    }
+    assert not referenced, f"GPU blocks still referenced: {referenced}"
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+
+
+def compare_tiers(engine: Engine) -> Comparison:
+    """Compare the KV of every prefix hash that both tiers have."""
+    engine.settle()
+    tree = _scheduler_side(engine).allocator._tree
+    on_gpu = {
+        get_block_hash(block.block_hash): block.block_id
+        for block in engine.scheduler.kv_cache_manager.block_pool.blocks
+        if block.block_hash is not None
+    }
+    block_ids: list[int] = []
+    slots: list[int] = []
+    for prefix_hash, block_id in on_gpu.items():
+        place = tree.place_of(prefix_hash)
+        if place is not None:
+            block_ids.append(block_id)
+            slots.append(int(place.node.slots[place.depth - place.node.start, 0]))
+    pairs = zip(engine.probe("read_blocks", block_ids), engine.probe("read_slots", slots), strict=True)
+    differences = [
+        np.abs(np.frombuffer(one, np.float32) - np.frombuffer(other, np.float32)).max()
+        for one, other in pairs
+    ]
+    return Comparison(len(differences), float(max(differences, default=0)))
+
+
+def _scheduler_side(engine: Engine) -> Any:
+    return engine.scheduler.connector._scheduler

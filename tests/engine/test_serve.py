@@ -1,0 +1,169 @@
+"""``vllm serve`` with nothing but the flag: HTTP, metrics, log, benchmark, shutdown, bad input."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.engine.answers import BLOCK_SIZE, Prompt
+from tests.engine.server import (
+    START_SECONDS,
+    VOCAB_SIZE,
+    VllmServer,
+    environment,
+    free_port,
+    serve_command,
+)
+
+pytestmark = pytest.mark.engine
+
+_WAIT_SECONDS = 60
+REPOSITORY = Path(__file__).parents[2]
+
+
+def prompt_of(num_tokens: int, seed: int) -> Prompt:
+    return np.random.default_rng(seed).integers(4, VOCAB_SIZE, num_tokens).tolist()
+
+
+LONG = [prompt_of(40 * BLOCK_SIZE + 11, seed) for seed in range(3)]
+"""Of these the GPU cache of 48 blocks holds one."""
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[VllmServer]]:
+    """Two, starting side by side, because it takes long."""
+    with ExitStack() as running:
+        yield [
+            running.enter_context(VllmServer(tmp_path_factory.mktemp("serve"), {"cpu_gib": 0.0625}))
+            for _ in range(2)
+        ]
+
+
+@pytest.fixture
+def server(servers: list[VllmServer]) -> VllmServer:
+    return servers[0].ready()
+
+
+def test_answers_are_restored_and_counted(server: VllmServer) -> None:
+    first = [server.complete(prompt) for prompt in LONG]
+    before = server.metrics()
+    second, third = ([server.complete(prompt) for prompt in LONG] for _ in range(2))
+    server.complete("settle")
+    after = server.metrics()
+    assert len({str(answer) for answer in first}) == 3, "prompts do not matter"
+    assert second == third
+    assert [answer["token_ids"] for answer in second] == [answer["token_ids"] for answer in first]
+    assert before["vllm:cpu_offload_restored_tokens"] == 0
+    assert after["vllm:cpu_offload_restored_tokens"] == 6 * 40 * BLOCK_SIZE
+    assert after["vllm:cpu_offload_restored_requests"] == 6
+    assert after["vllm:cpu_offload_stored_bytes"] == 3 * 40 * (128 << 10)
+    assert after["vllm:cpu_offload_loaded_bytes"] == 6 * 40 * (128 << 10)
+    assert after["vllm:cpu_offload_pool_used_blocks"] == 3 * 40
+    assert after["vllm:cpu_offload_pool_blocks"] == 512
+    assert after["vllm:cpu_offload_failed_jobs"] == 0
+    assert after["vllm:external_prefix_cache_hits"] == 6 * 40 * BLOCK_SIZE
+
+
+def test_the_log_tells_transfers(server: VllmServer) -> None:
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while "restored_tokens=" not in server.log():
+        assert time.monotonic() < deadline, f"no line of ours:\n{server.log()[-3000:]}"
+        for prompt in LONG:
+            server.complete(prompt)
+    [line, *_] = [line for line in server.log().splitlines() if "KV Transfer metrics:" in line]
+    assert "stored_bytes=" in line
+
+
+def test_a_client_that_leaves(server: VllmServer) -> None:
+    """Its request is aborted, and nothing of it stays in flight."""
+    with server.streaming(prompt_of(10 * BLOCK_SIZE, seed=9), max_tokens=1000):
+        before = server.metrics()
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while True:
+        server.complete("settle")
+        metrics = server.metrics()
+        if not metrics["vllm:num_requests_running"] and not metrics["vllm:cpu_offload_jobs_in_flight"]:
+            break
+        assert time.monotonic() < deadline, metrics
+    assert metrics["vllm:generation_tokens"] - before["vllm:generation_tokens"] < 1000
+
+
+def test_online_benchmark(server: VllmServer, tmp_path: Path) -> None:
+    rows_file = tmp_path / "rows.json"
+    options = {
+        "--base-url": server.base_url,
+        "--documents": 4,
+        "--document-tokens": 20 * BLOCK_SIZE,
+        "--output-tokens": 4,
+        "--passes": 2,
+        "--order": "tile",
+        "--concurrency": 1,
+        "--vocab-size": VOCAB_SIZE,
+        "--json": rows_file,
+    }
+    arguments = [str(part) for item in options.items() for part in item]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.long_document_qa", *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    cold, warm = json.loads(rows_file.read_text())["rows"]
+    assert (cold["documents"], cold["pass"], warm["pass"]) == (4, 1, 2)
+    assert cold["cached_cpu_tokens"] == 0
+    assert cold["bytes_stored"] >= 4 * 20 * (128 << 10)
+    assert warm["cached_cpu_tokens"] + warm["cached_gpu_tokens"] == 4 * 20 * BLOCK_SIZE
+    assert warm["cached_cpu_tokens"] >= 2 * 20 * BLOCK_SIZE
+    assert warm["bytes_loaded"] > 0
+
+
+def assert_ends(server: VllmServer, shared_memory: set[Path]) -> None:
+    """It ends by itself, and no process and no shared memory of it is left."""
+    assert shared_memory, "nothing would be found"
+    assert server.wait() == 0
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while server.processes() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not server.processes()
+    assert not [path for path in shared_memory if path.exists()]
+    assert "Traceback" not in server.log(), server.log()
+
+
+def test_sigterm_ends_it(server: VllmServer) -> None:
+    """The last test of the first server."""
+    shared_memory = server.shared_memory()
+    server.signal(signal.SIGTERM)
+    assert_ends(server, shared_memory)
+
+
+def test_interrupt_ends_it_with_copies_under_way(servers: list[VllmServer]) -> None:
+    """As from a terminal: every process gets the signal. A stream whose client stays may hang vLLM itself."""
+    server = servers[1].ready()
+    server.complete(LONG[0])
+    server.complete(LONG[1])
+    shared_memory = server.shared_memory()
+    with server.streaming(LONG[0], max_tokens=200):
+        server.signal(signal.SIGINT, everyone=True)
+    assert_ends(server, shared_memory)
+
+
+def test_mistyped_key_is_refused_before_a_model_loads(tmp_path: Path) -> None:
+    done = subprocess.run(
+        serve_command({"cpu_gb": 1}, free_port()),
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    assert done.returncode != 0
+    assert "unknown key 'cpu_gb' in kv_connector_extra_config; did you mean 'cpu_gib'?" in done.stderr
+    assert "load model" not in done.stdout + done.stderr
