@@ -2,10 +2,43 @@
 
 import pytest
 
-from offload.vllm.virtual import run_seed
+from offload.vllm.virtual import RunFailedError, VirtualEngine, VirtualSettings, run_seed
+from offload.vllm.virtual.history import WrongBytesError
+from tests.vllm.driver import make_engine, step_until, table_of, tokens
 
 
-@pytest.mark.parametrize("first", range(0, 40, 8))
+@pytest.mark.parametrize("first", range(0, 48, 8))
 def test_random_runs(first: int) -> None:
     for seed in range(first, first + 8):
         run_seed(seed, turns=200)
+
+
+def test_a_seed_reproduces_a_run() -> None:
+    first, second = run_seed(17, turns=150), run_seed(17, turns=150)
+    assert (first.steps, first.positions_checked, first.counts) == (
+        second.steps,
+        second.positions_checked,
+        second.counts,
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_engine_is_not_blind(num_ranks: int) -> None:
+    """One flipped bit of one layer of one rank is seen when the next token attends to it."""
+    engine = make_engine(num_ranks=num_ranks)
+    request = engine.add(tokens(20), 8)
+    step_until(engine, lambda: request.num_output_tokens == 2)
+    engine.ranks[-1].cells[1, table_of(engine, request)[2], 3, 0] ^= 1
+    with pytest.raises(WrongBytesError, match=r"positions \[11\].*layers \[1\]") as failure:
+        engine.step()
+    assert "history of GPU block" in str(failure.value)
+    engine.close()
+
+
+def test_a_failure_names_its_seed_step_and_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: VirtualEngine, aborts: object = ()) -> None:
+        raise RuntimeError("something below")
+
+    monkeypatch.setattr(VirtualEngine, "step", step)
+    with pytest.raises(RunFailedError, match=r"seed 5, step 0, VirtualSettings.*\nRuntimeError: something"):
+        run_seed(5, settings=VirtualSettings())
