@@ -60,6 +60,8 @@ class Engine:
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        if settings.get("async_scheduling"):
+            _let_cpu_schedule_asynchronously()
         if extra_config is not None:
             settings["kv_transfer_config"] = {
                 "kv_connector": "CpuOffloadConnector",
@@ -193,6 +195,19 @@ class Engine:
     def close(self) -> None:
         """Stop the engine and its processes."""
         self.llm.engine_core.shutdown()
+
+
+def _let_cpu_schedule_asynchronously() -> None:
+    """vLLM turns asynchronous scheduling off on the CPU, where it gains nothing; yet there it works too."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config.__func__
+
+    def check_and_keep(platform: Any, vllm_config: Any) -> None:
+        check(platform, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_keep)
 
 
 def _answer(output: Any | None) -> Answer:

@@ -50,14 +50,28 @@ def expected(work: Work, tmp_path_factory: pytest.TempPathFactory) -> list[Answe
         return answers
 
 
-@pytest.fixture(scope="module", params=["fcfs", "priority"])
+SCHEDULING: dict[str, dict[str, Any]] = {
+    "fcfs": {"scheduling_policy": "fcfs", "async_scheduling": False},
+    "priority": {"scheduling_policy": "priority", "async_scheduling": False},
+    "asynchronous": {"scheduling_policy": "fcfs", "async_scheduling": True},
+}
+
+
+@pytest.fixture(scope="module", params=SCHEDULING)
 def tight_engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EngineProcess]:
     """20 blocks on the GPU, prompts prefilled in chunks of at most 80 tokens."""
-    settings = {**TIGHT, "scheduling_policy": request.param}
+    settings = TIGHT | SCHEDULING[request.param]
     with running(tmp_path_factory, {"cpu_gib": CPU_GIB}, **settings) as engine:
+        ahead = engine.run(runs_ahead)
+        assert ahead == settings["async_scheduling"]
         yield engine
+
+
+def runs_ahead(engine: Engine) -> bool:
+    """Whether the engine schedules a step before the one before it has ended."""
+    return engine.llm.engine_core.engine_core.batch_queue is not None
 
 
 def assert_same(answers: list[Answer], expected: list[Answer]) -> None:
