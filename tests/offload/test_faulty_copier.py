@@ -71,3 +71,15 @@ def test_ends_are_held_back_until_released(places: Places) -> None:
     assert copier.poll() == [CopyEnd(1, 2, None)]
     copier.holding = False
     assert copier.poll() == [CopyEnd(2, 2, None)]
+
+
+def test_a_release_lets_one_end_through(places: Places) -> None:
+    copier = FaultyCopier(places.copier)
+    copier.holding = True
+    copier.release(1)
+    copier.submit(1, Direction.STORE, pair(places))
+    copier.drain()
+    assert copier.poll() == [CopyEnd(1, 2, None)]
+    copier.submit(1, Direction.STORE, pair(places))
+    copier.drain()
+    assert copier.poll() == []

@@ -200,7 +200,7 @@ def test_jobs_end_once_with_what_has_arrived(
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     make: PlacesFactory = request.param
     with make(NUM_BYTES) as places:
-        yield Bench(places, LAYOUTS["three layers"])
+        yield Bench(places, LAYOUTS["one piece and a gap"])  # there a single copy brings a whole block
 
 
 STORE = Job(Direction.STORE, [3, 1], [0, 5], Fault.NONE, cancelled=False)

@@ -18,12 +18,17 @@ _SHAPE = {
 
 _KINDS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
-    # vLLM serves both windowed kinds by its Llama class as well, and looks up no further class for them.
+    # vLLM serves windowed kinds by its Llama class as well, and looks up no further class for them.
     "sliding window": {"model_type": "mistral", "sliding_window": 64},
     "alternating windows": {
         "model_type": "gemma3_text",
         "sliding_window": 64,
         "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "chunks": {
+        "model_type": "llama4_text",
+        "attention_chunk_size": 64,
+        "layer_types": ["chunked_attention", "full_attention"],
     },
     "hybrid": {
         "model_type": "lfm2",

@@ -126,6 +126,7 @@ REFUSED_ENGINES: list[tuple[str, dict[str, Any], list[str]]] = [
     ),
     ("sliding window", {}, ["sliding-window uses windowed attention", "--disable-hybrid-kv-cache-manager"]),
     ("alternating windows", {}, ["alternating-windows uses windowed", "--disable-hybrid-kv-cache-manager"]),
+    ("chunks", {}, ["chunks uses windowed attention", "--disable-hybrid-kv-cache-manager"]),
     ("hybrid", {}, ["hybrid is a model with state beside full attention", "remove the connector"]),
     (
         "hybrid",
@@ -182,6 +183,7 @@ def test_vllm_versions_that_were(configure: Configure, version: str, monkeypatch
         ("llama", {}),
         ("sliding window", {"disable_hybrid_kv_cache_manager": True}),
         ("alternating windows", {"disable_hybrid_kv_cache_manager": True}),
+        ("chunks", {"disable_hybrid_kv_cache_manager": True}),
     ],
 )
 def test_engines_that_are_served(configure: Configure, model: str, arguments: dict[str, Any]) -> None:
