@@ -53,6 +53,9 @@ def _offline(settings: Settings, modes: Sequence[str], failures: list[str]) -> l
             rows += run_mode(settings, mode)
         except EngineError as failure:
             failures.append(str(failure))
+        except KeyboardInterrupt:
+            failures.append(f"interrupted in mode {mode!r}")
+            break
     return rows
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -21,7 +22,9 @@ from benchmarks.longdoc.workload import Prompt
 
 __all__ = ["EngineError", "EngineProcess"]
 
-_LOG_TAIL_LINES = 25
+_LOG_TAIL_LINES = 12
+_RAISED = re.compile(r"\b[A-Z]\w*(Error|Exception|Refused): \S")
+_HARMLESS = re.compile(r"\b(WARNING|INFO)\b")
 # An engine stopped by force leaves shared memory to Python's resource tracker, which frees it with a warning.
 _QUIET = "ignore:resource_tracker:UserWarning"
 _STOP_SECONDS = 30.0
@@ -29,7 +32,7 @@ _GRACE_SECONDS = 5.0
 
 
 class EngineError(RuntimeError):
-    """The engine did not start, or failed; the message says where its log is and how it ends."""
+    """The engine did not start, or failed; the message shows the first exception in its log, and its end."""
 
 
 class EngineProcess:
@@ -124,11 +127,13 @@ class EngineProcess:
                 raise self._failure(value)
 
     def _failure(self, reason: str) -> EngineError:
-        tail = []
+        lines: list[str] = []
         with contextlib.suppress(OSError):
-            tail = self.log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        text = "\n".join(f"    {line}" for line in tail)
-        return EngineError(f"mode {self.mode!r} failed: {reason}\n  end of {self.log}:\n{text}")
+            lines = self.log.read_text(errors="replace").splitlines()
+        raised = [line for line in lines if _RAISED.search(line) and not _HARMLESS.search(line)]
+        shown = [*raised[:1], "...", *lines[-_LOG_TAIL_LINES:]]
+        text = "\n".join(f"    {line}" for line in shown)
+        return EngineError(f"mode {self.mode!r} failed: {reason}\n  from {self.log}:\n{text}")
 
 
 def _serve(connection: Connection, settings: Settings, mode: str, log: Path) -> None:
