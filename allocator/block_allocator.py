@@ -102,6 +102,10 @@ class CpuOffloadingBlockAllocator:
         """``lookup(chain).depth`` without the slots. O(log n)."""
         return self._resident_part(chain, len(chain)).depth
 
+    def known_depth(self, chain: Sequence[bytes], stop: int) -> int:
+        """How many of the first ``stop`` positions of ``chain`` are resident or filling. O(log n)."""
+        return self._tree.find(chain, stop).depth
+
     def touch(self, chain: Sequence[bytes]) -> None:
         """A request uses ``chain``: what is known of it becomes recent. O(log n)."""
         place = self._tree.find(chain, len(chain))
@@ -187,7 +191,7 @@ class CpuOffloadingBlockAllocator:
         _check_full(stop, chain)
         place = self._tree.find(chain, stop)
         wanted = min(stop - place.depth, stop if limit is None else limit)
-        if wanted <= 0:
+        if wanted <= 0 or (not self.num_free and self._policy.choose() is None):
             return None
         node = self._end_segment_at(place)
         self._policy.leave(node)

@@ -11,6 +11,7 @@ The tree moves positions, nothing else: slots, policy and jobs are the allocator
 """
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import NamedTuple
@@ -229,8 +230,7 @@ class PrefixTree:
         """Remove the last positions of a childless node, and the node itself when nothing is left."""
         assert not node.children, f"{node!r} has children"
         removed = node.truncate(len(node) - num_positions)
-        for prefix_hash in removed.hashes:
-            del self._index[prefix_hash]
+        self._forget(removed.hashes)
         if not node.hashes:
             self._unlink(node)
         return removed
@@ -249,8 +249,7 @@ class PrefixTree:
         if depth < node.end:
             removed.append(node.truncate(depth - node.start))
         for part in removed:
-            for prefix_hash in part.hashes:
-                del self._index[prefix_hash]
+            self._forget(part.hashes)
         left = node if node.hashes or node.parent is None else node.parent
         self._hand_pins(removed, left)
         for below in pruned:
@@ -307,6 +306,9 @@ class PrefixTree:
         node.behead(size)
         node.parent = head
         return head
+
+    def _forget(self, hashes: list[bytes]) -> None:
+        deque(map(self._index.__delitem__, hashes), maxlen=0)
 
     def _unlink(self, node: Node) -> None:
         assert node.parent is not None

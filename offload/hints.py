@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +27,16 @@ _DEFAULTS = RequestHints()
 _NAMES = tuple(field.name for field in fields(RequestHints))
 
 
-def read_hints(params: Mapping[str, Any] | None) -> RequestHints:
+def read_hints(params: object) -> RequestHints:
     """Read ``{"cpu_offload_store": false, "cpu_offload_load": false}``.
 
     Keys of others are left alone. A key of ours that is unknown or no boolean is ignored with one
     warning per kind for the life of the process; the request is served.
     """
-    if not params or not isinstance(params, Mapping):
+    if not params:
+        return _DEFAULTS
+    if not isinstance(params, Mapping):
+        _warn_once("not an object", f"{params!r} is not an object of keys and values")
         return _DEFAULTS
     accepted: dict[str, bool] = {}
     for key, value in params.items():

@@ -1,11 +1,9 @@
 """The ledger of jobs in flight. Jobs begin and end here and nowhere else."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from allocator import Pin, StorePlan
 from offload.layout import Ids
@@ -79,15 +77,13 @@ class JobLedger:
         """Loads in flight."""
         return (job for job in self._jobs.values() if isinstance(job, LoadJob))
 
-    def is_loading(self, request_id: str) -> bool:
-        """Whether a load for that request is in flight. O(jobs)."""
-        return any(job.request_id == request_id for job in self.loads())
+    def spoil_stores(self) -> None:
+        """GPU blocks turned out to hold no valid KV: every store in flight will end as failed.
 
-    def spoil_stores_of(self, block_ids: Collection[int]) -> None:
-        """The contents of these GPU blocks are invalid: stores reading them will end as failed."""
-        bad = np.fromiter(block_ids, dtype=np.int64, count=len(block_ids))
+        Which stores copied those blocks, or KV computed on top of them, cannot be told from ids.
+        """
         for job in self._jobs.values():
-            if isinstance(job, StoreJob) and np.isin(job.block_ids, bad).any():
+            if isinstance(job, StoreJob):
                 job.num_copied = 0
 
     def report(self, job_id: int, num_ranks: int, num_copied: int) -> Progress | None:

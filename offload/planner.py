@@ -52,10 +52,14 @@ def load_range(num_local: int, num_external: int, block_size: int) -> range:
     return range(num_local // block_size, (num_local + num_external) // block_size)
 
 
-def max_held_blocks(num_gpu_blocks: int) -> int:
-    """How many GPU blocks stores in flight may hold: all but a sixteenth of the pool.
+def holdable_blocks(num_gpu_blocks: int, num_held: int) -> int:
+    """How many more GPU blocks stores may hold, when those in flight hold ``num_held``.
 
-    A held block whose request has gone is one the scheduler cannot give out until its copy has ended.
-    The rest keeps running requests growing meanwhile; what does not fit is planned again a step later.
+    A held block whose request has gone is one the scheduler cannot give out until its copy has ended,
+    so stores in flight share a quarter of the pool; what does not fit is planned again a step later.
+    A store that is alone may hold all but a sixteenth, so that a prompt as large as a small cache is
+    stored before it is overwritten.
     """
-    return max(1, num_gpu_blocks - 1 - max(1, num_gpu_blocks // 16))
+    if not num_held:
+        return max(1, num_gpu_blocks - 1 - max(1, num_gpu_blocks // 16))
+    return max(0, num_gpu_blocks // 4 - num_held)

@@ -9,6 +9,10 @@ from offload.layout import BlockLayout, CopyBatch, Ids
 logger = logging.getLogger(__name__)
 
 
+CANCELLED = "cancelled"
+"""The error of a job whose bytes were no longer wanted."""
+
+
 class TransferEnd(NamedTuple):
     """A job has ended on this rank.
 
@@ -107,7 +111,7 @@ class TransferEngine:
             return
         if job_id in self._cancelled:
             self._cancelled.remove(job_id)
-            num_copied, error = 0, "cancelled"
+            num_copied, error = 0, CANCELLED
         num_blocks = self._layout.whole_blocks(job.batch, num_copied)
         self._ended.append(TransferEnd(job_id, job.direction, num_blocks, job.block_ids, error))
 

@@ -57,12 +57,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Raises ConfigError or UnsupportedError for what this release cannot serve right."""
         super().__init__(vllm_config, role, kv_cache_config)
-        # The engine turns prefix caching off by itself for models where reuse would be wrong.
-        self._enabled = vllm_config.cache_config.enable_prefix_caching or role is KVConnectorRole.WORKER
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        if not self._enabled:
-            return
         config = check_engine(vllm_config)
         if config is None:
             raise UnsupportedError(
@@ -106,10 +102,9 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
-        if self._enabled:
-            slot_bytes = block_bytes(self._kv_cache_config)
-            facts = WorkerFacts(self._config.cpu_bytes // self._num_ranks // slot_bytes, slot_bytes)
-            self._make_scheduler_side([facts] * self._num_ranks)
+        slot_bytes = block_bytes(self._kv_cache_config)
+        facts = WorkerFacts(self._config.cpu_bytes // self._num_ranks // slot_bytes, slot_bytes)
+        self._make_scheduler_side([facts] * self._num_ranks)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -157,7 +152,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def has_pending_push_work(self) -> bool:
         """Completions travel on steps, so the engine must step while a job is in flight."""
-        return self._scheduler is not None and len(self._scheduler.ledger) > 0
+        return self._scheduler is not None and self._scheduler.has_pending_work
 
     def reset_cache(self) -> bool | None:
         if self._scheduler is not None:
@@ -190,7 +185,9 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.register(kv_caches)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return self._worker.facts if self._worker is not None else None
+        """What ranks tell the scheduler side, where they differ: with pipeline parallelism only."""
+        uses_pipeline = self._vllm_config.parallel_config.pipeline_parallel_size > 1
+        return self._worker.facts if self._worker is not None and uses_pipeline else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)

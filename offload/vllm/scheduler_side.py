@@ -8,12 +8,16 @@ One step of the engine, top to bottom::
     receive             workers report: commit or abort stores, unpin loads, release blocks
 """
 
+import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from vllm.v1.request import RequestStatus
 
 from allocator import CpuOffloadingBlockAllocator, StorePlan
 from evictor import make_policy
@@ -23,6 +27,16 @@ from offload.hints import read_hints
 from offload.ledger import JobLedger, LoadJob, Progress, StoreJob
 from offload.metrics import Metrics
 from offload.vllm.messages import LoadOrder, StepPlan, StoreOrder, WorkerReport
+
+logger = logging.getLogger(__name__)
+
+COMPLETED = frozenset(
+    {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION}
+)
+"""Ends that a request reaches by computing. An aborted one may count blocks that were never filled."""
+
+OVERDUE_SECONDS = 60
+"""A copy takes milliseconds. One that has not ended by then is not waited for any more."""
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -42,12 +56,17 @@ class _Tracked:
     and then overwrites blocks that were full. ``may_be_loaded`` turns False with the first load that
     fails: the scheduler still counts such a request among the prefills it reserves blocks for, and would
     have it wait for ever for room beside itself if it were offered a second load.
+
+    ``num_planned`` is how far stores were ever planned since its last admission. What was stored and then
+    evicted is not stored a second time while the request runs: requests whose chains do not fit the pool
+    together would otherwise evict each other's blocks with every block they fill.
     """
 
     request: "Request"
     may_be_stored: bool
     may_be_loaded: bool = True
     num_full: int = 0
+    num_planned: int = 0
 
 
 class SchedulerSide:
@@ -63,14 +82,17 @@ class SchedulerSide:
         slot_bytes: int,
         num_ranks: int,
         record_events: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``slot_bytes`` counts all ranks, ``num_slots`` is the least any rank has."""
+        """``slot_bytes`` counts all ranks, ``num_slots`` is the least any rank has; ``clock`` in seconds."""
+        self._clock = clock
+        self._last_opened = 0.0
+        self._warned_of_stuck_jobs = False
         self._config = config
         self._manager = kv_cache_manager
         self._block_pool = kv_cache_manager.block_pool
         self.block_size = block_size
         self._slot_bytes = slot_bytes
-        self._max_held = planner.max_held_blocks(self._block_pool.num_gpu_blocks)
         self.allocator = CpuOffloadingBlockAllocator(
             num_slots, policy=make_policy(config.eviction_policy), record_events=record_events
         )
@@ -103,7 +125,7 @@ class SchedulerSide:
             may_be_stored = read_hints(request.kv_transfer_params).store and not request.resumable
             self._requests[request_id] = _Tracked(request, may_be_stored)
         else:
-            tracked.num_full = 0
+            tracked.num_full = tracked.num_planned = 0
         if not num_external:
             self.allocator.touch(request.block_hashes)
             return
@@ -113,6 +135,7 @@ class SchedulerSide:
         block_ids = _ids_of(blocks)
         hashes = request.block_hashes[positions.start : positions.stop]
         job = self.ledger.open_load(request_id, pin, hashes, block_ids)
+        self._last_opened = self._clock()
         self._next.loads.append(
             LoadOrder(job.job_id, request_id, pin.slots[:, 0].astype(np.int64), block_ids)
         )
@@ -136,21 +159,27 @@ class SchedulerSide:
                 len(request.block_hashes),
                 self.block_size,
             )
-            if num_full > tracked.num_full:
+            if num_full != tracked.num_full:  # fewer if the scheduler took back a sibling's failed load
                 tracked.num_full = num_full
+                tracked.num_planned = min(tracked.num_planned, num_full)
                 self.allocator.note_full(request_id, request.block_hashes, num_full)
         for run in self.allocator.uncached():
-            if run.owner in scheduled and not self._open_store(str(run.owner), run.chain, run.stop):
+            tracked = self._requests[str(run.owner)]
+            if run.owner in scheduled and not self._open_store(tracked, run.start, run.stop):
                 break
         plan, self._next = self._next, StepPlan()
         return plan
 
     def finish(self, request: "Request") -> None:
-        """``request`` is over, in whatever state; its blocks are freed right after this returns."""
+        """``request`` is over, in whatever state; its blocks are freed right after this returns.
+
+        With overlapping steps a completed one may have a full block that no step has stored yet.
+        """
         request_id = request.request_id
         self._local_tokens.pop(request_id, None)
         tracked = self._requests.pop(request_id, None)
-        if tracked is not None and tracked.may_be_stored and not self.ledger.is_loading(request_id):
+        self.allocator.forget_owner(request_id)
+        if tracked is not None and tracked.may_be_stored and request.status in COMPLETED:
             num_full = planner.storable_blocks_at_finish(
                 request.num_computed_tokens,
                 request.num_output_placeholders,
@@ -160,15 +189,15 @@ class SchedulerSide:
                 self.block_size,
             )
             num_full = min(num_full, len(self._manager.get_blocks(request_id).blocks[0]))
-            self._open_store(request_id, request.block_hashes, num_full)
-        self.allocator.forget_owner(request_id)
+            start = self.allocator.known_depth(request.block_hashes, num_full)
+            self._open_store(tracked, start, num_full)
 
     # Workers' reports
 
     def receive(self, report: WorkerReport | None, invalid_block_ids: set[int]) -> None:
         """Jobs ended; ``invalid_block_ids`` are GPU blocks that some connector failed to fill."""
-        if invalid_block_ids:
-            self.ledger.spoil_stores_of(invalid_block_ids)
+        if invalid_block_ids and not invalid_block_ids <= self._blocks_being_loaded():
+            self.ledger.spoil_stores()  # a sibling's load failed, and a step has computed on top of it
         for job_id, (num_ranks, num_copied) in (report.jobs if report else {}).items():
             progress = self.ledger.report(job_id, num_ranks, num_copied)
             if progress is not None:
@@ -180,6 +209,22 @@ class SchedulerSide:
         for tracked in self._requests.values():
             tracked.may_be_stored = False
         self._next.cancelled.extend(job.job_id for job in self.ledger.loads())
+
+    @property
+    def has_pending_work(self) -> bool:
+        """Whether the engine must keep stepping, because ends of jobs travel on steps.
+
+        Not for jobs that are long overdue: they would keep it from ever coming to rest or shutting down.
+        Their blocks and slots stay held, because their copies may still run.
+        """
+        if not len(self.ledger):
+            return False
+        if self._clock() - self._last_opened < OVERDUE_SECONDS:
+            return True
+        if not self._warned_of_stuck_jobs:
+            self._warned_of_stuck_jobs = True
+            logger.warning("%d copies have not ended after %d s", len(self.ledger), OVERDUE_SECONDS)
+        return False
 
     def take_metrics(self) -> dict[str, float]:
         """Counts since the last call, and the gauges."""
@@ -197,14 +242,22 @@ class SchedulerSide:
         num_tokens: int = request.num_tokens if store_all else request.num_prompt_tokens
         return num_tokens
 
-    def _open_store(self, request_id: str, chain: Any, stop: int) -> bool:
-        """Plan a store of what is uncached and hold its GPU blocks. False when no more may be held."""
-        limit = self._max_held - self.ledger.num_held_blocks
-        if limit <= 0:
+    def _blocks_being_loaded(self) -> set[int]:
+        return {block_id for job in self.ledger.loads() for block_id in job.block_ids.tolist()}
+
+    def _open_store(self, tracked: _Tracked, start: int, stop: int) -> bool:
+        """Store the request's full blocks from position ``start`` on. False when no more may be held."""
+        request = tracked.request
+        if start < tracked.num_planned:
+            self.allocator.forget_owner(request.request_id)
+            return True
+        limit = planner.holdable_blocks(self._block_pool.num_gpu_blocks, self.ledger.num_held_blocks)
+        if not limit:
             return False
-        plan = self.allocator.plan_store(chain, stop, limit)
+        plan = self.allocator.plan_store(request.block_hashes, stop, limit)
         if plan is not None:
-            self._hold_and_order(request_id, plan)
+            tracked.num_planned = plan.start + len(plan.hashes)
+            self._hold_and_order(request.request_id, plan)
         return True
 
     def _hold_and_order(self, request_id: str, plan: StorePlan) -> None:
@@ -213,6 +266,7 @@ class SchedulerSide:
         block_ids = _ids_of(blocks)
         self._block_pool.touch(blocks)
         job = self.ledger.open_store(plan, block_ids, blocks)
+        self._last_opened = self._clock()
         self._next.stores.append(StoreOrder(job.job_id, block_ids, plan.slots[:, 0].astype(np.int64)))
 
     def _advance(self, progress: Progress) -> None:

@@ -13,7 +13,7 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from offload.config import OffloadConfig, check_host_memory
+from offload.config import GIB, OffloadConfig, check_host_memory, host_memory_bytes
 from offload.errors import ConfigError, UnsupportedError
 from offload.pin_probe import check_pinning
 from offload.vllm.plugin import CONNECTOR
@@ -57,7 +57,8 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
         return None
     role, settings = found
     config = OffloadConfig.from_mapping(settings)
-    check_host_memory(config)
+    _check_memory(vllm_config, config)
+    _check_multi_connector(vllm_config)
     if role != "kv_both":
         raise UnsupportedError(
             f'kv_role is "{role}"; kv-offload both stores and loads, set "kv_role": "kv_both"'
@@ -103,6 +104,40 @@ def check_cache_groups(kv_cache_config: KVCacheConfig) -> None:
             )
 
 
+def _check_memory(vllm_config: VllmConfig, config: OffloadConfig) -> None:
+    """Every data-parallel replica has a pool of its own; its ranks may be spread over several nodes."""
+    parallel = vllm_config.parallel_config
+    replicas = max(parallel.data_parallel_size_local, 1)
+    nodes = parallel.nnodes_within_dp
+    available = host_memory_bytes()
+    if replicas == nodes == 1:
+        check_host_memory(config, available)
+    elif config.cpu_bytes * replicas // nodes > available:
+        raise ConfigError(
+            f"cpu_gib is {config.cpu_gib} for each data-parallel replica, of which {replicas} run on this "
+            f"machine with 1/{nodes} of their ranks each, but it has {available / GIB:.1f} GiB of memory; "
+            f"lower cpu_gib"
+        )
+
+
+def _check_multi_connector(vllm_config: VllmConfig) -> None:
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None or transfer.kv_connector != _MULTI_CONNECTOR:
+        return
+    if transfer.kv_load_failure_policy != "recompute":
+        raise UnsupportedError(
+            f'kv_load_failure_policy is "{transfer.kv_load_failure_policy}", with which a failed restore '
+            f'would fail the request; inside {_MULTI_CONNECTOR} add "kv_load_failure_policy": "recompute" '
+            f"to --kv-transfer-config"
+        )
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        raise UnsupportedError(
+            f"pipeline_parallel_size is {vllm_config.parallel_config.pipeline_parallel_size}, and inside "
+            f"{_MULTI_CONNECTOR} the ranks' sizes do not reach our scheduler side; use {CONNECTOR} alone, or "
+            f"--pipeline-parallel-size 1"
+        )
+
+
 def _check_parallelism(vllm_config: VllmConfig) -> None:
     parallel = vllm_config.parallel_config
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
@@ -128,6 +163,11 @@ def _check_model(vllm_config: VllmConfig) -> None:
     windows = model.get_sliding_window() is not None or any(
         "sliding" in kind or "chunked" in kind for kind in layer_types
     )
+    if windows and not any("full" in kind for kind in layer_types):
+        raise UnsupportedError(
+            f"all layers of {model.model} use windowed attention, whose blocks leave the GPU early; this "
+            f"release does not serve it, remove the connector for this model"
+        )
     if windows and not vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
         raise UnsupportedError(
             f"{model.model} uses windowed attention, whose blocks leave the GPU early; this release serves "

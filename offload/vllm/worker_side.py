@@ -1,6 +1,8 @@
 """The worker's side: copies what a plan says and reports what became of it. Decides nothing."""
 
+import atexit
 import logging
+import time
 from collections.abc import Callable, Mapping
 
 import torch
@@ -12,11 +14,13 @@ from offload.copiers.cuda import register_host_memory, unregister_host_memory
 from offload.errors import ConfigError
 from offload.layout import BlockLayout
 from offload.memory import HostMemory
-from offload.transfer import TransferEnd, TransferEngine
+from offload.transfer import CANCELLED, TransferEnd, TransferEngine
 from offload.vllm.messages import JobReport, LoadOrder, StepPlan, StoreOrder, WorkerFacts, WorkerReport
 from offload.vllm.regions import block_bytes, block_regions, cache_address
 
 logger = logging.getLogger(__name__)
+
+_QUIET_SECONDS = 10.0
 
 
 class WorkerSide:
@@ -58,6 +62,8 @@ class WorkerSide:
         self._stores: list[StoreOrder] = []
         self._report = WorkerReport()
         self._unfilled: set[int] = set()
+        self._num_unlogged = 0
+        self._quiet_until = 0.0
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Map and pin the pool and learn where the GPU cache lies.
@@ -79,6 +85,7 @@ class WorkerSide:
             regions, self._memory.address, slots_per_registration=self._memory.slots_per_registration
         )
         self._engine = TransferEngine(layout, self._make_copier(device))
+        atexit.register(self.close)  # an engine in the caller's process may never be shut down
         logger.info(
             "CPU pool of %d blocks x %d bytes = %.2f GiB for this rank",
             num_slots,
@@ -88,7 +95,8 @@ class WorkerSide:
 
     def bind(self, plan: StepPlan) -> None:
         """A step begins. Loads of this plan wait for what the engine has enqueued up to here, not more."""
-        self._loads, self._stores = plan.loads, plan.stores
+        self._loads.extend(plan.loads)
+        self._stores.extend(plan.stores)
         if self._engine is None:
             return
         for job_id in plan.cancelled:
@@ -120,9 +128,7 @@ class WorkerSide:
         for end in self._engine.poll() if self._engine else ():
             self._report.jobs[end.job_id] = JobReport(1, end.num_blocks)
             if end.error is not None:
-                logger.warning(
-                    "%s of %d blocks failed: %s", end.direction.value, len(end.block_ids), end.error
-                )
+                self._warn(end)
             if end.direction is Direction.LOAD:
                 self._end_load(end, results)
         return results
@@ -141,12 +147,27 @@ class WorkerSide:
 
     def close(self) -> None:
         """Wait for copies in flight, then unpin and unmap. Calling it again does nothing."""
+        atexit.unregister(self.close)
         if self._engine is not None:
             self._engine.close()
             self._engine = None
         if self._memory is not None:
             self._memory.close()
             self._memory = None
+
+    def _warn(self, end: TransferEnd) -> None:
+        """Log a failed copy; while copies keep failing, one in so many seconds."""
+        self._num_unlogged += 1
+        if end.error != CANCELLED and time.monotonic() >= self._quiet_until:
+            logger.warning(
+                "%s of %d blocks failed (%d since the last such line): %s",
+                end.direction.value,
+                len(end.block_ids),
+                self._num_unlogged,
+                end.error,
+            )
+            self._num_unlogged = 0
+            self._quiet_until = time.monotonic() + _QUIET_SECONDS
 
     def _end_load(self, end: TransferEnd, results: KVConnectorTransferResults) -> None:
         results.finished_recving.add(self._loading.pop(end.job_id))

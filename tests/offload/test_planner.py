@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.planner import (
+    holdable_blocks,
     load_range,
     loadable_tokens,
-    max_held_blocks,
     storable_blocks,
     storable_blocks_at_finish,
 )
@@ -158,9 +158,14 @@ class TestLoads:
 
 
 @given(num_gpu_blocks=st.integers(1, 1 << 20))
-def test_stores_never_hold_the_whole_gpu(num_gpu_blocks: int) -> None:
-    held = max_held_blocks(num_gpu_blocks)
+def test_a_store_that_is_alone_leaves_a_sixteenth_of_the_gpu(num_gpu_blocks: int) -> None:
+    held = holdable_blocks(num_gpu_blocks, 0)
     usable = num_gpu_blocks - 1  # one is the null block
     assert held >= 1
     if usable > 1:
         assert 1 <= usable - held <= max(1, num_gpu_blocks // 16)
+
+
+@given(num_gpu_blocks=st.integers(1, 1 << 20), num_held=st.integers(1, 1 << 20))
+def test_stores_together_hold_a_quarter_of_the_gpu(num_gpu_blocks: int, num_held: int) -> None:
+    assert holdable_blocks(num_gpu_blocks, num_held) == max(0, num_gpu_blocks // 4 - num_held)

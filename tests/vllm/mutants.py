@@ -176,11 +176,6 @@ def stores_at_finish_trust_the_hashes(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant
-def a_request_aborted_while_loading_is_stored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(JobLedger, "is_loading", lambda self, request_id: False)
-
-
-@mutant
 def loads_in_flight_survive_a_reset(patch: pytest.MonkeyPatch) -> None:
     original = WorkerSide.bind
 

@@ -89,7 +89,7 @@ def test_trap_04_and_05_a_resumed_request_is_stored_from_its_new_blocks(
 
 
 def test_trap_06_blocks_of_a_store_at_finish_are_not_given_to_others(engines: Engines) -> None:
-    engine = engines(gpu_blocks=14)
+    engine = engines(gpu_blocks=24)
     hold(engine, STORE)
     request = engine.add(tokens(12), 9)
     step_until(engine, lambda: request.num_output_tokens == 8)
@@ -97,7 +97,7 @@ def test_trap_06_blocks_of_a_store_at_finish_are_not_given_to_others(engines: En
     step_until(engine, request.is_finished)
     pool = engine.scheduler.kv_cache_manager.block_pool
     assert [pool.blocks[block_id].ref_cnt for block_id in table[:5]] == [1] * 5
-    other = engine.add(tokens(24, first=1), 4)
+    other = engine.add(tokens(68, first=1), 4)
     step_until(engine, lambda: other.num_output_tokens > 0)
     assert not set(table[:5]) & set(table_of(engine, other))
     come_to_rest(engine)

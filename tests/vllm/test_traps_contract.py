@@ -42,21 +42,17 @@ def test_trap_08_a_producer_only_role_is_refused() -> None:
         CpuOffloadConnector(vllm_config, KVConnectorRole.WORKER, make_kv_cache_config(VirtualSettings()))
 
 
-def test_trap_11_where_the_engine_turned_prefix_caching_off_nothing_is_stored_or_offered() -> None:
+def test_trap_11_where_the_engine_turned_prefix_caching_off_the_connector_is_refused() -> None:
     settings = VirtualSettings()
     vllm_config = make_vllm_config(settings)
     vllm_config.cache_config.enable_prefix_caching = False
-    scheduler = Scheduler(
-        vllm_config=vllm_config,
-        kv_cache_config=make_kv_cache_config(settings),
-        structured_output_manager=StructuredOutputManager(vllm_config),
-        block_size=settings.block_size,
-    )
-    connector = scheduler.connector
-    assert connector.get_num_new_matched_tokens(None, 0) == (0, False)
-    plan = connector.build_connector_meta(None)
-    assert not plan.stores and not plan.loads and not connector.has_pending_push_work()
-    assert connector.reset_cache() is True and list(connector.take_events()) == []
+    with pytest.raises(UnsupportedError, match="prefix caching is off"):
+        Scheduler(
+            vllm_config=vllm_config,
+            kv_cache_config=make_kv_cache_config(settings),
+            structured_output_manager=StructuredOutputManager(vllm_config),
+            block_size=settings.block_size,
+        )
 
 
 def test_trap_12_resets_answer_with_booleans(engines: Engines) -> None:
@@ -103,7 +99,8 @@ def test_trap_21_the_constructor_takes_what_the_factory_passes() -> None:
 
 def test_trap_35_all_ranks_use_the_least_number_of_slots_any_of_them_has(engines: Engines) -> None:
     engine = engines(num_ranks=2)
-    facts = [rank.connector.get_handshake_metadata() for rank in engine.ranks]
+    assert engine.ranks[0].connector.get_handshake_metadata() is None  # only pipeline ranks differ
+    facts = [rank.connector._worker.facts for rank in engine.ranks]
     smaller = WorkerFacts(facts[1].num_slots - 7, facts[1].slot_bytes)
     connector = engine.scheduler.connector
     connector.set_xfer_handshake_metadata_pp_aware({(0, 0): facts[0], (1, 0): smaller})

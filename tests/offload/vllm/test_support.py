@@ -124,7 +124,12 @@ REFUSED_ENGINES: list[tuple[str, dict[str, Any], list[str]]] = [
         {"distributed_executor_backend": "external_launcher"},
         ["distributed_executor_backend is external_launcher", "use mp or ray"],
     ),
-    ("sliding window", {}, ["sliding-window uses windowed attention", "--disable-hybrid-kv-cache-manager"]),
+    ("sliding window", {}, ["sliding-window use windowed attention", "remove the connector"]),
+    (
+        "sliding window",
+        {"disable_hybrid_kv_cache_manager": True},
+        ["sliding-window use windowed attention", "remove the connector"],
+    ),
     ("alternating windows", {}, ["alternating-windows uses windowed", "--disable-hybrid-kv-cache-manager"]),
     ("chunks", {}, ["chunks uses windowed attention", "--disable-hybrid-kv-cache-manager"]),
     ("hybrid", {}, ["hybrid is a model with state beside full attention", "remove the connector"]),
@@ -181,7 +186,6 @@ def test_vllm_versions_that_were(configure: Configure, version: str, monkeypatch
     ("model", "arguments"),
     [
         ("llama", {}),
-        ("sliding window", {"disable_hybrid_kv_cache_manager": True}),
         ("alternating windows", {"disable_hybrid_kv_cache_manager": True}),
         ("chunks", {"disable_hybrid_kv_cache_manager": True}),
     ],
@@ -226,7 +230,12 @@ class TestOtherConnectors:
 class TestChildrenOfAMultiConnector:
     def multi(self, *children: Any) -> dict[str, Any]:
         settings = {"connectors": list(children)}
-        return {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_connector_extra_config": settings}
+        return {
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": settings,
+            "kv_load_failure_policy": "recompute",
+        }
 
     def test_ours_is_checked_among_them(self, configure: Configure) -> None:
         other = {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}
@@ -235,6 +244,11 @@ class TestChildrenOfAMultiConnector:
             configure(transfer=self.multi(other, ours(cpu_gb=1)))
         with pytest.raises(UnsupportedError, match='kv_role is "kv_consumer"'):
             configure(transfer=self.multi(other, ours(role="kv_consumer")))
+
+    def test_failed_restores_must_not_fail_requests(self, configure: Configure) -> None:
+        transfer = self.multi(ours()) | {"kv_load_failure_policy": "fail"}
+        with pytest.raises(UnsupportedError, match='kv_load_failure_policy is "fail"'):
+            configure(transfer=transfer)
 
 
 class TestPinning:
