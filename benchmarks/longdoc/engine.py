@@ -52,7 +52,7 @@ def model_directory(settings: Settings) -> Path:
         heads=model.heads,
         kv_heads=model.kv_heads,
         vocab_size=settings.workload.vocab_size,
-        max_position_embeddings=settings.workload.request_tokens,
+        max_position_embeddings=max(8192, settings.workload.request_tokens),
     )
 
 

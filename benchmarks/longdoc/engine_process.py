@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import psutil
+
 from benchmarks.longdoc.measure import RoundResult
 from benchmarks.longdoc.settings import Settings
 from benchmarks.longdoc.workload import Prompt
@@ -97,12 +99,18 @@ class EngineProcess:
         return result
 
     def _stop(self, seconds: float) -> None:
-        """Ask the child to stop, and after that many seconds end it."""
+        """Ask the child to stop, after that many seconds tell it to end; kill it and the engine at last."""
         with contextlib.suppress(OSError):
             self._connection.send(("stop", None))
         self._process.join(seconds)
         if self._process.is_alive():
             self._process.terminate()
+            self._process.join(_GRACE_SECONDS)
+        if self._process.is_alive():
+            child = psutil.Process(self.pid)
+            for process in (child, *child.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             self._process.join()
 
     def _call(self, name: str, argument: Any = None) -> Any:
