@@ -112,7 +112,7 @@ def _check_memory(vllm_config: VllmConfig, config: OffloadConfig) -> None:
     available = host_memory_bytes()
     if replicas == nodes == 1:
         check_host_memory(config, available)
-    elif config.cpu_bytes * replicas // nodes > available:
+    elif config.cpu_gib * replicas > available / GIB * nodes:
         raise ConfigError(
             f"cpu_gib is {config.cpu_gib} for each data-parallel replica, of which {replicas} run on this "
             f"machine with 1/{nodes} of their ranks each, but it has {available / GIB:.1f} GiB of memory; "
