@@ -68,5 +68,7 @@ def test_each_kind_warns_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("params", ["cpu_offload_store", ["cpu_offload_store"], 7, object()])
-def test_what_is_no_mapping_is_ignored(params: Any) -> None:
-    assert read_hints(params) == RequestHints()
+def test_what_is_no_mapping_is_ignored(params: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_hints(params) == read_hints(params) == RequestHints()
+    (record,) = caplog.records
+    assert f"{params!r} is not an object" in record.getMessage()

@@ -199,6 +199,22 @@ def test_the_default_pool_may_be_as_large_as_memory(configure: Configure) -> Non
     configure(transfer=ours(cpu_gib=host_memory_bytes() / 2**30))
 
 
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="needs vLLM's CPU backend: ranks without devices")
+class TestDataParallelReplicas:
+    """Each has a pool of its own."""
+
+    def test_pools_that_fit_together(self, configure: Configure) -> None:
+        configure(transfer=ours(cpu_gib=host_memory_bytes() / 2**30 / 2), data_parallel_size=2)
+
+    @pytest.mark.parametrize(
+        "size", [host_memory_bytes() / 2**30 * 0.6, 1e300, 10**400], ids=["0.6 of it", "1e300", "10**400"]
+    )
+    def test_pools_larger_than_memory_together(self, configure: Configure, size: float) -> None:
+        with pytest.raises(ConfigError) as refused:
+            configure(transfer=ours(cpu_gib=size), data_parallel_size=2)
+        check_message(refused, f"cpu_gib is {size}", "of which 2 run", "GiB of memory", "lower cpu_gib")
+
+
 OTHERS: list[dict[str, Any] | None] = [
     None,
     {
