@@ -33,13 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns 0, or 1 if a mode failed (the others are reported all the same)."""
     options = parse(arguments)
     failures: list[str] = []
+    remarks = report.load_note()
     if options.settings is not None:
+        remarks += notes(options.modes, options.settings.device)
         rows = _offline(options.settings, options.modes, failures)
     else:
         assert options.online is not None
         rows = _online(options.online, options.workload, failures)
     if rows:
-        _report(options, rows)
+        _report(options, rows, remarks)
     for failure in failures:
         print(f"\nerror: {failure}", file=sys.stderr)
     return 1 if failures else 0
@@ -71,9 +73,8 @@ def _online(online: Online, workload: Workload, failures: list[str]) -> list[Row
         return []
 
 
-def _report(options: Options, rows: list[Row]) -> None:
+def _report(options: Options, rows: list[Row], remarks: list[str]) -> None:
     settings, workload = options.settings, options.workload
-    remarks = notes(options.modes, settings.device) if settings else []
     print("\n" + format_summary(rows))
     for line in format_gains(rows):
         print(line)

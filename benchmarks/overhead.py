@@ -74,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_memory(settings, engines=2)
     except ValueError as error:
         parser.error(str(error))
+    remarks = report.load_note() + notes([options.mode], settings.device)
     rows: list[Row] = []
     try:
         for start in range(1, options.starts + 1):
@@ -81,7 +82,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EngineError as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1
-    remarks = notes([options.mode], settings.device)
     print("\n" + _format(rows, options.mode))
     for remark in remarks:
         print(remark)

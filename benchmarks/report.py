@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["format_table", "meta", "write_json"]
+__all__ = ["format_table", "load_note", "meta", "write_json"]
 
+_QUIET_CORES = 0.3
 _ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -36,6 +37,18 @@ def meta(**extra: Any) -> dict[str, Any]:
         "commit": _commit(),
         **extra,
     }
+
+
+def load_note() -> list[str]:
+    """Return a remark if other work keeps this machine busy now (looks for a second), else nothing."""
+    import psutil
+
+    busy = psutil.cpu_percent(interval=1.0) / 100 * (psutil.cpu_count() or 1)
+    if busy < _QUIET_CORES:
+        return []
+    return [
+        f"before the run other work kept {busy:.1f} of {psutil.cpu_count()} cores busy: seconds are noisy"
+    ]
 
 
 def write_json(path: Path, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
