@@ -9,6 +9,9 @@ import numpy.typing as npt
 BLOCK_SIZE = 32
 """Tokens per block of every engine here; the CPU backend takes multiples of 32."""
 
+BLOCK_BYTES = 128 << 10
+"""Bytes of KV in a block of the tiny model, all layers."""
+
 VOCAB_SIZE = 256
 
 TOLERANCE = 1e-4

@@ -26,7 +26,7 @@ def check_idle(engine: Engine) -> None:
     assert not side.allocator.num_filling, f"{side.allocator.num_filling} slots filling"
     assert not side.allocator.num_leaving, f"{side.allocator.num_leaving} slots leaving"
     assert not side._requests and not side._local_tokens, "requests remembered that have ended"
-    assert not side.allocator.uncached(), "GPU blocks of ended requests still waiting to be stored"
+    assert not len(side.allocator._uncached), "GPU blocks of ended requests remembered"
     pool = engine.scheduler.kv_cache_manager.block_pool
     referenced = {
         block.block_id: block.ref_cnt for block in pool.blocks if block.ref_cnt and not block.is_null

@@ -16,6 +16,7 @@ from tests.engine.engine import Engine
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_CALL_SECONDS = 150
 _STOP_SECONDS = 60
 _LOG_TAIL_LINES = 60
 
@@ -35,7 +36,12 @@ class EngineProcess:
     def __enter__(self) -> "EngineProcess":
         self._process.start()
         self._child_end.close()
-        self._receive()
+        try:
+            self._receive()
+        except AssertionError:
+            self._connection.close()
+            self._process.join()
+            raise
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -45,8 +51,7 @@ class EngineProcess:
         self._process.join(_STOP_SECONDS)
         running = self._process.is_alive()
         if running:
-            self._process.kill()
-            self._process.join()
+            self._kill()
         self._connection.close()
         assert not running, f"the engine did not stop within {_STOP_SECONDS} s{self._tail()}"
         assert self._process.exitcode == 0, f"the engine left with {self._process.exitcode}{self._tail()}"
@@ -61,12 +66,21 @@ class EngineProcess:
         return self._receive()
 
     def _receive(self) -> Any:
+        if not self._connection.poll(_CALL_SECONDS):
+            self._kill()
+            raise AssertionError(f"no answer from the engine's process in {_CALL_SECONDS} s{self._tail()}")
         try:
             succeeded, value = self._connection.recv()
         except EOFError:
             raise AssertionError(f"the engine's process has died{self._tail()}") from None
         assert succeeded, f"in the engine's process:\n{value}(its log is {self._log})"
         return value
+
+    def _kill(self) -> None:
+        """End its process and those that the engine made."""
+        assert self._process.pid is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.join()
 
     def _tail(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
@@ -77,7 +91,7 @@ def _serve(
     connection: Connection, log: Path, extra_config: dict[str, Any] | None, settings: dict[str, Any]
 ) -> None:
     """Body of the process: start the engine, then make calls until told to stop."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and stops us
+    os.setsid()  # an interrupt from the terminal is the parent's affair, and the parent stops us
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

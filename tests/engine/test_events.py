@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import zmq
 
-from tests.engine.answers import BLOCK_SIZE, prompt_of
+from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, prompt_of
 from tests.engine.conftest import running
 from tests.engine.engine import Engine
 from tests.engine.process import EngineProcess
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.engine
 _WAIT_SECONDS = 30
 
 POOL_BLOCKS = 24
-BLOCK_BYTES = 128 << 10
 
 
 class Mirror:

@@ -4,7 +4,16 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.engine.answers import BLOCK_SIZE, SEEN, TOLERANCE, Answer, Prompt, difference, prompt_of
+from tests.engine.answers import (
+    BLOCK_BYTES,
+    BLOCK_SIZE,
+    SEEN,
+    TOLERANCE,
+    Answer,
+    Prompt,
+    difference,
+    prompt_of,
+)
 from tests.engine.engine import Engine
 from tests.engine.process import EngineProcess
 
@@ -119,12 +128,7 @@ def test_tokens_are_counted_by_tier(engine: EngineProcess) -> None:
         assert counted["external_prefix_cache_hits"] == counted["restored_tokens"] == from_cpu * BLOCK_SIZE
         assert counted["restored_requests"] == (from_cpu > 0)
         assert counted["failed_jobs"] == 0
-    assert after["loaded_bytes"] - before["loaded_bytes"] == 10 * bytes_per_block(engine)
-
-
-def bytes_per_block(engine: EngineProcess) -> int:
-    [block] = engine.run(Engine.probe, "read_blocks", [1])
-    return len(block)
+    assert after["loaded_bytes"] - before["loaded_bytes"] == 10 * BLOCK_BYTES
 
 
 def test_requests_may_decline(engine: EngineProcess) -> None:

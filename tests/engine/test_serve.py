@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engine.answers import BLOCK_SIZE, Prompt
+from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt
 from tests.engine.server import (
     START_SECONDS,
     VOCAB_SIZE,
@@ -63,8 +63,8 @@ def test_answers_are_restored_and_counted(server: VllmServer) -> None:
     assert before["vllm:cpu_offload_restored_tokens"] == 0
     assert after["vllm:cpu_offload_restored_tokens"] == 6 * 40 * BLOCK_SIZE
     assert after["vllm:cpu_offload_restored_requests"] == 6
-    assert after["vllm:cpu_offload_stored_bytes"] == 3 * 40 * (128 << 10)
-    assert after["vllm:cpu_offload_loaded_bytes"] == 6 * 40 * (128 << 10)
+    assert after["vllm:cpu_offload_stored_bytes"] == 3 * 40 * BLOCK_BYTES
+    assert after["vllm:cpu_offload_loaded_bytes"] == 6 * 40 * BLOCK_BYTES
     assert after["vllm:cpu_offload_pool_used_blocks"] == 3 * 40
     assert after["vllm:cpu_offload_pool_blocks"] == 512
     assert after["vllm:cpu_offload_failed_jobs"] == 0
@@ -120,7 +120,7 @@ def test_online_benchmark(server: VllmServer, tmp_path: Path) -> None:
     cold, warm = json.loads(rows_file.read_text())["rows"]
     assert (cold["documents"], cold["pass"], warm["pass"]) == (4, 1, 2)
     assert cold["cached_cpu_tokens"] == 0
-    assert cold["bytes_stored"] >= 4 * 20 * (128 << 10)
+    assert cold["bytes_stored"] >= 4 * 20 * BLOCK_BYTES
     assert warm["cached_cpu_tokens"] + warm["cached_gpu_tokens"] == 4 * 20 * BLOCK_SIZE
     assert warm["cached_cpu_tokens"] >= 2 * 20 * BLOCK_SIZE
     assert warm["bytes_loaded"] > 0
