@@ -169,4 +169,4 @@ def test_a_long_history_leaves_nothing_behind() -> None:
 
 
 def _num_nodes() -> int:
-    return sum(isinstance(each, Node) for each in gc.get_objects())
+    return sum(type(each) is Node for each in gc.get_objects())

