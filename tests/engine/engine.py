@@ -23,6 +23,7 @@ ENVIRONMENT = {
 }
 """Of every engine here."""
 
+_ANSWER_SECONDS = 90.0
 _SETTLE_SECONDS = 20.0
 _SHORT: Prompt = [3] * 8  # shorter than a block: stored nowhere
 
@@ -140,9 +141,15 @@ class Engine:
         return [output.request_id for output in outputs]
 
     def finish(self, names: Sequence[str]) -> list[Answer]:
-        """Step until all requests are done; return the answers of those named."""
+        """Step until all requests are done; return the answers of those named.
+
+        Raises TimeoutError if the engine makes no end.
+        """
+        deadline = time.monotonic() + _ANSWER_SECONDS
         while self.llm.has_unfinished_requests():
             self.step()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"unfinished requests after {_ANSWER_SECONDS:g} s")
         return [_answer(self._outputs.pop(name, None)) for name in names]
 
     @property

@@ -16,7 +16,7 @@ from tests.engine.engine import Engine
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_CALL_SECONDS = 150
+_CALL_SECONDS = 120
 _STOP_SECONDS = 60
 _LOG_TAIL_LINES = 60
 
@@ -101,7 +101,7 @@ def _serve(
         connection.send((False, traceback.format_exc()))
         return
     connection.send((True, None))
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
         while (call := connection.recv()) is not None:
             method, args, kwargs = call
             try:
