@@ -1,5 +1,6 @@
 """The pool's memory: one mapping of exactly the size asked for."""
 
+import errno
 import logging
 import mmap
 import resource
@@ -11,6 +12,8 @@ import numpy as np
 from offload.errors import HostMemoryError
 
 logger = logging.getLogger(__name__)
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap module
 
 MAX_REGISTRATION_BYTES = 64 << 30
 """CUDA refuses single registrations of 512 GiB and more, so memory is registered in smaller pieces."""
@@ -54,6 +57,7 @@ class HostMemory:
                 f"cannot map {self.nbytes:,} bytes for the CPU pool ({error}); lower cpu_gib, or raise the "
                 f"limit on virtual memory (ulimit -v)"
             ) from error
+        self._populate()
         self._bytes: np.ndarray | None = np.frombuffer(self._map, dtype=np.uint8)
         self.address = self._bytes.ctypes.data
         pages_unit = mmap.PAGESIZE // gcd(slot_bytes, mmap.PAGESIZE)
@@ -76,6 +80,19 @@ class HostMemory:
                 logger.warning("a part of the CPU pool stays pinned: %s", error)
         self._bytes = None
         self._map.close()
+
+    def _populate(self) -> None:
+        """Take all pages now: a first touch later would slow down stores, or find no memory left."""
+        try:
+            self._map.madvise(_MADV_POPULATE_WRITE)
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # Linux before 5.14: pages come as slots are filled
+                return
+            self._map.close()
+            raise HostMemoryError(
+                f"cannot get {self.nbytes:,} bytes of memory for the CPU pool ({error}); lower cpu_gib, or "
+                f"raise the container's memory limit"
+            ) from error
 
     def _register(self, register: Callable[[int, int], None], piece_bytes: int) -> None:
         for offset in range(0, self.nbytes, piece_bytes):

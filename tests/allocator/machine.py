@@ -79,12 +79,15 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     # Loads
 
-    @precondition(lambda self: self._resident())
-    @rule(target=pins, data=st.data())
-    def pin(self, data: st.DataObject) -> Pin:
-        path = data.draw(st.sampled_from(self._resident())).path
-        start = data.draw(st.integers(0, len(path) - 1))
-        return self.pair.pin([position.prefix_hash for position in path], start, len(path))
+    @precondition(lambda self: self._resident() and len(self.pair.model.pins) < 4)
+    @rule(target=pins, data=st.data(), num_pins=st.integers(1, 3))
+    def pin(self, data: st.DataObject, num_pins: int) -> tuple[Pin, ...]:
+        pins = []
+        for _ in range(num_pins):
+            path = data.draw(st.sampled_from(self._resident())).path
+            start = data.draw(st.integers(0, len(path) - 1))
+            pins.append(self.pair.pin([position.prefix_hash for position in path], start, len(path)))
+        return multiple(*pins)
 
     @rule(target=ended_pins, pin=consumes(pins))
     def unpin(self, pin: Pin) -> Pin:
@@ -120,13 +123,12 @@ class AllocatorMachine(RuleBasedStateMachine):
         if depth < len(chain):
             self.pair.drop(chain[-1])
 
-    @precondition(lambda self: self.pair.model.pins)
-    @rule(really=st.booleans())
-    def reset(self, really: bool) -> None:
-        if really:
-            self.pair.reset()
+    @precondition(lambda self: self.pair.model.pins and self.pair.model.stores)
+    @rule()
+    def reset(self) -> None:
+        self.pair.reset()
 
     def _resident(self) -> list[Position]:
-        """In an order that is the same in every run."""
+        """Deepest first, for what is first is drawn most; in the same order in every run."""
         resident = [position for position in self.pair.model.tree.positions.values() if position.resident]
-        return sorted(resident, key=lambda position: (len(position.path), position.prefix_hash))
+        return sorted(resident, key=lambda position: (-len(position.path), position.prefix_hash))
