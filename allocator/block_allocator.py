@@ -89,8 +89,6 @@ class CpuOffloadingBlockAllocator:
         """Slots that become free when the loads reading them end."""
         return self._pool.num_in(SlotState.LEAVING)
 
-    # Reading
-
     def lookup(self, chain: Sequence[bytes]) -> Hit:
         """The resident part of ``chain``. Mutates nothing. O(log n) plus copying ``depth`` slots."""
         place = self._resident_part(chain, len(chain))
@@ -111,8 +109,6 @@ class CpuOffloadingBlockAllocator:
         place = self._tree.find(chain, len(chain))
         if place.depth:
             self._policy.touched(self._end_segment_at(place))
-
-    # Loads
 
     def pin(self, chain: Sequence[bytes], start: int, stop: int) -> Pin:
         """Promise the slots of resident positions ``start <= p < stop`` to a load, and touch them.
@@ -151,8 +147,6 @@ class CpuOffloadingBlockAllocator:
             leaving = self._pool.select(_flat(pin.slots), SlotState.LEAVING)
             self._pool.move(self._not_pinned(leaving), SlotState.LEAVING, SlotState.FREE)
 
-    # Stores
-
     def note_full(self, owner: Hashable, chain: Sequence[bytes], num_full: int) -> None:
         """``owner`` holds full GPU blocks for the first ``num_full`` positions of ``chain``.
 
@@ -182,8 +176,8 @@ class CpuOffloadingBlockAllocator:
 
         Returns:
             What to copy where: a run that begins at the first unknown position, shorter than asked for
-            when the pool has no better use to give up; None when nothing is to be stored. End it with
-            ``commit`` or ``abort``. O(log n) plus O(1) array work per position stored and evicted.
+            when the pool has no better use to give up, None for nothing. End it with ``commit`` or
+            ``abort``. O(log n) plus O(1) array work per position stored and evicted.
 
         Raises:
             ChainError: more full blocks than hashes.
@@ -235,8 +229,6 @@ class CpuOffloadingBlockAllocator:
         assert place is not None, f"store plan {plan.plan_id} is in flight but not in the tree"
         self._cut(place)
         self._ends_orphan(plan)
-
-    # Leaving
 
     def evict(self, num_slots: int) -> int:
         """Evict until ``num_slots`` more are free or nothing is evictable; return how many became free."""
