@@ -84,8 +84,9 @@ def test_the_log_tells_transfers(server: VllmServer) -> None:
 
 def test_a_client_that_leaves(server: VllmServer) -> None:
     """Its request is aborted, and nothing of it stays in flight."""
-    with server.streaming(prompt_of(10 * BLOCK_SIZE, seed=9), max_tokens=1000):
-        before = server.metrics()
+    before = server.metrics()
+    with server.streaming(prompt_of(2 * BLOCK_SIZE, seed=9), max_tokens=1400):
+        pass
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
         server.complete("settle")
@@ -93,7 +94,7 @@ def test_a_client_that_leaves(server: VllmServer) -> None:
         if not metrics["vllm:num_requests_running"] and not metrics["vllm:cpu_offload_jobs_in_flight"]:
             break
         assert time.monotonic() < deadline, metrics
-    assert metrics["vllm:generation_tokens"] - before["vllm:generation_tokens"] < 1000
+    assert metrics["vllm:generation_tokens"] - before["vllm:generation_tokens"] < 1400
 
 
 def test_online_benchmark(server: VllmServer, tmp_path: Path) -> None:
