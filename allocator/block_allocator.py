@@ -222,13 +222,23 @@ class CpuOffloadingBlockAllocator:
         Raises:
             StalePlanError: the plan was ended before.
         """
-        if self._ends_orphan(plan):
+        self.abandon(plan)
+        self._ends_orphan(plan)
+
+    def abandon(self, plan: StorePlan) -> None:
+        """As ``abort``, but its slots may still be written: they are kept until the plan is ended.
+
+        Raises:
+            StalePlanError: the plan was ended before.
+        """
+        if plan.plan_id in self._orphans:
             return
+        if plan.plan_id not in self._copying:
+            raise _stale(plan)
         self._orphans[plan.plan_id] = self._copying.pop(plan.plan_id)
         place = self._tree.place_of(plan.hashes[0])
         assert place is not None, f"store plan {plan.plan_id} is in flight but not in the tree"
         self._cut(place)
-        self._ends_orphan(plan)
 
     def evict(self, num_slots: int) -> int:
         """Evict until ``num_slots`` more are free or nothing is evictable; return how many became free."""
@@ -365,7 +375,7 @@ class CpuOffloadingBlockAllocator:
         if plan.plan_id in self._copying:
             return False
         if self._orphans.pop(plan.plan_id, None) is None:
-            raise StalePlanError(f"store plan {plan.plan_id} was ended before, or is not this allocator's")
+            raise _stale(plan)
         self._pool.move(_flat(plan.slots), SlotState.FILLING, SlotState.FREE)
         return True
 
@@ -387,6 +397,10 @@ class CpuOffloadingBlockAllocator:
 def _check_full(num_full: int, chain: Sequence[bytes]) -> None:
     if not 0 <= num_full <= len(chain):
         raise ChainError(f"{num_full} full blocks do not fit {len(chain)} prefix hashes")
+
+
+def _stale(plan: StorePlan) -> StalePlanError:
+    return StalePlanError(f"store plan {plan.plan_id} was ended before, or is not this allocator's")
 
 
 def _flat(slots: Slots) -> Slots:

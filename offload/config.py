@@ -10,6 +10,7 @@ from typing import Any
 
 from evictor import available_policies
 from offload.errors import ConfigError
+from offload.seals import Verify
 
 GIB = 1 << 30
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -23,6 +24,8 @@ class OffloadConfig:
         cpu_gib: host memory for the pool in GiB, of the whole engine: its ranks share it evenly.
         store_decode_blocks: also store blocks of generated tokens, not only of prompts.
         eviction_policy: which leaf goes when the pool is full; see ``evictor.available_policies()``.
+        verify_loads: which blocks are checked against their checksums when they are restored: "always",
+            "sampled" (one in 16, others each time) or "never".
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
@@ -31,6 +34,7 @@ class OffloadConfig:
     cpu_gib: float
     store_decode_blocks: bool = True
     eviction_policy: str = "lru"
+    verify_loads: Verify = Verify.SAMPLED
 
     def __post_init__(self) -> None:
         size = self.cpu_gib
@@ -45,6 +49,10 @@ class OffloadConfig:
         if self.eviction_policy not in available_policies():
             names = ", ".join(available_policies())
             raise ConfigError(f"eviction_policy is {self.eviction_policy!r}; use one of: {names}")
+        if self.verify_loads not in tuple(Verify):
+            names = ", ".join(Verify)
+            raise ConfigError(f"verify_loads is {self.verify_loads!r}; use one of: {names}")
+        object.__setattr__(self, "verify_loads", Verify(self.verify_loads))
 
     @property
     def cpu_bytes(self) -> int:

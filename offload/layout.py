@@ -71,6 +71,14 @@ class BlockLayout:
         gpu, pool, sizes = self._pieces(block_ids, slots)
         return CopyBatch(pool, gpu, sizes)
 
+    def block_pieces(self, block_ids: Ids) -> tuple[Ids, list[int]]:
+        """Addresses ``int64[n, regions]`` of these GPU blocks' pieces, and the pieces' sizes in bytes."""
+        return self._gpu + block_ids[:, None] * self._strides, self._sizes.tolist()
+
+    def slot_pieces(self, slots: Ids) -> tuple[Ids, list[int]]:
+        """The same for slots, which are one piece each."""
+        return self._pool[:1] + slots[:, None] * self.slot_bytes, [self.slot_bytes]
+
     def whole_blocks(self, batch: CopyBatch, num_copies: int) -> int:
         """How many leading blocks the first ``num_copies`` copies of a batch complete."""
         return int(batch.sizes[:num_copies].sum()) // self.slot_bytes

@@ -1,7 +1,7 @@
 """The ledger of jobs in flight. Jobs begin and end here and nowhere else."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -15,35 +15,96 @@ class StoreJob:
 
     job_id: int
     plan: StorePlan
-    block_ids: Ids
+    num_blocks: int
     blocks: list[Any]
     ranks_left: int
     num_copied: int
+    given_up: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Restore:
+    """All loads for one admission of one request, which the engine waits for as a whole.
+
+    Attributes:
+        request_id: who gets the KV.
+        root: first prefix hash of the chain.
+        first: chain position of the first block.
+        pin: holds the slots.
+        hashes: prefix hashes of the blocks.
+        block_ids: GPU blocks that are filled.
+        parts_left: its load jobs in flight.
+        num_landed: leading blocks that are complete on all ranks.
+        is_void: a part has failed, or the request has gone; nobody may wait for it.
+        is_cancelled: the bytes are no longer wanted, though nothing may be wrong with them.
+        was_stuck: a part was given up, so the engine computes all of it again.
+    """
+
+    request_id: str
+    root: bytes
+    first: int
+    pin: Pin
+    hashes: list[bytes]
+    block_ids: Ids
+    parts_left: int = 0
+    num_landed: int = 0
+    is_void: bool = False
+    is_cancelled: bool = False
+    was_stuck: bool = False
+    _ended: dict[int, int] = field(default_factory=dict)  # ended parts: where from, up to where good
+
+    def will_bring(self, chain: Sequence[bytes], position: int) -> bool:
+        """Whether the block of ``chain`` at ``position`` is on its way."""
+        index = position - self.first
+        if self.is_void or self.is_cancelled or position >= len(chain):
+            return False
+        return self.num_landed <= index < len(self.hashes) and self.hashes[index] == chain[position]
+
+    def end_part(self, start: int, good_stop: int) -> None:
+        """The part that began at ``start`` has ended, good up to ``good_stop``."""
+        self.parts_left -= 1
+        self._ended[start] = good_stop
+        while (stop := self._ended.get(self.num_landed, 0)) > self.num_landed:
+            self.num_landed = stop
 
 
 @dataclass(slots=True, eq=False)
 class LoadJob:
-    """A load in flight: ``pin`` holds the slots, ``hashes`` name them, ``block_ids`` are filled."""
+    """A load in flight: blocks ``start <= i < stop`` of a restore. ``blocks`` are held if it is stuck."""
 
     job_id: int
-    request_id: str
-    pin: Pin
-    hashes: list[bytes]
-    block_ids: Ids
+    restore: Restore
+    start: int
+    stop: int
     ranks_left: int
     num_copied: int
+    given_up: bool = False
+    blocks: list[Any] = field(default_factory=list)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks to load."""
+        return self.stop - self.start
 
 
 class Progress(NamedTuple):
-    """What a report changed: the job, whether it has fewer good blocks than before, whether it ended."""
+    """What a report changed.
+
+    Attributes:
+        job: the job.
+        fell_short: it has fewer good blocks than were thought before.
+        gave_up: its copy is past its deadline on some rank, which was not known before.
+        ended: it is over on all ranks.
+    """
 
     job: StoreJob | LoadJob
     fell_short: bool
+    gave_up: bool
     ended: bool
 
 
 class JobLedger:
-    """Jobs by id. Every rank reports a job once; it ends with the last report.
+    """Jobs by id. A job ends when every rank has reported it over.
 
     ``num_copied`` counts the leading blocks that every rank that reported has copied: a job fails as
     soon as one rank falls short, and ends when all have let go of its memory.
@@ -55,22 +116,25 @@ class JobLedger:
         self._jobs: dict[int, StoreJob | LoadJob] = {}
         self.num_held_blocks = 0
         """GPU blocks held by stores in flight."""
+        self.num_given_up = 0
+        """Jobs in flight past their deadline."""
 
     def __len__(self) -> int:
         """Jobs in flight."""
         return len(self._jobs)
 
-    def open_store(self, plan: StorePlan, block_ids: Ids, blocks: list[Any]) -> StoreJob:
-        """Begin a store of ``blocks``, whose ids are ``block_ids``."""
-        job = StoreJob(next(self._ids), plan, block_ids, blocks, self._num_ranks, len(block_ids))
+    def open_store(self, plan: StorePlan, blocks: list[Any]) -> StoreJob:
+        """Begin a store of ``blocks``."""
+        job = StoreJob(next(self._ids), plan, len(blocks), blocks, self._num_ranks, len(blocks))
         self._jobs[job.job_id] = job
         self.num_held_blocks += len(blocks)
         return job
 
-    def open_load(self, request_id: str, pin: Pin, hashes: list[bytes], block_ids: Ids) -> LoadJob:
-        """Begin a load for one request."""
-        job = LoadJob(next(self._ids), request_id, pin, hashes, block_ids, self._num_ranks, len(block_ids))
+    def open_load(self, restore: Restore, start: int, stop: int) -> LoadJob:
+        """Begin to load blocks ``start <= i < stop`` of a restore."""
+        job = LoadJob(next(self._ids), restore, start, stop, self._num_ranks, stop - start)
         self._jobs[job.job_id] = job
+        restore.parts_left += 1
         return job
 
     def loads(self) -> Iterator[LoadJob]:
@@ -86,30 +150,46 @@ class JobLedger:
             if isinstance(job, StoreJob):
                 job.num_copied = 0
 
-    def report(self, job_id: int, num_ranks: int, num_copied: int) -> Progress | None:
-        """``num_ranks`` more ranks have ended that job, each with at least ``num_copied`` leading blocks.
+    def take_held(self, job: StoreJob) -> list[Any]:
+        """The GPU blocks that a store holds, which from now on are the caller's to release."""
+        blocks, job.blocks = job.blocks, []
+        self.num_held_blocks -= len(blocks)
+        return blocks
 
-        None for a job that is not in flight, which a worker may report after it was given up.
+    def report(self, job_id: int, num_ranks: int, num_copied: int, given_up: bool = False) -> Progress | None:
+        """``num_ranks`` more ranks have ended that job; at least ``num_copied`` leading blocks are good.
+
+        None for a job that is not in flight.
         """
         job = self._jobs.get(job_id)
         if job is None:
             return None
         fell_short = num_copied < job.num_copied
+        gave_up = given_up and not job.given_up
         job.num_copied = min(job.num_copied, num_copied)
+        job.given_up |= given_up
+        self.num_given_up += gave_up
         job.ranks_left -= num_ranks
         ended = job.ranks_left <= 0
         if ended:
             del self._jobs[job_id]
-            if isinstance(job, StoreJob):
-                self.num_held_blocks -= len(job.blocks)
-        return Progress(job, fell_short, ended)
+            self.num_given_up -= job.given_up
+            if isinstance(job, LoadJob):
+                job.restore.end_part(job.start, job.start + job.num_copied)
+        return Progress(job, fell_short, gave_up, ended)
 
     def check_invariants(self) -> None:
         """Counters and jobs agree."""
         stores = [job for job in self._jobs.values() if isinstance(job, StoreJob)]
         held = sum(len(job.blocks) for job in stores)
         assert held == self.num_held_blocks, f"{held} blocks in jobs, {self.num_held_blocks} counted"
+        given_up = sum(job.given_up for job in self._jobs.values())
+        assert given_up == self.num_given_up, f"{given_up} jobs given up, {self.num_given_up} counted"
         for job_id, job in self._jobs.items():
             assert job.job_id == job_id, f"job {job.job_id} is filed under {job_id}"
             assert 0 < job.ranks_left <= self._num_ranks, f"{job} waits for {job.ranks_left} ranks"
-            assert 0 <= job.num_copied <= len(job.block_ids), f"{job} has {job.num_copied} blocks copied"
+            assert 0 <= job.num_copied <= job.num_blocks, f"{job} has {job.num_copied} blocks copied"
+            assert job.given_up or isinstance(job, StoreJob) or not job.blocks, f"{job} holds blocks"
+        for restore in {id(job.restore): job.restore for job in self.loads()}.values():
+            parts = sum(job.restore is restore for job in self.loads())
+            assert parts == restore.parts_left, f"{parts} parts in flight, {restore} says otherwise"

@@ -1,5 +1,10 @@
 """What to move, as pure functions of what the engine says. Tokens and blocks in, block counts out."""
 
+from itertools import pairwise
+
+_FIRST_PART_BYTES = 16 << 20  # less than a millisecond of PCIe
+_LEAST_PART_BLOCKS = 16
+
 
 def storable_blocks(
     num_computed: int, num_scheduled: int, num_tokens: int, num_hashes: int, block_size: int
@@ -50,6 +55,23 @@ def load_range(num_local: int, num_external: int, block_size: int) -> range:
     Both are what the scheduler settled on, which may be less than was offered.
     """
     return range(num_local // block_size, (num_local + num_external) // block_size)
+
+
+def load_parts(num_blocks: int, first_part: int) -> list[tuple[int, int]]:
+    """Split a load into parts ``(start, stop)``, each as large as all before it together.
+
+    Whoever shares the beginning of a load waits for at most twice what is shared, and a load of any
+    size has few parts.
+    """
+    stops = [0]
+    while stops[-1] < num_blocks:
+        stops.append(min(max(2 * stops[-1], first_part), num_blocks))
+    return list(pairwise(stops))
+
+
+def first_part_blocks(block_bytes: int) -> int:
+    """Blocks in the first part of a load, when one rank's part of a block has that many bytes."""
+    return max(_LEAST_PART_BLOCKS, _FIRST_PART_BYTES // block_bytes)
 
 
 def holdable_blocks(num_gpu_blocks: int, num_held: int) -> int:

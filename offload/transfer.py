@@ -1,16 +1,23 @@
-"""The transfer engine: jobs in, blocks moved, ends out."""
+"""The transfer engine: jobs in, blocks moved and checked, ends out."""
 
 import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from offload.copiers.base import Copier, Direction
+from offload.copiers.base import Copier, CopyEnd, Direction
 from offload.layout import BlockLayout, CopyBatch, Ids
+from offload.seals import Seals, Verify
 
 logger = logging.getLogger(__name__)
 
-
 CANCELLED = "cancelled"
 """The error of a job whose bytes were no longer wanted."""
+
+DEADLINE_SECONDS = 30.0
+"""A copy takes milliseconds. One that has not ended by then has failed, whatever it does later."""
 
 
 class TransferEnd(NamedTuple):
@@ -19,9 +26,11 @@ class TransferEnd(NamedTuple):
     Attributes:
         job_id: as submitted.
         direction: as submitted.
-        num_blocks: leading blocks known to be copied; all of the job's on success.
+        num_blocks: leading blocks known to be copied, and checked; all of the job's on success.
         block_ids: the job's GPU blocks.
         error: what went wrong, None on success.
+        is_over: False for a job that was given up while its copy may still run. Its memory must be left
+            alone until the same job comes again with True.
     """
 
     job_id: int
@@ -29,32 +38,55 @@ class TransferEnd(NamedTuple):
     num_blocks: int
     block_ids: Ids
     error: str | None
+    is_over: bool = True
 
 
-class _Job(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Job:
     direction: Direction
     block_ids: Ids
+    slots: Ids
     batch: CopyBatch
+    deadline: float
+    num_wanted: int  # leading blocks that the batch copies
+    is_cancelled: bool = False
+    is_given_up: bool = False
+    copied: CopyEnd | None = None
+    checked: Future[int] | None = None  # leading blocks that were sealed, or found intact
 
 
 class TransferEngine:
     """Turns jobs over blocks and slots into copies, and their ends back into blocks.
 
     Nothing raised below it passes through: whatever a copier throws is the failed end of the jobs
-    concerned. Every job submitted ends exactly once.
+    concerned. Every job submitted ends exactly once, but that one which has not ended by its deadline
+    is first reported as given up. Seals are made and checked on threads of their own, one for each
+    direction, and a job has ended when that is done too.
     """
 
-    def __init__(self, layout: BlockLayout, copier: Copier) -> None:
+    def __init__(
+        self,
+        layout: BlockLayout,
+        copier: Copier,
+        seals: Seals,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        make_executor: Callable[[], Executor] = lambda: ThreadPoolExecutor(1, "kv-offload-seal"),
+    ) -> None:
+        """``clock`` in seconds; an executor runs what it is given in order."""
         self._layout = layout
         self._copier = copier
+        self._seals = seals
+        self._clock = clock
+        self._executors = {way: make_executor() for way in Direction}
         self._jobs: dict[int, _Job] = {}
-        self._cancelled: set[int] = set()
+        self._checking: list[int] = []
         self._fence_errors: dict[Direction, str] = {}
         self._ended: list[TransferEnd] = []
 
     def __len__(self) -> int:
-        """Jobs submitted and not yet reported."""
-        return len(self._jobs) + len(self._ended)
+        """Jobs submitted and not yet reported to be over."""
+        return len(self._jobs) + sum(end.is_over for end in self._ended)
 
     def fence(self, direction: Direction) -> None:
         """Jobs of that direction submitted from now on see all work the engine has enqueued so far."""
@@ -66,54 +98,146 @@ class TransferEngine:
 
     def store(self, job_id: int, block_ids: Ids, slots: Ids) -> None:
         """Copy GPU blocks down into slots; ``int64[n]`` each, in chain order."""
-        self._submit(job_id, _Job(Direction.STORE, block_ids, self._layout.store(block_ids, slots)))
+        self._seals.unseal(slots)
+        self._submit(job_id, Direction.STORE, block_ids, slots, len(slots))
 
-    def load(self, job_id: int, slots: Ids, block_ids: Ids) -> None:
-        """Copy slots up into GPU blocks; ``int64[n]`` each, in chain order."""
-        self._submit(job_id, _Job(Direction.LOAD, block_ids, self._layout.load(slots, block_ids)))
+    def load(self, job_id: int, slots: Ids, fills: Ids, block_ids: Ids) -> None:
+        """Copy slots, as store jobs ``fills`` left them, up into GPU blocks; ``int64[n]`` each."""
+        self._submit(job_id, Direction.LOAD, block_ids, slots, self._seals.num_current(slots, fills))
+        job = self._jobs.get(job_id)
+        if job is not None and not self._seals.of_blocks:
+            self._check(job_id, job, job.num_wanted)  # beside the copy
+
+    def refuse(self, job_id: int, direction: Direction, block_ids: Ids, error: str) -> None:
+        """That job ends as failed, with nothing copied."""
+        self._ended.append(TransferEnd(job_id, direction, 0, block_ids, error))
 
     def cancel(self, job_id: int) -> None:
         """The bytes of that job are no longer wanted: it will end as failed, with no block copied."""
         if job_id in self._jobs:
-            self._cancelled.add(job_id)
+            self._jobs[job_id].is_cancelled = True
 
     def poll(self) -> list[TransferEnd]:
-        """Jobs that have ended since the last call."""
+        """Jobs that have ended, or were given up, since the last call."""
         try:
-            for job_id, num_copied, error in self._copier.poll():
-                self._end(job_id, num_copied, error)
+            for copied in self._copier.poll():
+                self._after_copy(copied)
         except Exception as error:  # a broken device: nothing in flight can be trusted any more
             for job_id in list(self._jobs):
                 self._end(job_id, 0, _describe(error))
+        checking, self._checking = self._checking, []
+        for job_id in checking:
+            self._end_if_checked(job_id)
+        self._give_up_overdue()
         ended, self._ended = self._ended, []
         return ended
 
-    def close(self) -> None:
-        """Wait for what is in flight and release the copier."""
+    def close(self, seconds: float) -> bool:
+        """Wait for what is in flight, so long at most, and release the copier.
+
+        Returns False if something may still be copying: then the memory it uses must stay.
+        """
+        for executor in self._executors.values():
+            executor.shutdown(cancel_futures=True)
         try:
-            self._copier.close()
+            return self._copier.close(seconds)
         except Exception as error:  # a broken device: nothing moves there any more
             logger.warning("copies in flight were given up: %s", _describe(error))
+            return True
 
-    def _submit(self, job_id: int, job: _Job) -> None:
-        self._jobs[job_id] = job
-        if fence_error := self._fence_errors.get(job.direction):
-            self._end(job_id, 0, fence_error)
-            return
-        try:
-            self._copier.submit(job_id, job.direction, job.batch)
-        except Exception as error:
-            self._end(job_id, 0, _describe(error))
+    # Private
 
-    def _end(self, job_id: int, num_copied: int, error: str | None) -> None:
-        job = self._jobs.pop(job_id, None)
+    def _submit(
+        self, job_id: int, direction: Direction, block_ids: Ids, slots: Ids, num_wanted: int
+    ) -> None:
+        wanted = slice(num_wanted)
+        if direction is Direction.STORE:
+            batch = self._layout.store(block_ids[wanted], slots[wanted])
+        else:
+            batch = self._layout.load(slots[wanted], block_ids[wanted])
+        deadline = self._clock() + DEADLINE_SECONDS
+        self._jobs[job_id] = _Job(direction, block_ids, slots, batch, deadline, num_wanted)
+        error = self._fence_errors.get(direction)
+        if error is None and num_wanted == 0 < len(slots):
+            error = "its slots were filled by other stores"
+        if error is None:
+            try:
+                self._copier.submit(job_id, direction, batch)
+                return
+            except Exception as failure:
+                error = _describe(failure)
+        self._end(job_id, 0, error)
+
+    def _after_copy(self, copied: CopyEnd) -> None:
+        job = self._jobs.get(copied.job_id)
         if job is None:
             return
-        if job_id in self._cancelled:
-            self._cancelled.remove(job_id)
-            num_copied, error = 0, CANCELLED
+        job.copied = copied
+        if job.is_given_up or job.is_cancelled:
+            self._end(copied.job_id, 0, copied.error)
+            return
+        num_blocks = self._layout.whole_blocks(job.batch, copied.num_copied)
+        if job.direction is Direction.LOAD and self._seals.of_blocks:
+            self._check(copied.job_id, job, num_blocks)
+        elif job.direction is Direction.STORE and num_blocks == len(job.slots):
+            self._seal(copied.job_id, job)
+        self._end_if_checked(copied.job_id)
+
+    def _seal(self, job_id: int, job: _Job) -> None:
+        if self._seals.verify is Verify.NEVER:
+            self._seals.seal(job_id, job.block_ids, job.slots)
+        else:
+            job.checked = self._executors[Direction.STORE].submit(
+                self._seals.seal, job_id, job.block_ids, job.slots
+            )
+
+    def _check(self, job_id: int, job: _Job, num_blocks: int) -> None:
+        if self._seals.verify is not Verify.NEVER:
+            job.checked = self._executors[Direction.LOAD].submit(
+                self._seals.num_intact, job_id, job.block_ids[:num_blocks], job.slots[:num_blocks]
+            )
+
+    def _end_if_checked(self, job_id: int) -> None:
+        job = self._jobs.get(job_id)
+        if job is None or job.copied is None:
+            return
+        if job.checked is not None and not job.checked.done():
+            self._checking.append(job_id)
+            return
+        _, num_copied, error = job.copied
         num_blocks = self._layout.whole_blocks(job.batch, num_copied)
+        if error is None and num_blocks < job.num_wanted:
+            error = f"the copy ended after {num_blocks} of {job.num_wanted} blocks"
+        if error is None and job.num_wanted < len(job.slots):
+            error = f"the slot of block {job.num_wanted} was filled by another store"
+        if job.checked is not None:
+            try:
+                num_intact = job.checked.result()
+            except Exception as failure:
+                num_intact, error = 0, _describe(failure)
+            if num_intact < num_blocks:
+                num_blocks = num_intact
+                error = error or f"block {num_intact} is not what was stored: its checksum differs"
+        self._end(job_id, num_blocks, error)
+
+    def _end(self, job_id: int, num_blocks: int, error: str | None) -> None:
+        job = self._jobs.pop(job_id)
+        if job.is_cancelled:
+            num_blocks, error = 0, CANCELLED
+        elif job.is_given_up:
+            num_blocks, error = 0, "the copy ended after its deadline"
         self._ended.append(TransferEnd(job_id, job.direction, num_blocks, job.block_ids, error))
+
+    def _give_up_overdue(self) -> None:
+        """Jobs are in the order of their deadlines; those given up before are passed over."""
+        now = self._clock()
+        for job_id, job in self._jobs.items():
+            if job.deadline > now:
+                return
+            if not job.is_given_up:
+                job.is_given_up = True
+                error = f"the copy has not ended after {DEADLINE_SECONDS:g} s"
+                self._ended.append(TransferEnd(job_id, job.direction, 0, job.block_ids, error, is_over=False))
 
 
 def _describe(error: Exception) -> str:

@@ -30,7 +30,7 @@ class CopyEnd(NamedTuple):
 class Copier(Protocol):
     """Makes copies asynchronously. Batches may end in any order; none is ever lost.
 
-    Called from one thread, the engine's, which never waits here but in ``drain`` and ``close``.
+    Called from one thread, the engine's, which never waits here but in ``drain`` (tests only) and ``close``.
     """
 
     def fence(self, direction: Direction) -> None:
@@ -45,5 +45,8 @@ class Copier(Protocol):
     def drain(self) -> None:
         """Wait until every submitted batch has ended; ``poll`` still reports them."""
 
-    def close(self) -> None:
-        """Drain and release threads, streams and registrations. Calling it again does nothing."""
+    def close(self, seconds: float) -> bool:
+        """Wait until every batch has ended, so long at most, and release threads and streams.
+
+        Returns False if a batch may still be under way. Calling it again does no harm.
+        """

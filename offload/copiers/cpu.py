@@ -3,6 +3,7 @@
 import ctypes
 import queue
 import threading
+import time
 from typing import NamedTuple
 
 from offload.copiers.base import CopyEnd, Direction
@@ -45,11 +46,13 @@ class CpuCopier:
         for todo in self._todo.values():
             todo.join()
 
-    def close(self) -> None:
+    def close(self, seconds: float) -> bool:
         for todo in self._todo.values():
             todo.put(None)
+        until = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _work(self, todo: "queue.Queue[_Task | None]") -> None:
         while (task := todo.get()) is not None:

@@ -3,6 +3,7 @@
 Not measured: written against the CUDA runtime's documented rules, run by ``tests/gpu`` where there is a GPU.
 """
 
+import time
 from collections import deque
 from typing import NamedTuple, Protocol
 
@@ -11,6 +12,9 @@ import torch
 
 from offload.copiers.base import CopyEnd, Direction
 from offload.layout import CopyBatch
+
+
+_PAUSE_SECONDS = 0.001
 
 
 class BatchedCopy(Protocol):
@@ -84,8 +88,13 @@ class CudaCopier:
         for stream in self._streams.values():
             stream.synchronize()
 
-    def close(self) -> None:
-        self.drain()
+    def close(self, seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while any(not batch.event.query() for queue in self._in_flight.values() for batch in queue):
+            if time.monotonic() > until:
+                return False
+            time.sleep(_PAUSE_SECONDS)
+        return True
 
 
 def register_host_memory(address: int, nbytes: int) -> None:

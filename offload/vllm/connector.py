@@ -4,11 +4,13 @@
                        "kv_connector_extra_config": {"cpu_gib": 8}}'
 """
 
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -31,6 +33,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from allocator import Stored
 from offload.errors import UnsupportedError
+from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.messages import StepPlan, WorkerFacts, WorkerReport
 from offload.vllm.regions import block_bytes
 from offload.vllm.scheduler_side import SchedulerSide
@@ -51,6 +54,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     """A CPU tier below vLLM's prefix cache. One object in the scheduler, one in each worker."""
 
     _cache_hit_source = CacheHitSource.HOST
+    _clock = staticmethod(time.monotonic)
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
@@ -67,10 +71,12 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         check_cache_groups(kv_cache_config)
         self._config = config
         self._num_ranks = vllm_config.parallel_config.world_size
+        self._fingerprint = take_fingerprint(vllm_config, kv_cache_config)
         # A failed load is a cache miss. vLLM's default would fail the request.
         self._kv_transfer_config.kv_load_failure_policy = "recompute"
         if role is KVConnectorRole.WORKER:
-            self._worker = WorkerSide(kv_cache_config, config.cpu_bytes // self._num_ranks)
+            cpu_bytes = config.cpu_bytes // self._num_ranks
+            self._worker = WorkerSide(kv_cache_config, cpu_bytes, self._fingerprint, config.verify_loads)
 
     # Both sides
 
@@ -103,16 +109,23 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         slot_bytes = block_bytes(self._kv_cache_config)
-        facts = WorkerFacts(self._config.cpu_bytes // self._num_ranks // slot_bytes, slot_bytes)
-        self._make_scheduler_side([facts] * self._num_ranks)
+        num_slots = self._config.cpu_bytes // self._num_ranks // slot_bytes
+        self._make_scheduler_side([WorkerFacts(num_slots, slot_bytes, self._fingerprint)] * self._num_ranks)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Ranks may hold different layers and so different numbers of slots: all use the least."""
-        facts = [fact for fact in metadata.values() if isinstance(fact, WorkerFacts)]
+        """Ranks may hold different layers and so different numbers of slots: all use the least.
+
+        Raises:
+            UnsupportedError: a worker sees the cache in another way than the scheduler.
+        """
+        facts = {rank: fact for rank, fact in metadata.items() if isinstance(fact, WorkerFacts)}
+        for (pipeline_rank, tensor_rank), fact in facts.items():
+            who = f"the worker of pipeline rank {pipeline_rank}, tensor rank {tensor_rank}"
+            check_fingerprint(self._fingerprint, fact.fingerprint, who)
         if self._scheduler is not None and facts:
-            self._make_scheduler_side(facts)
+            self._make_scheduler_side(list(facts.values()))
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
@@ -120,7 +133,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             return 0, False
         num_tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
-        return num_tokens, num_tokens > 0
+        return num_tokens, bool(num_tokens)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -129,7 +142,9 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.allocated(request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
-        return self._scheduler.build_plan(scheduler_output) if self._scheduler is not None else StepPlan()
+        if self._scheduler is None:
+            return StepPlan(self._fingerprint)
+        return self._scheduler.build_plan(scheduler_output)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if self._scheduler is not None:
@@ -185,9 +200,12 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.register(kv_caches)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """What ranks tell the scheduler side, where they differ: with pipeline parallelism only."""
-        uses_pipeline = self._vllm_config.parallel_config.pipeline_parallel_size > 1
-        return self._worker.facts if self._worker is not None and uses_pipeline else None
+        """What ranks tell the scheduler side at start.
+
+        Not inside a MultiConnector, which would hand it to siblings; there every plan is checked.
+        """
+        is_child = has_kv_transfer_group() and get_kv_transfer_group() is not self
+        return self._worker.facts if self._worker is not None and not is_child else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -239,4 +257,6 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             slot_bytes=sum(fact.slot_bytes for fact in facts),
             num_ranks=self._num_ranks,
             record_events=events is not None and events.enable_kv_cache_events,
+            fingerprint=self._fingerprint,
+            clock=self._clock,
         )

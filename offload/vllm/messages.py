@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from offload.layout import Ids
+from offload.vllm.fingerprint import Fingerprint
 
 
 class StoreOrder(NamedTuple):
@@ -20,12 +21,21 @@ class StoreOrder(NamedTuple):
     slots: Ids
 
 
-class LoadOrder(NamedTuple):
-    """Copy ``slots`` up into GPU ``block_ids``, for one request."""
+class LoadPart(NamedTuple):
+    """Job ``job_id`` loads blocks ``start <= i < stop`` of an order."""
 
     job_id: int
+    start: int
+    stop: int
+
+
+class LoadOrder(NamedTuple):
+    """Copy ``slots``, as store jobs ``fills`` left them, up into GPU ``block_ids``, for one request."""
+
     request_id: str
+    parts: list[LoadPart]
     slots: Ids
+    fills: Ids
     block_ids: Ids
 
 
@@ -33,6 +43,7 @@ class LoadOrder(NamedTuple):
 class StepPlan(KVConnectorMetadata):
     """Scheduler to workers, once a step, the same for every rank."""
 
+    fingerprint: Fingerprint
     loads: list[LoadOrder] = field(default_factory=list)
     stores: list[StoreOrder] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
@@ -40,29 +51,45 @@ class StepPlan(KVConnectorMetadata):
 
 
 class JobReport(NamedTuple):
-    """How a job ended on ``num_ranks`` ranks, the worst of which copied ``num_copied`` leading blocks."""
+    """What became of a job on some ranks.
+
+    Attributes:
+        num_ranks: ranks where it is over.
+        num_copied: leading blocks that are good on the worst rank heard of.
+        given_up: a rank's copy is past its deadline; it is over there when ``num_ranks`` says so.
+    """
 
     num_ranks: int
     num_copied: int
+    given_up: bool = False
+
+    def merged(self, other: "JobReport") -> "JobReport":
+        """Both reports as one."""
+        return JobReport(
+            self.num_ranks + other.num_ranks,
+            min(self.num_copied, other.num_copied),
+            self.given_up or other.given_up,
+        )
 
 
 @dataclass(slots=True)
 class WorkerReport(KVConnectorWorkerMetadata):
-    """Workers to scheduler: jobs that ended since the last report."""
+    """Workers to scheduler: what has become of jobs since the last report."""
 
     jobs: dict[int, JobReport] = field(default_factory=dict)
+
+    def add(self, job_id: int, report: JobReport) -> None:
+        """Take in one more report on a job."""
+        mine = self.jobs.get(job_id)
+        self.jobs[job_id] = report if mine is None else mine.merged(report)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
         """Merge another rank's report into a new one."""
         assert isinstance(other, WorkerReport)
-        merged = dict(self.jobs)
-        for job_id, (num_ranks, num_copied) in other.jobs.items():
-            mine = merged.get(job_id)
-            if mine is None:
-                merged[job_id] = JobReport(num_ranks, num_copied)
-            else:
-                merged[job_id] = JobReport(mine.num_ranks + num_ranks, min(mine.num_copied, num_copied))
-        return WorkerReport(merged)
+        merged = WorkerReport(dict(self.jobs))
+        for job_id, report in other.jobs.items():
+            merged.add(job_id, report)
+        return merged
 
 
 @dataclass(slots=True)
@@ -71,3 +98,4 @@ class WorkerFacts(KVConnectorHandshakeMetadata):
 
     num_slots: int
     slot_bytes: int
+    fingerprint: Fingerprint

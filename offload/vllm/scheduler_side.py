@@ -8,11 +8,10 @@ One step of the engine, top to bottom::
     receive             workers report: commit or abort stores, unpin loads, release blocks
 """
 
-import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -22,21 +21,19 @@ from vllm.v1.request import RequestStatus
 from allocator import CpuOffloadingBlockAllocator, StorePlan
 from evictor import make_policy
 from offload import planner
+from offload.breaker import CircuitBreaker
 from offload.config import OffloadConfig
 from offload.hints import read_hints
-from offload.ledger import JobLedger, LoadJob, Progress, StoreJob
+from offload.layout import Ids
+from offload.ledger import JobLedger, LoadJob, Progress, Restore, StoreJob
 from offload.metrics import Metrics
-from offload.vllm.messages import LoadOrder, StepPlan, StoreOrder, WorkerReport
-
-logger = logging.getLogger(__name__)
+from offload.vllm.fingerprint import Fingerprint
+from offload.vllm.messages import LoadOrder, LoadPart, StepPlan, StoreOrder, WorkerReport
 
 COMPLETED = frozenset(
     {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION}
 )
 """Ends that a request reaches by computing. An aborted one may count blocks that were never filled."""
-
-OVERDUE_SECONDS = 60
-"""A copy takes milliseconds. One that has not ended by then is not waited for any more."""
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -82,12 +79,10 @@ class SchedulerSide:
         slot_bytes: int,
         num_ranks: int,
         record_events: bool,
+        fingerprint: Fingerprint,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``slot_bytes`` counts all ranks, ``num_slots`` is the least any rank has; ``clock`` in seconds."""
-        self._clock = clock
-        self._last_opened = 0.0
-        self._warned_of_stuck_jobs = False
         self._config = config
         self._manager = kv_cache_manager
         self._block_pool = kv_cache_manager.block_pool
@@ -98,21 +93,35 @@ class SchedulerSide:
         )
         self.ledger = JobLedger(num_ranks)
         self.metrics = Metrics()
+        self.breaker = CircuitBreaker(clock)
+        self.first_part_blocks = planner.first_part_blocks(slot_bytes // num_ranks)
+        """Blocks in the first part of a load."""
+        self._filled_by: Ids = np.full(num_slots, -1, dtype=np.int64)  # the store job, for every slot
+        self._restores: dict[bytes, list[Restore]] = {}  # in flight, by the first hash of their chain
         self._requests: dict[str, _Tracked] = {}
         self._local_tokens: dict[str, int] = {}
-        self._next = StepPlan()
+        self._fingerprint = fingerprint
+        self._next = StepPlan(fingerprint)
         self._num_evicted_seen = 0
 
     # Loads
 
-    def matched_tokens(self, request: "Request", num_local: int) -> int:
-        """Tokens the pool can add to the ``num_local`` leading ones the GPU has. Asked again and again."""
+    def matched_tokens(self, request: "Request", num_local: int) -> int | None:
+        """Tokens the pool can add to the ``num_local`` leading ones the GPU has. Asked again and again.
+
+        None: not yet. Another request's load is bringing the next block; once that has landed, the GPU
+        has it. Every load ends or is given up, so nobody waits for ever.
+        """
         tracked = self._requests.get(request.request_id)
         if tracked is not None and not tracked.may_be_loaded:
             return 0
-        if not read_hints(request.kv_transfer_params).load:
+        if self.breaker.is_open or not read_hints(request.kv_transfer_params).load:
             return 0
-        depth = self.allocator.resident_depth(request.block_hashes)
+        hashes, position = request.block_hashes, num_local // self.block_size
+        family = self._restores.get(hashes[0], ()) if hashes else ()
+        if any(restore.will_bring(hashes, position) for restore in family):
+            return None
+        depth = self.allocator.resident_depth(hashes)
         self._local_tokens[request.request_id] = num_local
         return planner.loadable_tokens(depth, num_local, request.num_tokens, self.block_size)
 
@@ -130,15 +139,7 @@ class SchedulerSide:
             self.allocator.touch(request.block_hashes)
             return
         positions = planner.load_range(num_local, num_external, self.block_size)
-        pin = self.allocator.pin(request.block_hashes, positions.start, positions.stop)
-        blocks = self._manager.get_blocks(request_id).blocks[0][positions.start : positions.stop]
-        block_ids = _ids_of(blocks)
-        hashes = request.block_hashes[positions.start : positions.stop]
-        job = self.ledger.open_load(request_id, pin, hashes, block_ids)
-        self._last_opened = self._clock()
-        self._next.loads.append(
-            LoadOrder(job.job_id, request_id, pin.slots[:, 0].astype(np.int64), block_ids)
-        )
+        self._open_restore(request, positions.start, positions.stop)
 
     # Stores
 
@@ -167,7 +168,7 @@ class SchedulerSide:
             tracked = self._requests[str(run.owner)]
             if run.owner in scheduled and not self._open_store(tracked, run.start, run.stop):
                 break
-        plan, self._next = self._next, StepPlan()
+        plan, self._next = self._next, StepPlan(self._fingerprint)
         return plan
 
     def finish(self, request: "Request") -> None:
@@ -179,6 +180,8 @@ class SchedulerSide:
         self._local_tokens.pop(request_id, None)
         tracked = self._requests.pop(request_id, None)
         self.allocator.forget_owner(request_id)
+        for restore in self._all_restores():
+            restore.is_void |= restore.request_id == request_id
         if tracked is not None and tracked.may_be_stored and request.status in COMPLETED:
             num_full = planner.storable_blocks_at_finish(
                 request.num_computed_tokens,
@@ -198,8 +201,8 @@ class SchedulerSide:
         """Jobs ended; ``invalid_block_ids`` are GPU blocks that some connector failed to fill."""
         if invalid_block_ids and not invalid_block_ids <= self._blocks_being_loaded():
             self.ledger.spoil_stores()  # a sibling's load failed, and a step has computed on top of it
-        for job_id, (num_ranks, num_copied) in (report.jobs if report else {}).items():
-            progress = self.ledger.report(job_id, num_ranks, num_copied)
+        for job_id, job_report in (report.jobs if report else {}).items():
+            progress = self.ledger.report(job_id, *job_report)
             if progress is not None:
                 self._advance(progress)
 
@@ -208,23 +211,17 @@ class SchedulerSide:
         self.allocator.reset()
         for tracked in self._requests.values():
             tracked.may_be_stored = False
+        for restore in self._all_restores():
+            restore.is_cancelled = True
         self._next.cancelled.extend(job.job_id for job in self.ledger.loads())
 
     @property
     def has_pending_work(self) -> bool:
         """Whether the engine must keep stepping, because ends of jobs travel on steps.
 
-        Not for jobs that are long overdue: they would keep it from ever coming to rest or shutting down.
-        Their blocks and slots stay held, because their copies may still run.
+        Not for jobs past their deadline, which would keep it from ever coming to rest or shutting down.
         """
-        if not len(self.ledger):
-            return False
-        if self._clock() - self._last_opened < OVERDUE_SECONDS:
-            return True
-        if not self._warned_of_stuck_jobs:
-            self._warned_of_stuck_jobs = True
-            logger.warning("%d copies have not ended after %d s", len(self.ledger), OVERDUE_SECONDS)
-        return False
+        return len(self.ledger) > self.ledger.num_given_up
 
     def take_metrics(self) -> dict[str, float]:
         """Counts since the last call, and the gauges."""
@@ -233,6 +230,8 @@ class SchedulerSide:
         self.metrics.show("pool_blocks", self.allocator.capacity)
         self.metrics.show("pool_used_blocks", self.allocator.capacity - self.allocator.num_free)
         self.metrics.show("jobs_in_flight", len(self.ledger))
+        self.metrics.show("stuck_jobs", self.ledger.num_given_up)
+        self.metrics.show("paused", self.breaker.is_open)
         return self.metrics.take()
 
     # Private
@@ -242,8 +241,27 @@ class SchedulerSide:
         num_tokens: int = request.num_tokens if store_all else request.num_prompt_tokens
         return num_tokens
 
+    def _all_restores(self) -> Iterator[Restore]:
+        return chain.from_iterable(self._restores.values())
+
     def _blocks_being_loaded(self) -> set[int]:
-        return {block_id for job in self.ledger.loads() for block_id in job.block_ids.tolist()}
+        return {block_id for restore in self._all_restores() for block_id in restore.block_ids.tolist()}
+
+    def _open_restore(self, request: "Request", start: int, stop: int) -> None:
+        """Load positions ``start <= p < stop`` of the request's chain, in parts that land one by one."""
+        hashes = request.block_hashes
+        pin = self.allocator.pin(hashes, start, stop)
+        block_ids = _ids_of(self._blocks_of(request.request_id, start, stop))
+        restore = Restore(request.request_id, hashes[0], start, pin, hashes[start:stop], block_ids)
+        jobs = [
+            self.ledger.open_load(restore, *part)
+            for part in planner.load_parts(stop - start, self.first_part_blocks)
+        ]
+        self._restores.setdefault(restore.root, []).append(restore)
+        slots = pin.slots[:, 0].astype(np.int64)
+        parts = [LoadPart(job.job_id, job.start, job.stop) for job in jobs]
+        order = LoadOrder(request.request_id, parts, slots, self._filled_by[slots], block_ids)
+        self._next.loads.append(order)
 
     def _open_store(self, tracked: _Tracked, start: int, stop: int) -> bool:
         """Store the request's full blocks from position ``start`` on. False when no more may be held."""
@@ -252,7 +270,7 @@ class SchedulerSide:
             self.allocator.forget_owner(request.request_id)
             return True
         limit = planner.holdable_blocks(self._block_pool.num_gpu_blocks, self.ledger.num_held_blocks)
-        if not limit:
+        if not limit or self.breaker.is_open:
             return False
         plan = self.allocator.plan_store(request.block_hashes, stop, limit)
         if plan is not None:
@@ -261,42 +279,86 @@ class SchedulerSide:
         return True
 
     def _hold_and_order(self, request_id: str, plan: StorePlan) -> None:
-        table = self._manager.get_blocks(request_id).blocks[0]
-        blocks = list(islice(table, plan.start, plan.start + len(plan.hashes)))
-        block_ids = _ids_of(blocks)
+        blocks = self._blocks_of(request_id, plan.start, plan.start + len(plan.hashes))
         self._block_pool.touch(blocks)
-        job = self.ledger.open_store(plan, block_ids, blocks)
-        self._last_opened = self._clock()
-        self._next.stores.append(StoreOrder(job.job_id, block_ids, plan.slots[:, 0].astype(np.int64)))
+        job = self.ledger.open_store(plan, blocks)
+        slots = plan.slots[:, 0].astype(np.int64)
+        self._filled_by[slots] = job.job_id
+        self._next.stores.append(StoreOrder(job.job_id, _ids_of(blocks), slots))
+
+    def _blocks_of(self, request_id: str, start: int, stop: int) -> list[Any]:
+        """GPU blocks at these positions of the request's table, as it is now."""
+        return list(islice(self._manager.get_blocks(request_id).blocks[0], start, stop))
 
     def _advance(self, progress: Progress) -> None:
-        job, fell_short, ended = progress
+        job, _, gave_up, ended = progress
         if isinstance(job, LoadJob):
-            if fell_short:
-                self.allocator.drop(job.hashes[job.num_copied])
-            if ended:
-                self._end_load(job)
+            self._advance_load(job, progress)
         elif ended:
             self._end_store(job)
-        if ended and job.num_copied < len(job.block_ids):
-            self.metrics.count("failed_jobs")
+        elif gave_up:
+            self.allocator.abandon(job.plan)
+            self._block_pool.free_blocks(reversed(self.ledger.take_held(job)))
+        if gave_up or (ended and not job.given_up):
+            self._judge(job)
 
-    def _end_load(self, job: LoadJob) -> None:
-        self.allocator.unpin(job.pin)
-        tracked = self._requests.get(job.request_id)
-        if tracked is not None and job.num_copied < len(job.block_ids):
+    def _advance_load(self, job: LoadJob, progress: Progress) -> None:
+        """What failed leaves the pool; what landed can be shared; memory a stuck copy writes to is kept."""
+        restore = job.restore
+        if progress.fell_short:
+            restore.is_void = True
+            if not restore.is_cancelled:
+                self.allocator.drop(restore.hashes[job.start + job.num_copied])
+        if progress.gave_up:
+            restore.was_stuck = True
+            job.blocks = [self._block_pool.blocks[i] for i in restore.block_ids[job.start : job.stop].tolist()]
+            self._block_pool.touch(job.blocks)
+        if not progress.ended:
+            return
+        self._block_pool.free_blocks(reversed(job.blocks))
+        if not (restore.is_void or restore.is_cancelled):
+            self._share(restore)
+        if not restore.parts_left:
+            self._end_restore(restore)
+
+    def _share(self, restore: Restore) -> None:
+        """Let the GPU's prefix cache have what has landed, before all of the load has."""
+        tracked = self._requests.get(restore.request_id)
+        if tracked is not None and tracked.request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+            num_blocks = restore.first + restore.num_landed
+            self._manager.cache_blocks(tracked.request, num_blocks * self.block_size)
+
+    def _end_restore(self, restore: Restore) -> None:
+        self.allocator.unpin(restore.pin)
+        family = self._restores[restore.root]
+        family.remove(restore)
+        if not family:
+            del self._restores[restore.root]
+        num_blocks = 0 if restore.was_stuck else restore.num_landed
+        tracked = self._requests.get(restore.request_id)
+        if tracked is not None and num_blocks < len(restore.hashes):
             tracked.may_be_loaded = False
-        self.metrics.count("restored_requests", job.num_copied > 0)
-        self.metrics.count("restored_tokens", job.num_copied * self.block_size)
-        self.metrics.count("loaded_bytes", job.num_copied * self._slot_bytes)
+        self.metrics.count("restored_requests", num_blocks > 0)
+        self.metrics.count("restored_tokens", num_blocks * self.block_size)
+        self.metrics.count("loaded_bytes", num_blocks * self._slot_bytes)
 
     def _end_store(self, job: StoreJob) -> None:
-        if job.num_copied == len(job.block_ids):
+        if job.num_copied == job.num_blocks:
             self.allocator.commit(job.plan)
             self.metrics.count("stored_bytes", job.num_copied * self._slot_bytes)
         else:
             self.allocator.abort(job.plan)
-        self._block_pool.free_blocks(reversed(job.blocks))
+        self._block_pool.free_blocks(reversed(self.ledger.take_held(job)))
+
+    def _judge(self, job: StoreJob | LoadJob) -> None:
+        """Good jobs and bad ones, for the metrics and the circuit breaker."""
+        if job.num_copied == job.num_blocks and not job.given_up:
+            self.breaker.succeeded()
+            return
+        if isinstance(job, LoadJob) and job.restore.is_cancelled:
+            return
+        self.metrics.count("failed_jobs")
+        self.breaker.failed()
 
 
 def _ids_of(blocks: list[Any]) -> Any:

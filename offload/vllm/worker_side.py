@@ -4,6 +4,8 @@ import atexit
 import logging
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
@@ -14,42 +16,62 @@ from offload.copiers.cuda import register_host_memory, unregister_host_memory
 from offload.errors import ConfigError
 from offload.layout import BlockLayout
 from offload.memory import HostMemory
+from offload.seals import Seals, Verify
 from offload.transfer import CANCELLED, TransferEnd, TransferEngine
+from offload.vllm.fingerprint import Fingerprint
 from offload.vllm.messages import JobReport, LoadOrder, StepPlan, StoreOrder, WorkerFacts, WorkerReport
 from offload.vllm.regions import block_bytes, block_regions, cache_address
 
 logger = logging.getLogger(__name__)
 
 _QUIET_SECONDS = 10.0
+_CLOSE_SECONDS = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Restore:
+    """What a request waits for: its load jobs not yet ended here, and what the ended ones did not fill."""
+
+    request_id: str
+    parts_left: int
+    unfilled: set[int] = field(default_factory=set)
+    is_stuck: bool = False
 
 
 class WorkerSide:
     """One rank's part of the pool and the copies into and out of it.
 
     No method raises towards the engine once ``register`` has returned: what goes wrong is the failed end
-    of a job. Every load is reported exactly once, with its unfilled blocks in the same pass.
+    of a job. Every restore is reported exactly once, with its unfilled blocks in the same pass. A restore
+    with a stuck copy is reported as failed whole, because the engine must not compute into blocks that
+    may still be written.
     """
 
     def __init__(
         self,
         kv_cache_config: KVCacheConfig,
         cpu_bytes: int,
-        make_copier: Callable[[torch.device], Copier] | None = None,
+        fingerprint: Fingerprint,
+        verify: Verify = Verify.ALWAYS,
     ) -> None:
         """Size the pool.
 
         Args:
             kv_cache_config: this rank's.
             cpu_bytes: this rank's share of the pool.
-            make_copier: for tests; by default the one for the device the cache lies on.
+            fingerprint: this rank's; a plan of a scheduler with another one is not carried out.
+            verify: which blocks are checked when they are loaded.
 
         Raises:
             ConfigError: the share does not hold one block.
         """
         self._kv_cache_config = kv_cache_config
-        self._make_copier = make_copier or _copier_for
+        self._verify = verify
+        self._make_copier: Callable[[torch.device], Copier] = _copier_for
+        self._make_executor: Callable[[], Executor] = lambda: ThreadPoolExecutor(1, "kv-offload-seal")
+        self._clock = time.monotonic
         slot_bytes = block_bytes(kv_cache_config)
-        self.facts = WorkerFacts(cpu_bytes // slot_bytes, slot_bytes)
+        self.facts = WorkerFacts(cpu_bytes // slot_bytes, slot_bytes, fingerprint)
         if not self.facts.num_slots:
             raise ConfigError(
                 f"cpu_gib leaves {cpu_bytes:,} bytes for each rank, but one block takes {slot_bytes:,}; "
@@ -57,7 +79,8 @@ class WorkerSide:
             )
         self._memory: HostMemory | None = None
         self._engine: TransferEngine | None = None
-        self._loading: dict[int, str] = {}
+        self._restores: dict[int, _Restore] = {}  # by load job
+        self._refusal: str | None = None
         self._loads: list[LoadOrder] = []
         self._stores: list[StoreOrder] = []
         self._report = WorkerReport()
@@ -84,7 +107,10 @@ class WorkerSide:
         layout = BlockLayout(
             regions, self._memory.address, slots_per_registration=self._memory.slots_per_registration
         )
-        self._engine = TransferEngine(layout, self._make_copier(device))
+        seals = Seals(layout, num_slots, self._verify, of_blocks=not on_gpu)
+        self._engine = TransferEngine(
+            layout, self._make_copier(device), seals, clock=self._clock, make_executor=self._make_executor
+        )
         atexit.register(self.close)  # an engine in the caller's process may never be shut down
         logger.info(
             "CPU pool of %d blocks x %d bytes = %.2f GiB for this rank",
@@ -97,6 +123,9 @@ class WorkerSide:
         """A step begins. Loads of this plan wait for what the engine has enqueued up to here, not more."""
         self._loads.extend(plan.loads)
         self._stores.extend(plan.stores)
+        self._refusal = None
+        if plan.fingerprint != self.facts.fingerprint:
+            self._refusal = f"the scheduler is another one: {plan.fingerprint}, not {self.facts.fingerprint}"
         if self._engine is None:
             return
         for job_id in plan.cancelled:
@@ -105,13 +134,19 @@ class WorkerSide:
             self._engine.fence(Direction.LOAD)
 
     def start_loads(self) -> None:
-        """Submit this step's loads."""
+        """Submit this step's loads, each part of them a job."""
         orders, self._loads = self._loads, []
         if self._engine is None:
             return
         for order in orders:
-            self._loading[order.job_id] = order.request_id
-            self._engine.load(order.job_id, order.slots, order.block_ids)
+            restore = _Restore(order.request_id, len(order.parts))
+            for job_id, start, stop in order.parts:
+                self._restores[job_id] = restore
+                part = slice(start, stop)
+                if self._refusal is None:
+                    self._engine.load(job_id, order.slots[part], order.fills[part], order.block_ids[part])
+                else:
+                    self._engine.refuse(job_id, Direction.LOAD, order.block_ids[part], self._refusal)
 
     def start_stores(self) -> None:
         """Submit this step's stores, behind the compute that writes their source."""
@@ -120,17 +155,20 @@ class WorkerSide:
             return
         self._engine.fence(Direction.STORE)
         for order in orders:
-            self._engine.store(order.job_id, order.block_ids, order.slots)
+            if self._refusal is None:
+                self._engine.store(order.job_id, order.block_ids, order.slots)
+            else:
+                self._engine.refuse(order.job_id, Direction.STORE, order.block_ids, self._refusal)
 
     def poll(self) -> KVConnectorTransferResults:
-        """Jobs that ended: loads by request for the engine, all of them for the next report."""
+        """Jobs that ended: restores by request for the engine, all jobs for the next report."""
         results = KVConnectorTransferResults()
         for end in self._engine.poll() if self._engine else ():
-            self._report.jobs[end.job_id] = JobReport(1, end.num_blocks)
+            self._report.add(end.job_id, JobReport(int(end.is_over), end.num_blocks, not end.is_over))
             if end.error is not None:
                 self._warn(end)
             if end.direction is Direction.LOAD:
-                self._end_load(end, results)
+                self._end_part(end, results)
         return results
 
     def take_unfilled(self) -> set[int]:
@@ -146,14 +184,17 @@ class WorkerSide:
         return report
 
     def close(self) -> None:
-        """Wait for copies in flight, then unpin and unmap. Calling it again does nothing."""
+        """Wait for copies in flight, then unpin and unmap. Calling it again does nothing.
+
+        Memory that a stuck copy may still use is left to the end of the process.
+        """
         atexit.unregister(self.close)
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+        engine, self._engine = self._engine, None
+        memory, self._memory = self._memory, None
+        if engine is not None and not engine.close(_CLOSE_SECONDS):
+            logger.warning("copies have not ended after %g s; the CPU pool stays mapped", _CLOSE_SECONDS)
+        elif memory is not None:
+            memory.close()
 
     def _warn(self, end: TransferEnd) -> None:
         """Log a failed copy; while copies keep failing, one in so many seconds."""
@@ -169,9 +210,20 @@ class WorkerSide:
             self._num_unlogged = 0
             self._quiet_until = time.monotonic() + _QUIET_SECONDS
 
-    def _end_load(self, end: TransferEnd, results: KVConnectorTransferResults) -> None:
-        results.finished_recving.add(self._loading.pop(end.job_id))
-        self._unfilled.update(end.block_ids[end.num_blocks :].tolist())
+    def _end_part(self, end: TransferEnd, results: KVConnectorTransferResults) -> None:
+        restore = self._restores.pop(end.job_id, None)
+        if restore is None:  # given up before
+            return
+        restore.parts_left -= 1
+        restore.is_stuck |= not end.is_over
+        restore.unfilled.update(end.block_ids[end.num_blocks :].tolist())
+        if restore.parts_left:
+            return
+        results.finished_recving.add(restore.request_id)
+        if restore.is_stuck:
+            results.failed_recving.add(restore.request_id)
+        else:
+            self._unfilled |= restore.unfilled
 
 
 def _copier_for(device: torch.device) -> Copier:

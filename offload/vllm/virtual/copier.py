@@ -10,6 +10,7 @@ from offload.copiers import CopyEnd, CpuCopier, Direction, Fault, FaultyCopier
 from offload.layout import CopyBatch
 
 _JUNK = 0xA5
+_LET_GO_RATE = 1 / 60  # of polls: what is stuck is mostly past its deadline by then, not always
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,7 @@ class CopySchedule:
         longest_delay: polls, at most, from submission to the copy, and again from there to its report.
         burst_every: ends are reported at every so manieth poll only.
         fault_rate: share of copies that fail, evenly by kind.
+        faults: kinds of faults.
         threaded: copies are made by the real CPU copier's threads; handing over to them costs a step
             more than all the rest of it.
     """
@@ -27,6 +29,7 @@ class CopySchedule:
     longest_delay: int = 0
     burst_every: int = 1
     fault_rate: float = 0.0
+    faults: tuple[Fault, ...] = (Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY, Fault.END_SHORT)
     threaded: bool = False
 
 
@@ -64,8 +67,9 @@ class InlineCopier:
     def drain(self) -> None:
         """Nothing is left to wait for."""
 
-    def close(self) -> None:
+    def close(self, seconds: float) -> bool:
         """Nothing to release."""
+        return True
 
 
 class SeededCopier:
@@ -105,6 +109,8 @@ class SeededCopier:
         self._inner.fence(direction)
 
     def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
+        if self._inner.is_dead:
+            raise RuntimeError("the copier is dead")
         fault = self._chosen[job_id] = self._choose_fault(direction)
         if fault is Fault.REFUSE:
             self._inner.submit(job_id, direction, batch)
@@ -115,8 +121,11 @@ class SeededCopier:
 
     def poll(self) -> list[CopyEnd]:
         self._now += 1
+        if self._inner.is_stuck and self._rng.random() < _LET_GO_RATE:
+            self.let_go()
         due = [task for task in self._tasks if task.copy_at <= self._now and task.direction not in self.held]
-        self._run(due)
+        if due and not self._inner.is_dead:
+            self._run(due)
         if self._now % self._schedule.burst_every:
             return []
         ready = [done for done in self._done if done.report_at <= self._now]
@@ -128,22 +137,42 @@ class SeededCopier:
         self._run(list(self._tasks))
         self._done = [done._replace(report_at=self._now) for done in self._done]
 
-    def close(self) -> None:
+    def close(self, seconds: float) -> bool:
+        self.let_go()
         self._run(list(self._tasks))
-        self._inner.close()
+        return self._inner.close(seconds)
+
+    def let_go(self) -> None:
+        """What is stuck ends after all."""
+        self._inner.let_go()
+        self._collect({})
+
+    @property
+    def corrupted(self) -> list[int]:
+        """Addresses of bytes made wrong and not written since."""
+        return self._inner.corrupted
 
     def _run(self, tasks: list[_Task]) -> None:
         """Make these copies, one direction after the other so that a seed always gives the same bytes."""
-        if not tasks:
-            return
         self._rng.shuffle(tasks)
         report_at = {task.job_id: task.report_at for task in tasks}
         for way in self._rng.sample(list(Direction), 2):
             for task in [task for task in tasks if task.direction is way]:
+                if self._inner.is_dead:
+                    break
                 self._tasks.remove(task)
+                self._forget_corrupted(task.batch)
                 self._inner.submit(task.job_id, way, task.batch)
-            self._inner.drain()
-            self._done += [_Done(end, report_at[end.job_id]) for end in self._inner.poll()]
+            self._collect(report_at)
+
+    def _collect(self, report_at: dict[int, int]) -> None:
+        self._inner.drain()
+        self._done += [_Done(end, report_at.get(end.job_id, self._now)) for end in self._inner.poll()]
+
+    def _forget_corrupted(self, batch: CopyBatch) -> None:
+        """Bytes that are written again are no longer wrong."""
+        for target, size in zip(batch.targets.tolist(), batch.sizes.tolist(), strict=True):
+            self.corrupted[:] = [at for at in self.corrupted if not target <= at < target + size]
 
     def _draw_delay(self) -> int:
         return self._rng.randint(0, self._schedule.longest_delay)
@@ -152,7 +181,7 @@ class SeededCopier:
         if self._forced[direction]:
             fault = self._forced[direction].popleft()
         elif self._rng.random() < self._schedule.fault_rate:
-            fault = self._rng.choice([Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY])
+            fault = self._rng.choice(self._schedule.faults)
         else:
             fault = Fault.NONE
         if fault is Fault.NONE:

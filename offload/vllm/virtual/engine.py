@@ -61,7 +61,8 @@ class VirtualEngine:
             for _ in range(settings.num_ranks)
         ]
         self.ranks = [
-            VirtualRank(index, settings, vllm_config, copier) for index, copier in enumerate(self.copiers)
+            VirtualRank(index, settings, vllm_config, copier, self.clock)
+            for index, copier in enumerate(self.copiers)
         ]
         scheduler_class = AsyncScheduler if settings.overlapped else Scheduler
         self.scheduler = scheduler_class(
@@ -74,10 +75,12 @@ class VirtualEngine:
         )
         self.scheduler.use_v2_model_runner = settings.v2_runner
         connector = self.scheduler.connector
+        connector._clock = self.clock
         connector.set_xfer_handshake_metadata_pp_aware(
             {(0, index): rank.connector.get_handshake_metadata() for index, rank in enumerate(self.ranks)}
         )
         self.side: SchedulerSide = connector._scheduler
+        self.side.first_part_blocks = settings.first_part
         salts: dict[str, str] = {}
         self._salts = salts
         self.runner = VirtualRunner(self.ranks, settings.block_size, VOCABULARY, self.history, salts)
@@ -91,6 +94,10 @@ class VirtualEngine:
     def num_steps(self) -> int:
         """Steps scheduled so far."""
         return self.history.step
+
+    def clock(self) -> float:
+        """Seconds, of which every step takes one."""
+        return float(self.history.step)
 
     @property
     def num_in_flight(self) -> int:
@@ -173,23 +180,52 @@ class VirtualEngine:
         while self._in_flight:
             self._finish_step(())
 
+    def rot(self) -> None:
+        """A byte of some slot changes by itself, if there is one that no load is reading."""
+        allocator = self.side.allocator
+        pinned = {slot for pin in allocator._pins for slot in pin.slots[:, 0].tolist()}
+        slots = [
+            slot
+            for node in allocator._tree.nodes()
+            for slot in node.slots[: node.resident, 0].tolist()
+            if slot not in pinned
+        ]
+        if slots:
+            slot = self._rng.choice(slots)
+            self._rng.choice(self.ranks).rot(slot, self._rng.randrange(self.settings.slot_bytes))
+            self.history.slots([slot], "a byte of it changed by itself")
+            self.counts["rot"] += 1
+
     def is_idle(self) -> bool:
         """Whether the engine core would go to sleep."""
         return not self._in_flight and not self.scheduler.has_requests()
 
     def drain(self, max_steps: int = 5000) -> None:
-        """Step until nothing is left to do.
+        """Step until nothing is left to do, then let go of what is stuck and step until that has ended.
 
         Raises:
             StuckError: that takes more than ``max_steps`` steps.
         """
+        self._come_to_rest(max_steps)
+        for _ in range(max_steps):
+            if not len(self.side.ledger):
+                return
+            for copier in self.copiers:
+                copier.let_go()
+            self.add([0], 1)  # ends travel on steps, and an engine at rest makes none
+            self._come_to_rest(max_steps)
+        raise StuckError(f"jobs {self._jobs()} have not ended though nothing is stuck")
+
+    def _come_to_rest(self, max_steps: int) -> None:
         for _ in range(max_steps):
             if self.is_idle():
                 return
             self.step()
         left = {req_id: request.status.name for req_id, request in self.scheduler.requests.items()}
-        jobs = list(self.side.ledger._jobs.values())
-        raise StuckError(f"not idle after {max_steps} steps; requests {left}, jobs {jobs}")
+        raise StuckError(f"not idle after {max_steps} steps; requests {left}, jobs {self._jobs()}")
+
+    def _jobs(self) -> list[Any]:
+        return list(self.side.ledger._jobs.values())
 
     def close(self) -> None:
         """Release threads and memory."""

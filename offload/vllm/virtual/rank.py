@@ -1,6 +1,8 @@
 """One rank: a GPU cache in host memory, the connector's worker side, and the copier between."""
 
 import ctypes
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,28 @@ from offload.vllm.virtual.tags import Words, mix
 _WORDS = CELL_BYTES // 8
 
 
+class InlineExecutor(Executor):
+    """Does at once what it is given, so that a seed always gives the same run."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
 class VirtualRank:
     """Holds ``cells[layer, block, token, word]``: word 0 is the tag, word 1 says who wrote it when."""
 
     def __init__(
-        self, index: int, settings: VirtualSettings, vllm_config: VllmConfig, copier: SeededCopier
+        self,
+        index: int,
+        settings: VirtualSettings,
+        vllm_config: VllmConfig,
+        copier: SeededCopier,
+        clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         kv_cache_config = make_kv_cache_config(settings)
@@ -31,7 +50,10 @@ class VirtualRank:
         )
         assert self.connector._worker is not None
         self.side = self.connector._worker
+        self.copier = copier
         self.side._make_copier = lambda device: copier
+        self.side._make_executor = InlineExecutor
+        self.side._clock = clock
         tensor = kv_cache_config.kv_cache_tensors[0]
         backing = torch.zeros(tensor.size, dtype=torch.uint8)
         shape = (settings.num_layers, settings.gpu_blocks, settings.block_size, _WORDS)
@@ -48,6 +70,8 @@ class VirtualRank:
                 for layer, name in enumerate(tensor.layers)
             }
         )
+        assert self.side._engine is not None
+        self.side._engine._seals.of_blocks = settings.seals_of_blocks
         self._masks = np.array(
             [[mix(mix(2, index), layer)] for layer in range(settings.num_layers)], dtype=np.uint64
         )
@@ -103,6 +127,21 @@ class VirtualRank:
         raw = ctypes.string_at(memory.address + slot * slot_bytes, slot_bytes)
         shape = (self._settings.num_layers, self._settings.block_size, _WORDS)
         return np.frombuffer(raw, dtype=np.uint64).reshape(shape)
+
+    def rot(self, slot: int, offset: int) -> None:
+        """One byte of that slot changes by itself."""
+        memory = self.side._memory
+        assert memory is not None
+        address = memory.address + slot * self._settings.slot_bytes + offset
+        ctypes.c_uint8.from_address(address).value ^= 0xFF
+        self.copier.corrupted.append(address)
+
+    def rotten_slots(self) -> set[int]:
+        """Slots with a wrong byte in them."""
+        memory = self.side._memory
+        assert memory is not None
+        slots = {(address - memory.address) // self._settings.slot_bytes for address in self.copier.corrupted}
+        return {slot for slot in slots if 0 <= slot < self.side.facts.num_slots}
 
     def close(self) -> None:
         """Release threads and memory."""

@@ -82,7 +82,7 @@ class VirtualRunner:
         for rank in self._ranks:
             engine = rank.side._engine
             assert engine is not None and len(engine) == 0, f"{rank.side} has jobs left"
-            assert not engine._cancelled and not rank.side._loading, "a worker remembers jobs that ended"
+            assert not rank.side._restores, "a worker remembers restores that ended"
 
     def _update_states(self, output: SchedulerOutput) -> dict[str, int]:
         for req_id in output.finished_req_ids:

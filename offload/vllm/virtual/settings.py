@@ -13,6 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 
 from offload.config import GIB
+from offload.copiers import Fault
 from offload.vllm import plugin
 from offload.vllm.virtual.copier import CopySchedule
 
@@ -51,6 +52,10 @@ class VirtualSettings:
         chunk: tokens computed per step at most.
         max_model_len: tokens per request at most; defaults to what the GPU cache holds.
         store_decode_blocks: as in the connector's configuration.
+        verify_loads: as in the connector's configuration.
+        seals_of_blocks: checksums are taken where a CPU engine takes them, not as beside a GPU.
+        first_part: blocks in the first part of a load.
+        rot_rate: how often, per step, a byte of a resident slot changes by itself.
         copies: when copies end, and which of them fail.
         log_stats: let the scheduler collect statistics as a served engine does.
     """
@@ -68,6 +73,10 @@ class VirtualSettings:
     chunk: int = 32
     max_model_len: int = 0
     store_decode_blocks: bool = True
+    verify_loads: str = "always"
+    seals_of_blocks: bool = True
+    first_part: int = 16
+    rot_rate: float = 0.0
     copies: CopySchedule = field(default_factory=CopySchedule)
     log_stats: bool = False
 
@@ -87,6 +96,11 @@ def draw_settings(
 ) -> VirtualSettings:
     """Settings of a random engine: tiny pools, any mode; the arguments fix what should not be drawn."""
     gpu_blocks = rng.choice([9, 14, 24, 40])
+    verify = rng.choice(["always", "always", "always", "sampled", "never"])
+    seals_of_blocks = rng.random() < 0.5
+    kinds = [Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY, Fault.END_SHORT, Fault.STUCK, Fault.DIE]
+    if verify == "always" and seals_of_blocks:  # nothing less finds a copy that lies
+        kinds.append(Fault.WRONG_BYTES)
     return VirtualSettings(
         num_ranks=num_ranks or rng.choice([1, 1, 2, 3]),
         gpu_blocks=gpu_blocks,
@@ -99,10 +113,15 @@ def draw_settings(
         max_num_seqs=rng.choice([2, 4, 8]),
         chunk=rng.choice([5, 16, 48]),
         store_decode_blocks=rng.random() < 0.8,
+        verify_loads=verify,
+        seals_of_blocks=seals_of_blocks,
+        first_part=rng.choice([1, 2, 16]),
+        rot_rate=rng.choice([0.0, 0.05]) if faults and verify == "always" else 0.0,
         copies=CopySchedule(
             longest_delay=rng.choice([0, 1, 3, 12]),
             burst_every=rng.choice([1, 1, 5]),
             fault_rate=rng.choice([0.0, 0.1, 0.4]) if faults else 0.0,
+            faults=tuple(kinds),
             threaded=rng.random() < 0.1,
         ),
         log_stats=rng.random() < 0.2,
@@ -119,6 +138,7 @@ def make_vllm_config(settings: VirtualSettings) -> VllmConfig:
         "kv_connector_extra_config": {
             "cpu_gib": cpu_bytes / GIB,
             "store_decode_blocks": settings.store_decode_blocks,
+            "verify_loads": settings.verify_loads,
         },
     }
     vllm_config: VllmConfig = EngineArgs(

@@ -46,6 +46,8 @@ class Workload:
             self._abort()
         if self._resets and rng.random() < 0.01:
             self._reset()
+        if rng.random() < engine.settings.rot_rate:
+            engine.rot()
         during = [rng.choice(self._live).request_id] if self._live and rng.random() < self._abort_rate else []
         engine.step(during)
 

@@ -1,0 +1,68 @@
+"""What scheduler and workers must agree on, or every slot would be read as something else."""
+
+from importlib.metadata import version
+from typing import NamedTuple
+
+import vllm
+from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs
+
+from offload.errors import UnsupportedError
+
+
+class Fingerprint(NamedTuple):
+    """Equal on every rank of an engine, however its layers are spread over them.
+
+    Attributes:
+        kv_offload: version of this package.
+        vllm: version of vLLM.
+        world_size: ranks of the engine.
+        block_size: tokens per block.
+        dtypes: element types of the KV cache.
+        layout: order of the cache's dimensions.
+    """
+
+    kv_offload: str
+    vllm: str
+    world_size: int
+    block_size: int
+    dtypes: str
+    layout: str
+
+
+def take_fingerprint(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Fingerprint:
+    """This process's own."""
+    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    layers = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
+    return Fingerprint(
+        kv_offload=version("kv-offload"),
+        vllm=vllm.__version__,
+        world_size=vllm_config.parallel_config.world_size,
+        block_size=spec.block_size,
+        dtypes=", ".join(sorted({str(layer.dtype) for layer in layers})),
+        layout=kv_cache_config.kv_cache_layout,
+    )
+
+
+def check_fingerprint(ours: Fingerprint, theirs: Fingerprint, who: str) -> None:
+    """Refuse a worker that sees the cache in another way.
+
+    Args:
+        ours: the scheduler's.
+        theirs: the worker's.
+        who: names the worker in the message.
+
+    Raises:
+        UnsupportedError: they differ.
+    """
+    if ours == theirs:
+        return
+    differences = "; ".join(
+        f"{name} is {there!r} there and {here!r} in the scheduler"
+        for name, here, there in zip(Fingerprint._fields, ours, theirs, strict=True)
+        if here != there
+    )
+    raise UnsupportedError(
+        f"{who} does not fit the scheduler: {differences}. Start all processes of an engine from the same "
+        f"installation with the same settings"
+    )
