@@ -147,9 +147,7 @@ class TransferEngine:
 
     # Private
 
-    def _submit(
-        self, job_id: int, direction: Direction, block_ids: Ids, slots: Ids, num_wanted: int
-    ) -> None:
+    def _submit(self, job_id: int, direction: Direction, block_ids: Ids, slots: Ids, num_wanted: int) -> None:
         wanted = slice(num_wanted)
         if direction is Direction.STORE:
             batch = self._layout.store(block_ids[wanted], slots[wanted])

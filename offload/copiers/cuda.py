@@ -13,7 +13,6 @@ import torch
 from offload.copiers.base import CopyEnd, Direction
 from offload.layout import CopyBatch
 
-
 _PAUSE_SECONDS = 0.001
 
 

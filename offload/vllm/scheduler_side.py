@@ -311,7 +311,9 @@ class SchedulerSide:
                 self.allocator.drop(restore.hashes[job.start + job.num_copied])
         if progress.gave_up:
             restore.was_stuck = True
-            job.blocks = [self._block_pool.blocks[i] for i in restore.block_ids[job.start : job.stop].tolist()]
+            job.blocks = [
+                self._block_pool.blocks[i] for i in restore.block_ids[job.start : job.stop].tolist()
+            ]
             self._block_pool.touch(job.blocks)
         if not progress.ended:
             return

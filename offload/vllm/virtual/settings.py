@@ -98,7 +98,9 @@ def draw_settings(
     gpu_blocks = rng.choice([9, 14, 24, 40])
     verify = rng.choice(["always", "always", "always", "sampled", "never"])
     seals_of_blocks = rng.random() < 0.5
-    kinds = [Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY, Fault.END_SHORT, Fault.STUCK, Fault.DIE]
+    kinds = [Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY, Fault.END_SHORT]
+    if rng.random() < 0.5:
+        kinds += [Fault.STUCK, Fault.DIE]
     if verify == "always" and seals_of_blocks:  # nothing less finds a copy that lies
         kinds.append(Fault.WRONG_BYTES)
     return VirtualSettings(
