@@ -3,6 +3,7 @@
 import ctypes
 import random
 from collections import Counter, deque
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,12 +23,15 @@ class CopySchedule:
         fault_rate: share of copies that fail, evenly by kind.
         threaded: copies are made by the real CPU copier's threads; handing over to them costs a step
             more than all the rest of it.
+        bytes_per_poll: copied at most in each direction, in order of submission; a copy is made, all at
+            once, when the polls since its turn came suffice for it. 0 for no limit.
     """
 
     longest_delay: int = 0
     burst_every: int = 1
     fault_rate: float = 0.0
     threaded: bool = False
+    bytes_per_poll: int = 0
 
 
 class _Task(NamedTuple):
@@ -87,6 +91,9 @@ class SeededCopier:
         self._inner = FaultyCopier(inner, lambda job_id, direction: self._chosen.pop(job_id))
         self.held: set[Direction] = set()
         """Copies of these directions do not happen until it is taken out again."""
+        self.copied = Counter[Direction]()
+        """Bytes copied so far."""
+        self._credit = Counter[Direction]()
         self._forced: dict[Direction, deque[Fault]] = {way: deque() for way in Direction}
         self._now = 0
         self._tasks: list[_Task] = []
@@ -116,13 +123,20 @@ class SeededCopier:
     def poll(self) -> list[CopyEnd]:
         self._now += 1
         due = [task for task in self._tasks if task.copy_at <= self._now and task.direction not in self.held]
-        self._run(due)
+        self._run(self._affordable(due))
         if self._now % self._schedule.burst_every:
             return []
         ready = [done for done in self._done if done.report_at <= self._now]
         self._done = [done for done in self._done if done.report_at > self._now]
         self._rng.shuffle(ready)
         return [done.end for done in ready]
+
+    def hurry(self, job_ids: Container[int]) -> None:
+        """Make these copies now, for a caller that waits for them; later polls pay for their bytes."""
+        tasks = [task for task in self._tasks if task.job_id in job_ids]
+        for task in tasks:
+            self._credit[task.direction] -= int(task.batch.sizes.sum())
+        self._run(tasks)
 
     def drain(self) -> None:
         self._run(list(self._tasks))
@@ -132,18 +146,38 @@ class SeededCopier:
         self._run(list(self._tasks))
         self._inner.close()
 
+    def _affordable(self, due: list[_Task]) -> list[_Task]:
+        """Those of ``due`` that the bytes of the polls so far suffice for. An idle poll saves nothing up."""
+        if not self._schedule.bytes_per_poll:
+            return due
+        affordable: list[_Task] = []
+        for way in Direction:
+            self._credit[way] += self._schedule.bytes_per_poll
+            for task in (task for task in due if task.direction is way):
+                size = int(task.batch.sizes.sum())
+                if size > self._credit[way]:
+                    break
+                self._credit[way] -= size
+                affordable.append(task)
+            else:
+                self._credit[way] = min(0, self._credit[way])
+        return affordable
+
     def _run(self, tasks: list[_Task]) -> None:
         """Make these copies, one direction after the other so that a seed always gives the same bytes."""
         if not tasks:
             return
         self._rng.shuffle(tasks)
-        report_at = {task.job_id: task.report_at for task in tasks}
+        by_id = {task.job_id: task for task in tasks}
         for way in self._rng.sample(list(Direction), 2):
             for task in [task for task in tasks if task.direction is way]:
                 self._tasks.remove(task)
                 self._inner.submit(task.job_id, way, task.batch)
             self._inner.drain()
-            self._done += [_Done(end, report_at[end.job_id]) for end in self._inner.poll()]
+            for end in self._inner.poll():
+                task = by_id[end.job_id]
+                self.copied[way] += int(task.batch.sizes[: end.num_copied].sum())
+                self._done.append(_Done(end, task.report_at))
 
     def _draw_delay(self) -> int:
         return self._rng.randint(0, self._schedule.longest_delay)
