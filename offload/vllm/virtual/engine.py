@@ -20,8 +20,10 @@ from offload.vllm.scheduler_side import SchedulerSide
 from offload.vllm.virtual.audit import Audit
 from offload.vllm.virtual.copier import SeededCopier
 from offload.vllm.virtual.history import History
+from offload.vllm.virtual.native import scheduler_jobs
 from offload.vllm.virtual.rank import VirtualRank
 from offload.vllm.virtual.runner import VirtualRunner
+from offload.vllm.virtual.scheduler_audit import SchedulerAudit
 from offload.vllm.virtual.settings import VirtualSettings, make_kv_cache_config, make_vllm_config
 
 VOCABULARY = 512
@@ -46,6 +48,9 @@ class VirtualEngine:
 
     Everything random comes from ``rng``: the same calls with the same seed give the same run.
     """
+
+    side: SchedulerSide
+    """Our connector's; not there with another one."""
 
     def __init__(self, settings: VirtualSettings, rng: random.Random) -> None:
         self.settings = settings
@@ -73,15 +78,16 @@ class VirtualEngine:
             log_stats=settings.log_stats,
         )
         self.scheduler.use_v2_model_runner = settings.v2_runner
-        connector = self.scheduler.connector
-        connector.set_xfer_handshake_metadata_pp_aware(
-            {(0, index): rank.connector.get_handshake_metadata() for index, rank in enumerate(self.ranks)}
-        )
-        self.side: SchedulerSide = connector._scheduler
+        if settings.connector == "offload":
+            connector = self.scheduler.connector
+            connector.set_xfer_handshake_metadata_pp_aware(
+                {(0, index): rank.connector.get_handshake_metadata() for index, rank in enumerate(self.ranks)}
+            )
+            self.side = connector._scheduler
         salts: dict[str, str] = {}
         self._salts = salts
         self.runner = VirtualRunner(self.ranks, settings.block_size, VOCABULARY, self.history, salts)
-        self.audit = Audit(self)
+        self.audit = Audit(self) if settings.connector == "offload" else SchedulerAudit(self)
         self.generation = 0
         """Counts weight updates: KV of an earlier generation must never be read."""
         self._in_flight: deque[_Step] = deque()
@@ -96,6 +102,17 @@ class VirtualEngine:
     def num_in_flight(self) -> int:
         """Steps scheduled whose output is not known yet."""
         return len(self._in_flight)
+
+    @property
+    def jobs(self) -> list[Any]:
+        """Copies in flight, as the connector's scheduler side knows them."""
+        match self.settings.connector:
+            case "offload":
+                return list(self.side.ledger._jobs.values())
+            case "native":
+                return scheduler_jobs(self.scheduler.connector)
+            case _:
+                return []
 
     def add(
         self,
@@ -152,7 +169,7 @@ class VirtualEngine:
         """Whether vLLM allows to reset under running requests: nobody else may hold a block."""
         loading_after_the_end = len(self.scheduler.requests) > sum(self.scheduler.get_request_counts())
         holding = len(self.scheduler.kv_holding_waiting) or loading_after_the_end
-        return not (holding or self._in_flight or len(self.side.ledger))
+        return not (holding or self._in_flight or self.jobs)
 
     def step(self, aborts: Sequence[str] = ()) -> None:
         """One turn of the engine core's loop; ``aborts`` arrive while the model runs."""
@@ -188,8 +205,7 @@ class VirtualEngine:
                 return
             self.step()
         left = {req_id: request.status.name for req_id, request in self.scheduler.requests.items()}
-        jobs = list(self.side.ledger._jobs.values())
-        raise StuckError(f"not idle after {max_steps} steps; requests {left}, jobs {jobs}")
+        raise StuckError(f"not idle after {max_steps} steps; requests {left}, jobs {self.jobs}")
 
     def close(self) -> None:
         """Release threads and memory."""

@@ -10,10 +10,11 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 
-from offload.vllm.connector import CpuOffloadConnector
 from offload.vllm.virtual.copier import SeededCopier
+from offload.vllm.virtual.native import use_copier, worker_jobs
 from offload.vllm.virtual.settings import CELL_BYTES, VirtualSettings, make_kv_cache_config
 from offload.vllm.virtual.tags import Words, mix
+from offload.vllm.worker_side import WorkerSide
 
 _WORDS = CELL_BYTES // 8
 
@@ -26,28 +27,36 @@ class VirtualRank:
     ) -> None:
         self._settings = settings
         kv_cache_config = make_kv_cache_config(settings)
-        self.connector: CpuOffloadConnector = KVConnectorFactory.create_connector(
-            config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
-        )
-        assert self.connector._worker is not None
-        self.side = self.connector._worker
-        self.side._make_copier = lambda device: copier
+        self.connector: Any = None
+        self.side: WorkerSide | None = None
+        """Our connector's; None with another one."""
+        if settings.connector != "none":
+            self.connector = KVConnectorFactory.create_connector(
+                config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
+            )
+        if settings.connector == "native":
+            use_copier(self.connector, copier)
+        if settings.connector == "offload":
+            self.side = self.connector._worker
+            assert self.side is not None
+            self.side._make_copier = lambda device: copier
         tensor = kv_cache_config.kv_cache_tensors[0]
         backing = torch.zeros(tensor.size, dtype=torch.uint8)
         shape = (settings.num_layers, settings.gpu_blocks, settings.block_size, _WORDS)
         strides = (tensor.layer_stride, tensor.block_stride, CELL_BYTES, 8)
         words = backing.numpy().view(np.uint64)
         self.cells: Words = np.lib.stride_tricks.as_strided(words, shape, strides)
-        self.connector.register_kv_caches(
-            {
-                name: backing.as_strided(
-                    (settings.gpu_blocks, settings.block_size * CELL_BYTES),
-                    (tensor.block_stride, 1),
-                    layer * tensor.layer_stride,
-                )
-                for layer, name in enumerate(tensor.layers)
-            }
-        )
+        if self.connector is not None:
+            self.connector.register_kv_caches(
+                {
+                    name: backing.as_strided(
+                        (settings.gpu_blocks, settings.block_size * CELL_BYTES),
+                        (tensor.block_stride, 1),
+                        layer * tensor.layer_stride,
+                    )
+                    for layer, name in enumerate(tensor.layers)
+                }
+            )
         self._masks = np.array(
             [[mix(mix(2, index), layer)] for layer in range(settings.num_layers)], dtype=np.uint64
         )
@@ -74,12 +83,15 @@ class VirtualRank:
 
     def begin(self, metadata: Any) -> None:
         """Everything vLLM calls before the forward pass."""
-        self.connector.handle_preemptions(metadata)
-        self.connector.bind_connector_metadata(metadata)
+        if self.connector is not None:
+            self.connector.handle_preemptions(metadata)
+            self.connector.bind_connector_metadata(metadata)
 
-    def end(self, finished_req_ids: set[str]) -> KVConnectorOutput:
+    def end(self, finished_req_ids: set[str]) -> KVConnectorOutput | None:
         """Everything vLLM calls after it, in its order."""
         connector = self.connector
+        if connector is None:
+            return None
         connector.start_load_kv(None)
         connector.wait_for_save()
         results = connector.get_transfer_results(finished_req_ids)
@@ -97,13 +109,24 @@ class VirtualRank:
 
     def slot_words(self, slot: int) -> Words:
         """What a slot of this rank's pool holds, ``uint64[layers, tokens, words]``."""
+        assert self.side is not None and self.side._memory is not None
         memory = self.side._memory
-        assert memory is not None
         slot_bytes = self._settings.slot_bytes
         raw = ctypes.string_at(memory.address + slot * slot_bytes, slot_bytes)
         shape = (self._settings.num_layers, self._settings.block_size, _WORDS)
         return np.frombuffer(raw, dtype=np.uint64).reshape(shape)
 
+    def check_drained(self) -> None:
+        """No job is left on this rank."""
+        if self.side is not None:
+            engine = self.side._engine
+            assert engine is not None and len(engine) == 0, f"{self.side} has jobs left"
+            assert not engine._cancelled and not self.side._loading, "a worker remembers jobs that ended"
+        elif self.connector is not None:
+            left = worker_jobs(self.connector)
+            assert not left, f"jobs {left} are left on a worker"
+
     def close(self) -> None:
         """Release threads and memory."""
-        self.connector.shutdown()
+        if self.connector is not None:
+            self.connector.shutdown()
