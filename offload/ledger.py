@@ -27,7 +27,7 @@ class Restore:
     """All loads for one admission of one request, which the engine waits for as a whole.
 
     Attributes:
-        request_id: who gets the KV.
+        request: who gets the KV.
         root: first prefix hash of the chain.
         first: chain position of the first block.
         pin: holds the slots.
@@ -35,12 +35,12 @@ class Restore:
         block_ids: GPU blocks that are filled.
         parts_left: its load jobs in flight.
         num_landed: leading blocks that are complete on all ranks.
-        is_void: a part has failed, or the request has gone; nobody may wait for it.
+        is_void: a part has failed; nobody may wait for the rest.
         is_cancelled: the bytes are no longer wanted, though nothing may be wrong with them.
         was_stuck: a part was given up, so the engine computes all of it again.
     """
 
-    request_id: str
+    request: Any
     root: bytes
     first: int
     pin: Pin

@@ -180,8 +180,6 @@ class SchedulerSide:
         self._local_tokens.pop(request_id, None)
         tracked = self._requests.pop(request_id, None)
         self.allocator.forget_owner(request_id)
-        for restore in self._all_restores():
-            restore.is_void |= restore.request_id == request_id
         if tracked is not None and tracked.may_be_stored and request.status in COMPLETED:
             num_full = planner.storable_blocks_at_finish(
                 request.num_computed_tokens,
@@ -252,7 +250,7 @@ class SchedulerSide:
         hashes = request.block_hashes
         pin = self.allocator.pin(hashes, start, stop)
         block_ids = _ids_of(self._blocks_of(request.request_id, start, stop))
-        restore = Restore(request.request_id, hashes[0], start, pin, hashes[start:stop], block_ids)
+        restore = Restore(request, hashes[0], start, pin, hashes[start:stop], block_ids)
         jobs = [
             self.ledger.open_load(restore, *part)
             for part in planner.load_parts(stop - start, self.first_part_blocks)
@@ -324,11 +322,14 @@ class SchedulerSide:
             self._end_restore(restore)
 
     def _share(self, restore: Restore) -> None:
-        """Let the GPU's prefix cache have what has landed, before all of the load has."""
-        tracked = self._requests.get(restore.request_id)
-        if tracked is not None and tracked.request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+        """Let the GPU's prefix cache have what has landed, before all of the load has.
+
+        Also if the request was aborted: the scheduler keeps its blocks until the load has ended.
+        """
+        request = restore.request
+        if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS or request.is_finished():
             num_blocks = restore.first + restore.num_landed
-            self._manager.cache_blocks(tracked.request, num_blocks * self.block_size)
+            self._manager.cache_blocks(request, num_blocks * self.block_size)
 
     def _end_restore(self, restore: Restore) -> None:
         self.allocator.unpin(restore.pin)
@@ -337,7 +338,7 @@ class SchedulerSide:
         if not family:
             del self._restores[restore.root]
         num_blocks = 0 if restore.was_stuck else restore.num_landed
-        tracked = self._requests.get(restore.request_id)
+        tracked = self._requests.get(restore.request.request_id)
         if tracked is not None and num_blocks < len(restore.hashes):
             tracked.may_be_loaded = False
         self.metrics.count("restored_requests", num_blocks > 0)

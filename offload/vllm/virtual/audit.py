@@ -11,6 +11,7 @@ from allocator.slot_pool import SlotState
 from offload.ledger import LoadJob
 from offload.vllm.messages import StepPlan, WorkerReport
 from offload.vllm.virtual.history import WrongBytesError
+from offload.vllm.virtual.scheduler_audit import SchedulerAudit
 from offload.vllm.virtual.tags import TagChain, Words
 
 if TYPE_CHECKING:
@@ -20,15 +21,13 @@ _POOL_EVERY = 8
 """Steps between two looks at the bytes of the whole pool."""
 
 
-class Audit:
-    """Watches one engine."""
+class Audit(SchedulerAudit):
+    """Watches one engine with our connector."""
 
     def __init__(self, engine: "VirtualEngine") -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._requests: dict[str, Request] = {}
         self._tags: dict[bytes, Words] = {}
-        self.pool_epoch = 0
-        """Counts resets of the pool."""
         self._load_epochs: dict[int, int] = {}
         self._slot_epochs: dict[int, int] = {}
         self._failed_slots: list[int] = []
@@ -79,10 +78,6 @@ class Audit:
                 self._engine.history.blocks(block_ids, f"job {job_id}: {ended}")
             self._engine.counts["given up"] += ended.given_up
 
-    def pool_was_reset(self) -> None:
-        """The connector's cache was reset."""
-        self.pool_epoch += 1
-
     def after_step(self) -> None:
         """Cheap checks always, the whole pool's bytes now and then."""
         side = self._engine.side
@@ -101,11 +96,10 @@ class Audit:
 
     def check_drained(self) -> None:
         """Everybody has let go of everything."""
-        engine = self._engine
-        allocator, side, scheduler = engine.side.allocator, engine.side, engine.scheduler
+        side = self._engine.side
+        allocator = side.allocator
         allocator.check_invariants()
         side.ledger.check_invariants()
-        assert not scheduler.requests, f"requests left: {list(scheduler.requests)}"
         assert len(side.ledger) == 0, f"jobs left: {side.ledger._jobs}"
         assert not allocator._pins, f"pins left: {allocator._pins}"
         assert allocator.num_free + allocator.num_resident == allocator.capacity, (
@@ -115,12 +109,7 @@ class Audit:
             f"{side._requests} {side._local_tokens} {side._restores} are gone"
         )
         assert len(allocator._uncached) == 0, "owners of uncached blocks that are gone"
-        pool = scheduler.kv_cache_manager.block_pool
-        held = [block.block_id for block in pool.blocks if block.ref_cnt and not block.is_null]
-        histories = "\n".join(engine.history.of_block(block_id) for block_id in held[:1])
-        assert not held, f"GPU blocks {held} are still held\n{histories}"
-        assert pool.get_num_free_blocks() == engine.settings.gpu_blocks - 1
-        engine.runner.check_drained()
+        super().check_drained()
         self.check_pool()
 
     def _check_failed_slots(self) -> None:

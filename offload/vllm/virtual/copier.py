@@ -3,6 +3,7 @@
 import ctypes
 import random
 from collections import Counter, deque
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ class CopySchedule:
         faults: kinds of faults.
         threaded: copies are made by the real CPU copier's threads; handing over to them costs a step
             more than all the rest of it.
+        bytes_per_poll: copied at most in each direction, in order of submission; a copy is made, all at
+            once, when the polls since its turn came suffice for it. 0 for no limit.
     """
 
     longest_delay: int = 0
@@ -31,6 +34,7 @@ class CopySchedule:
     fault_rate: float = 0.0
     faults: tuple[Fault, ...] = (Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY, Fault.END_SHORT)
     threaded: bool = False
+    bytes_per_poll: int = 0
 
 
 class _Task(NamedTuple):
@@ -91,9 +95,13 @@ class SeededCopier:
         self._inner = FaultyCopier(inner, lambda job_id, direction: self._chosen.pop(job_id))
         self.held: set[Direction] = set()
         """Copies of these directions do not happen until it is taken out again."""
+        self.copied = Counter[Direction]()
+        """Bytes copied so far."""
+        self._credit = Counter[Direction]()
         self._forced: dict[Direction, deque[Fault]] = {way: deque() for way in Direction}
         self._now = 0
         self._tasks: list[_Task] = []
+        self._made: dict[int, _Task] = {}  # handed on, and not known to have ended
         self._done: list[_Done] = []
 
     def force(self, direction: Direction, *faults: Fault) -> None:
@@ -124,14 +132,22 @@ class SeededCopier:
         if self._inner.is_stuck and self._rng.random() < _LET_GO_RATE:
             self.let_go()
         due = [task for task in self._tasks if task.copy_at <= self._now and task.direction not in self.held]
-        if due and not self._inner.is_dead:
-            self._run(due)
+        affordable = self._affordable(due)
+        if affordable and not self._inner.is_dead:
+            self._run(affordable)
         if self._now % self._schedule.burst_every:
             return []
         ready = [done for done in self._done if done.report_at <= self._now]
         self._done = [done for done in self._done if done.report_at > self._now]
         self._rng.shuffle(ready)
         return [done.end for done in ready]
+
+    def hurry(self, job_ids: Container[int]) -> None:
+        """Make these copies now, for a caller that waits for them; later polls pay for their bytes."""
+        tasks = [task for task in self._tasks if task.job_id in job_ids]
+        for task in tasks:
+            self._credit[task.direction] -= int(task.batch.sizes.sum())
+        self._run(tasks)
 
     def drain(self) -> None:
         self._run(list(self._tasks))
@@ -145,32 +161,55 @@ class SeededCopier:
     def let_go(self) -> None:
         """What is stuck ends after all."""
         self._inner.let_go()
-        self._collect({})
+        self._collect()
 
     @property
     def corrupted(self) -> list[int]:
         """Addresses of bytes made wrong and not written since."""
         return self._inner.corrupted
 
+    def _affordable(self, due: list[_Task]) -> list[_Task]:
+        """Those of ``due`` that the bytes of the polls so far suffice for. An idle poll saves nothing up."""
+        if not self._schedule.bytes_per_poll:
+            return due
+        affordable: list[_Task] = []
+        for way in Direction:
+            self._credit[way] += self._schedule.bytes_per_poll
+            for task in (task for task in due if task.direction is way):
+                size = int(task.batch.sizes.sum())
+                if size > self._credit[way]:
+                    break
+                self._credit[way] -= size
+                affordable.append(task)
+            else:
+                self._credit[way] = min(0, self._credit[way])
+        return affordable
+
     def _run(self, tasks: list[_Task]) -> None:
         """Make these copies, one direction after the other so that a seed always gives the same bytes."""
         self._rng.shuffle(tasks)
-        report_at = {task.job_id: task.report_at for task in tasks}
         for way in self._rng.sample(list(Direction), 2):
             for task in [task for task in tasks if task.direction is way]:
                 if self._inner.is_dead:
                     break
                 self._tasks.remove(task)
                 self._forget_corrupted(task.batch)
+                self._made[task.job_id] = task
                 self._inner.submit(task.job_id, way, task.batch)
-            self._collect(report_at)
+            self._collect()
 
-    def _collect(self, report_at: dict[int, int]) -> None:
+    def _collect(self) -> None:
+        """Take in what has been copied, to be reported when it is time."""
         self._inner.drain()
-        self._done += [_Done(end, report_at.get(end.job_id, self._now)) for end in self._inner.poll()]
+        for end in self._inner.poll():
+            task = self._made.pop(end.job_id)
+            self.copied[task.direction] += int(task.batch.sizes[: end.num_copied].sum())
+            self._done.append(_Done(end, task.report_at))
 
     def _forget_corrupted(self, batch: CopyBatch) -> None:
         """Bytes that are written again are no longer wrong."""
+        if not self.corrupted:
+            return
         for target, size in zip(batch.targets.tolist(), batch.sizes.tolist(), strict=True):
             self.corrupted[:] = [at for at in self.corrupted if not target <= at < target + size]
 

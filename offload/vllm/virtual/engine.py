@@ -20,8 +20,10 @@ from offload.vllm.scheduler_side import SchedulerSide
 from offload.vllm.virtual.audit import Audit
 from offload.vllm.virtual.copier import SeededCopier
 from offload.vllm.virtual.history import History
+from offload.vllm.virtual.native import scheduler_jobs
 from offload.vllm.virtual.rank import VirtualRank
 from offload.vllm.virtual.runner import VirtualRunner
+from offload.vllm.virtual.scheduler_audit import SchedulerAudit
 from offload.vllm.virtual.settings import VirtualSettings, make_kv_cache_config, make_vllm_config
 
 VOCABULARY = 512
@@ -46,6 +48,9 @@ class VirtualEngine:
 
     Everything random comes from ``rng``: the same calls with the same seed give the same run.
     """
+
+    side: SchedulerSide
+    """Our connector's; not there with another one."""
 
     def __init__(self, settings: VirtualSettings, rng: random.Random) -> None:
         self.settings = settings
@@ -74,17 +79,18 @@ class VirtualEngine:
             log_stats=settings.log_stats,
         )
         self.scheduler.use_v2_model_runner = settings.v2_runner
-        connector = self.scheduler.connector
-        connector._clock = self.clock
-        connector.set_xfer_handshake_metadata_pp_aware(
-            {(0, index): rank.connector.get_handshake_metadata() for index, rank in enumerate(self.ranks)}
-        )
-        self.side: SchedulerSide = connector._scheduler
-        self.side.first_part_blocks = settings.first_part
+        if settings.connector == "offload":
+            connector = self.scheduler.connector
+            connector._clock = self.clock
+            connector.set_xfer_handshake_metadata_pp_aware(
+                {(0, index): rank.connector.get_handshake_metadata() for index, rank in enumerate(self.ranks)}
+            )
+            self.side = connector._scheduler
+            self.side.first_part_blocks = settings.first_part
         salts: dict[str, str] = {}
         self._salts = salts
         self.runner = VirtualRunner(self.ranks, settings.block_size, VOCABULARY, self.history, salts)
-        self.audit = Audit(self)
+        self.audit = Audit(self) if settings.connector == "offload" else SchedulerAudit(self)
         self.generation = 0
         """Counts weight updates: KV of an earlier generation must never be read."""
         self._in_flight: deque[_Step] = deque()
@@ -96,13 +102,24 @@ class VirtualEngine:
         return self.history.step
 
     def clock(self) -> float:
-        """Seconds, of which every step takes one."""
-        return float(self.history.step)
+        """Seconds so far, for deadlines and pauses."""
+        return self.history.step * self.settings.step_seconds
 
     @property
     def num_in_flight(self) -> int:
         """Steps scheduled whose output is not known yet."""
         return len(self._in_flight)
+
+    @property
+    def jobs(self) -> list[Any]:
+        """Copies in flight, as the connector's scheduler side knows them."""
+        match self.settings.connector:
+            case "offload":
+                return list(self.side.ledger._jobs.values())
+            case "native":
+                return scheduler_jobs(self.scheduler.connector)
+            case _:
+                return []
 
     def add(
         self,
@@ -159,7 +176,7 @@ class VirtualEngine:
         """Whether vLLM allows to reset under running requests: nobody else may hold a block."""
         loading_after_the_end = len(self.scheduler.requests) > sum(self.scheduler.get_request_counts())
         holding = len(self.scheduler.kv_holding_waiting) or loading_after_the_end
-        return not (holding or self._in_flight or len(self.side.ledger))
+        return not (holding or self._in_flight or self.jobs)
 
     def step(self, aborts: Sequence[str] = ()) -> None:
         """One turn of the engine core's loop; ``aborts`` arrive while the model runs."""
@@ -208,13 +225,13 @@ class VirtualEngine:
         """
         self._come_to_rest(max_steps)
         for _ in range(max_steps):
-            if not len(self.side.ledger):
+            if not self.jobs:
                 return
             for copier in self.copiers:
                 copier.let_go()
             self.add([0], 1)  # ends travel on steps, and an engine at rest makes none
             self._come_to_rest(max_steps)
-        raise StuckError(f"jobs {self._jobs()} have not ended though nothing is stuck")
+        raise StuckError(f"jobs {self.jobs} have not ended though nothing is stuck")
 
     def _come_to_rest(self, max_steps: int) -> None:
         for _ in range(max_steps):
@@ -222,10 +239,7 @@ class VirtualEngine:
                 return
             self.step()
         left = {req_id: request.status.name for req_id, request in self.scheduler.requests.items()}
-        raise StuckError(f"not idle after {max_steps} steps; requests {left}, jobs {self._jobs()}")
-
-    def _jobs(self) -> list[Any]:
-        return list(self.side.ledger._jobs.values())
+        raise StuckError(f"not idle after {max_steps} steps; requests {left}, jobs {self.jobs}")
 
     def close(self) -> None:
         """Release threads and memory."""

@@ -12,10 +12,11 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 
-from offload.vllm.connector import CpuOffloadConnector
 from offload.vllm.virtual.copier import SeededCopier
+from offload.vllm.virtual.native import use_copier, worker_jobs
 from offload.vllm.virtual.settings import CELL_BYTES, VirtualSettings, make_kv_cache_config
 from offload.vllm.virtual.tags import Words, mix
+from offload.vllm.worker_side import WorkerSide
 
 _WORDS = CELL_BYTES // 8
 
@@ -45,33 +46,41 @@ class VirtualRank:
     ) -> None:
         self._settings = settings
         kv_cache_config = make_kv_cache_config(settings)
-        self.connector: CpuOffloadConnector = KVConnectorFactory.create_connector(
-            config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
-        )
-        assert self.connector._worker is not None
-        self.side = self.connector._worker
         self.copier = copier
-        self.side._make_copier = lambda device: copier
-        self.side._make_executor = InlineExecutor
-        self.side._clock = clock
+        self.connector: Any = None
+        self.side: WorkerSide | None = None
+        """Our connector's; None with another one."""
+        if settings.connector != "none":
+            self.connector = KVConnectorFactory.create_connector(
+                config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
+            )
+        if settings.connector == "native":
+            use_copier(self.connector, copier)
+        if settings.connector == "offload":
+            self.side = self.connector._worker
+            assert self.side is not None
+            self.side._make_copier = lambda device: copier
+            self.side._make_executor = InlineExecutor
+            self.side._clock = clock
         tensor = kv_cache_config.kv_cache_tensors[0]
         backing = torch.zeros(tensor.size, dtype=torch.uint8)
         shape = (settings.num_layers, settings.gpu_blocks, settings.block_size, _WORDS)
         strides = (tensor.layer_stride, tensor.block_stride, CELL_BYTES, 8)
         words = backing.numpy().view(np.uint64)
         self.cells: Words = np.lib.stride_tricks.as_strided(words, shape, strides)
-        self.connector.register_kv_caches(
-            {
-                name: backing.as_strided(
-                    (settings.gpu_blocks, settings.block_size * CELL_BYTES),
-                    (tensor.block_stride, 1),
-                    layer * tensor.layer_stride,
-                )
-                for layer, name in enumerate(tensor.layers)
-            }
-        )
-        assert self.side._engine is not None
-        self.side._engine._seals.of_blocks = settings.seals_of_blocks
+        if self.connector is not None:
+            self.connector.register_kv_caches(
+                {
+                    name: backing.as_strided(
+                        (settings.gpu_blocks, settings.block_size * CELL_BYTES),
+                        (tensor.block_stride, 1),
+                        layer * tensor.layer_stride,
+                    )
+                    for layer, name in enumerate(tensor.layers)
+                }
+            )
+        if self.side is not None and self.side._engine is not None:
+            self.side._engine._seals.of_blocks = settings.seals_of_blocks
         self._masks = np.array(
             [[mix(mix(2, index), layer)] for layer in range(settings.num_layers)], dtype=np.uint64
         )
@@ -98,12 +107,15 @@ class VirtualRank:
 
     def begin(self, metadata: Any) -> None:
         """Everything vLLM calls before the forward pass."""
-        self.connector.handle_preemptions(metadata)
-        self.connector.bind_connector_metadata(metadata)
+        if self.connector is not None:
+            self.connector.handle_preemptions(metadata)
+            self.connector.bind_connector_metadata(metadata)
 
-    def end(self, finished_req_ids: set[str]) -> KVConnectorOutput:
+    def end(self, finished_req_ids: set[str]) -> KVConnectorOutput | None:
         """Everything vLLM calls after it, in its order."""
         connector = self.connector
+        if connector is None:
+            return None
         connector.start_load_kv(None)
         connector.wait_for_save()
         results = connector.get_transfer_results(finished_req_ids)
@@ -121,28 +133,39 @@ class VirtualRank:
 
     def slot_words(self, slot: int) -> Words:
         """What a slot of this rank's pool holds, ``uint64[layers, tokens, words]``."""
-        memory = self.side._memory
-        assert memory is not None
         slot_bytes = self._settings.slot_bytes
-        raw = ctypes.string_at(memory.address + slot * slot_bytes, slot_bytes)
+        raw = ctypes.string_at(self._pool_address + slot * slot_bytes, slot_bytes)
         shape = (self._settings.num_layers, self._settings.block_size, _WORDS)
         return np.frombuffer(raw, dtype=np.uint64).reshape(shape)
 
+    @property
+    def _pool_address(self) -> int:
+        assert self.side is not None and self.side._memory is not None
+        return self.side._memory.address
+
     def rot(self, slot: int, offset: int) -> None:
         """One byte of that slot changes by itself."""
-        memory = self.side._memory
-        assert memory is not None
-        address = memory.address + slot * self._settings.slot_bytes + offset
+        address = self._pool_address + slot * self._settings.slot_bytes + offset
         ctypes.c_uint8.from_address(address).value ^= 0xFF
         self.copier.corrupted.append(address)
 
     def rotten_slots(self) -> set[int]:
         """Slots with a wrong byte in them."""
-        memory = self.side._memory
-        assert memory is not None
-        slots = {(address - memory.address) // self._settings.slot_bytes for address in self.copier.corrupted}
-        return {slot for slot in slots if 0 <= slot < self.side.facts.num_slots}
+        slot_bytes = self._settings.slot_bytes
+        slots = {(address - self._pool_address) // slot_bytes for address in self.copier.corrupted}
+        return {slot for slot in slots if 0 <= slot < self._settings.cpu_slots}
+
+    def check_drained(self) -> None:
+        """No job is left on this rank."""
+        if self.side is not None:
+            engine = self.side._engine
+            assert engine is not None and len(engine) == 0, f"{self.side} has jobs left"
+            assert not self.side._restores, "a worker remembers restores that ended"
+        elif self.connector is not None:
+            left = worker_jobs(self.connector)
+            assert not left, f"jobs {left} are left on a worker"
 
     def close(self) -> None:
         """Release threads and memory."""
-        self.connector.shutdown()
+        if self.connector is not None:
+            self.connector.shutdown()

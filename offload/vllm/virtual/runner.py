@@ -41,7 +41,8 @@ class VirtualRunner:
         self._history = history
         self._salts = salts
         self._states: dict[str, _State] = {}
-        self._aggregator = KVOutputAggregator.from_connector(ranks[0].connector, len(ranks))
+        connector = ranks[0].connector
+        self._aggregator = KVOutputAggregator((connector and connector.get_finished_count()) or len(ranks))
         self.num_positions_checked = 0
 
     def execute(self, output: SchedulerOutput, generation: int) -> ModelRunnerOutput:
@@ -50,9 +51,8 @@ class VirtualRunner:
         Raises:
             WrongBytesError: a position that counts as computed has the wrong tag.
         """
-        step = _through_a_pipe(output.kv_connector_metadata)
         for rank in self._ranks:
-            rank.begin(step)
+            rank.begin(_through_a_pipe(output.kv_connector_metadata))
         computed = self._update_states(output)
         for rank in self._ranks:
             self._forward(rank, output, computed, generation)
@@ -80,9 +80,7 @@ class VirtualRunner:
         aggregator = self._aggregator
         assert not aggregator._recv_remaining_count, f"half reported: {aggregator._recv_remaining_count}"
         for rank in self._ranks:
-            engine = rank.side._engine
-            assert engine is not None and len(engine) == 0, f"{rank.side} has jobs left"
-            assert not rank.side._restores, "a worker remembers restores that ended"
+            rank.check_drained()
 
     def _update_states(self, output: SchedulerOutput) -> dict[str, int]:
         for req_id in output.finished_req_ids:

@@ -6,6 +6,7 @@ import random
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig
@@ -19,6 +20,8 @@ from offload.vllm.virtual.copier import CopySchedule
 
 CELL_BYTES = 16
 """Bytes of one token position of one layer: two words, see ``tags``."""
+
+CONNECTORS = ("offload", "native", "none")
 
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -39,6 +42,7 @@ class VirtualSettings:
     """Sizes and modes of a virtual engine.
 
     Attributes:
+        connector: "offload" (ours), "native" (vLLM's ``OffloadingConnector``) or "none".
         num_ranks: workers, each with its own part of every block.
         gpu_blocks: blocks of the GPU cache, the null block included.
         cpu_slots: slots of the CPU pool.
@@ -55,11 +59,13 @@ class VirtualSettings:
         verify_loads: as in the connector's configuration.
         seals_of_blocks: checksums are taken where a CPU engine takes them, not as beside a GPU.
         first_part: blocks in the first part of a load.
+        step_seconds: time that the connector's clock advances with each step.
         rot_rate: how often, per step, a byte of a resident slot changes by itself.
         copies: when copies end, and which of them fail.
         log_stats: let the scheduler collect statistics as a served engine does.
     """
 
+    connector: str = "offload"
     num_ranks: int = 1
     gpu_blocks: int = 32
     cpu_slots: int = 64
@@ -76,9 +82,20 @@ class VirtualSettings:
     verify_loads: str = "always"
     seals_of_blocks: bool = True
     first_part: int = 16
+    step_seconds: float = 1.0
     rot_rate: float = 0.0
     copies: CopySchedule = field(default_factory=CopySchedule)
     log_stats: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine can be."""
+        if self.connector not in CONNECTORS:
+            raise ValueError(f"connector={self.connector!r}: must be one of {', '.join(CONNECTORS)}")
+        if self.connector == "native" and self.copies.fault_rate:
+            raise ValueError(
+                f"fault_rate={self.copies.fault_rate}: must be 0, the native connector ends with its first "
+                "failed copy"
+            )
 
     @property
     def longest(self) -> int:
@@ -132,17 +149,6 @@ def draw_settings(
 
 def make_vllm_config(settings: VirtualSettings) -> VllmConfig:
     """The configuration a real engine would make of these settings."""
-    plugin.register()
-    cpu_bytes = settings.cpu_slots * settings.slot_bytes * settings.num_ranks
-    transfer = {
-        "kv_connector": plugin.CONNECTOR,
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {
-            "cpu_gib": cpu_bytes / GIB,
-            "store_decode_blocks": settings.store_decode_blocks,
-            "verify_loads": settings.verify_loads,
-        },
-    }
     vllm_config: VllmConfig = EngineArgs(
         model=_model_folder(),
         skip_tokenizer_init=True,
@@ -158,7 +164,7 @@ def make_vllm_config(settings: VirtualSettings) -> VllmConfig:
         enable_prefix_caching=True,
         enable_chunked_prefill=True,
         scheduling_policy=settings.policy,
-        kv_transfer_config=transfer,
+        kv_transfer_config=_transfer_config(settings),
     ).create_engine_config()
     # The platform at hand may have its own mind about these; the scheduler only reads them.
     vllm_config.scheduler_config.async_scheduling = settings.overlapped
@@ -189,6 +195,29 @@ def make_kv_cache_config(settings: VirtualSettings) -> KVCacheConfig:
         kv_cache_layout="BLHNC" if outermost else "LBHNC",
         hash_block_size=settings.block_size,
     )
+
+
+def _transfer_config(settings: VirtualSettings) -> dict[str, Any] | None:
+    cpu_bytes = settings.cpu_slots * settings.slot_bytes * settings.num_ranks
+    if settings.connector == "none":
+        return None
+    if settings.connector == "native":
+        name = "OffloadingConnector"
+        extra = {
+            "cpu_bytes_to_use": cpu_bytes,
+            "offload_prompt_only": not settings.store_decode_blocks,
+            "spec_name": "VirtualNativeSpec",
+            "spec_module_path": "offload.vllm.virtual.native",
+        }
+    else:
+        plugin.register()
+        name = plugin.CONNECTOR
+        extra = {
+            "cpu_gib": cpu_bytes / GIB,
+            "store_decode_blocks": settings.store_decode_blocks,
+            "verify_loads": settings.verify_loads,
+        }
+    return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
 @functools.cache
