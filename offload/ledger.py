@@ -151,7 +151,7 @@ class JobLedger:
                 job.num_copied = 0
 
     def take_held(self, job: StoreJob) -> list[Any]:
-        """The GPU blocks that a store holds, which from now on are the caller's to release."""
+        """The GPU blocks held by a store in flight, which from now on does without them."""
         blocks, job.blocks = job.blocks, []
         self.num_held_blocks -= len(blocks)
         return blocks
@@ -176,6 +176,8 @@ class JobLedger:
             self.num_given_up -= job.given_up
             if isinstance(job, LoadJob):
                 job.restore.end_part(job.start, job.start + job.num_copied)
+            else:
+                self.num_held_blocks -= len(job.blocks)
         return Progress(job, fell_short, gave_up, ended)
 
     def check_invariants(self) -> None:

@@ -180,6 +180,11 @@ class AllocatorModel:
         store = self.stores.pop(plan_id)
         return [] if store.orphaned else self.cut(self.tree.from_on(store.positions[0].prefix_hash))
 
+    def abandon(self, plan_id: int) -> list[Position]:
+        """Its positions leave, its slots do not. Return what was resident and left."""
+        store = self.stores[plan_id]
+        return [] if store.orphaned else self.cut(self.tree.from_on(store.positions[0].prefix_hash))
+
     def cut(self, positions: list[Position]) -> list[Position]:
         """Remove ``positions``; stores whose positions left are orphans. Return what was resident."""
         self.tree.remove(positions)

@@ -351,7 +351,7 @@ class SchedulerSide:
             self.metrics.count("stored_bytes", job.num_copied * self._slot_bytes)
         else:
             self.allocator.abort(job.plan)
-        self._block_pool.free_blocks(reversed(self.ledger.take_held(job)))
+        self._block_pool.free_blocks(reversed(job.blocks))
 
     def _judge(self, job: StoreJob | LoadJob) -> None:
         """Good jobs and bad ones, for the metrics and the circuit breaker."""

@@ -71,9 +71,15 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.pair.abort(plan)
         return plan
 
+    @rule(plan=plans)
+    def abandon(self, plan: StorePlan) -> None:
+        """Once or again; it is still to be ended."""
+        self.pair.abandon(plan)
+
     @rule(plan=ended_plans)
     def end_plan_again(self, plan: StorePlan) -> None:
-        for end in (self.pair.allocator.commit, self.pair.allocator.abort):
+        allocator = self.pair.allocator
+        for end in (allocator.commit, allocator.abort, allocator.abandon):
             with pytest.raises(StalePlanError):
                 end(plan)
 

@@ -78,6 +78,15 @@ class Pair:
         assert self._replay(Evicted) == set()
         self.seen["abort frees others that have landed"] += in_flight - len(self.model.stores) > 1
 
+    def abandon(self, plan: StorePlan) -> None:
+        self.seen["abandoned before it ended"] += not self.model.stores[plan.plan_id].orphaned
+        filling = self.allocator.num_filling
+        self.allocator.abandon(plan)
+        assert not self.model.abandon(plan.plan_id), "something was resident behind a filling position"
+        assert self._replay(Evicted) == set()
+        assert set(plan.slots.reshape(-1).tolist()) <= self.model.filling
+        self.seen["abandoning frees others that have landed"] += self.allocator.num_filling < filling
+
     # Loads
 
     def pin(self, chain: list[bytes], start: int, stop: int) -> Pin:

@@ -10,6 +10,8 @@ from tests.allocator.machine import AllocatorMachine
 from tests.strategies import thorough
 
 SITUATIONS = {
+    "abandoned before it ended",
+    "abandoning frees others that have landed",
     "abort frees others that have landed",
     "abort of an orphan",
     "commit out of order",

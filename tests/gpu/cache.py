@@ -12,8 +12,10 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from offload.copiers import CudaCopier
 from offload.copiers.cuda import register_host_memory, unregister_host_memory
+from offload.inline import InlineExecutor
 from offload.layout import BlockLayout
 from offload.memory import HostMemory
+from offload.seals import Seals
 from offload.transfer import TransferEngine
 from offload.vllm.regions import block_bytes, block_regions
 
@@ -71,19 +73,24 @@ class Cache:
         self.regions = block_regions(config)
         self.copier = CudaCopier(self.device, _custom_ops.swap_blocks_batch)
         at = block_regions(config, self.raw.data_ptr())
-        self.engine = TransferEngine(
-            BlockLayout(at, self.memory.address, slots_per_registration=self.memory.slots_per_registration),
-            self.copier,
-        )
+        per_registration = self.memory.slots_per_registration
+        layout = BlockLayout(at, self.memory.address, slots_per_registration=per_registration)
+        self.seals = Seals(layout, num_blocks)
+        self.engine = TransferEngine(layout, self.copier, self.seals, make_executor=InlineExecutor)
         torch.cuda.synchronize(self.device)
 
     def __enter__(self) -> "Cache":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.engine.close()
+        self.engine.close(seconds=30)
         del self.pool
         self.memory.close()
+
+    def load(self, job_id: int, slots: npt.NDArray[np.int64], block_ids: npt.NDArray[np.int64]) -> None:
+        """Copy slots up, whatever they hold now."""
+        self.seals.seal(job_id, block_ids, slots)
+        self.engine.load(job_id, slots, np.full_like(slots, job_id), block_ids)
 
     def block(self, block_id: int) -> torch.Tensor:
         """The bytes of one GPU block in the order of a slot, put together piece by piece."""

@@ -28,7 +28,7 @@ def test_bytes_go_down_and_come_up(dtype: torch.dtype, block_size: int, layout: 
         assert np.array_equal(cache.pool, pool), "a store moved other bytes, or not all of its own"
         assert np.array_equal(cache.blocks(), blocks), "a store changed its source"
 
-        cache.engine.load(2, order[:12], order[12:])
+        cache.load(2, order[:12], order[12:])
         assert settled(cache) == {2: (12, None)}
         blocks[order[12:]] = pool[order[:12]]
         assert np.array_equal(cache.blocks(), blocks), "a load moved other bytes, or not all of its own"
@@ -54,7 +54,7 @@ def test_many_jobs_at_once_end_once_each() -> None:
         pairs = order.reshape(12, 2)  # jobs with an even number store their pair, the others load it
         for job_id, pair in enumerate(pairs):
             if job_id % 2:
-                cache.engine.load(job_id, pair, pair)
+                cache.load(job_id, pair, pair)
             else:
                 cache.engine.store(job_id, pair, pair)
         assert settled(cache) == dict.fromkeys(range(12), (2, None))

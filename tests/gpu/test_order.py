@@ -55,7 +55,7 @@ def test_a_load_lands_after_the_work_before_its_fence(layout: KVCacheLayout) -> 
         zeroed = torch.cuda.Event()
         zeroed.record(torch.cuda.current_stream())
         cache.engine.fence(Direction.LOAD)
-        cache.engine.load(1, ids(7), ids(3))
+        cache.load(1, ids(7), ids(3))
         assert cache.engine.poll() == []
         assert not zeroed.query(), NOTHING_SHOWN
         (end,) = ended(cache)
@@ -67,7 +67,7 @@ def test_a_load_does_not_wait_for_the_forward_pass_behind_its_fence() -> None:
     with Cache(torch.float16, 16, ONE_PIECE) as cache:
         cache.engine.fence(Direction.LOAD)
         forward = occupy_engine(500)
-        cache.engine.load(1, ids(7), ids(3))
+        cache.load(1, ids(7), ids(3))
         (end,) = ended(cache)
         assert end.error is None
         assert not forward.query(), "the load waited for the forward pass"
@@ -80,7 +80,7 @@ def test_a_load_does_not_wait_for_stores() -> None:
         occupy_engine(500)
         cache.engine.fence(Direction.STORE)
         cache.engine.store(1, ids(1, 2), ids(1, 2))
-        cache.engine.load(2, ids(7), ids(3))
+        cache.load(2, ids(7), ids(3))
         (first,) = ended(cache)
         assert first.job_id == 2
         (second,) = ended(cache)
@@ -91,7 +91,7 @@ def test_a_cancelled_load_ends_once_and_only_when_its_copies_have() -> None:
     with Cache(torch.float16, 16, ONE_PIECE) as cache:
         busy = occupy_engine(300)
         cache.engine.fence(Direction.LOAD)
-        cache.engine.load(1, ids(7, 8), ids(3, 4))
+        cache.load(1, ids(7, 8), ids(3, 4))
         cache.engine.cancel(1)
         assert cache.engine.poll() == []
         assert not busy.query(), NOTHING_SHOWN
@@ -107,9 +107,9 @@ def test_closing_waits_for_the_copies() -> None:
         occupy_engine(200)
         cache.engine.fence(Direction.STORE)
         cache.engine.store(1, ids(3), ids(7))
-        cache.engine.close()
+        cache.engine.close(seconds=30)
         assert (cache.pool[7] == before[3]).all()
-        cache.engine.close()
+        cache.engine.close(seconds=30)
 
 
 def test_the_engines_stream_stays_the_current_one() -> None:
@@ -118,7 +118,7 @@ def test_the_engines_stream_stays_the_current_one() -> None:
         for direction in Direction:
             cache.engine.fence(direction)
         cache.engine.store(1, ids(3), ids(7))
-        cache.engine.load(2, ids(8), ids(4))
+        cache.load(2, ids(8), ids(4))
         assert torch.cuda.current_stream() == stream
         cache.copier.drain()
 

@@ -37,12 +37,14 @@ class Places(ABC):
     pool_address: int
     pool: Bytes
     """The pool's bytes themselves."""
+    is_host: bool
+    """Whether the "GPU" is host memory."""
 
     def __enter__(self) -> "Places":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.copier.close()
+        assert self.copier.close(seconds=30)
 
     @abstractmethod
     def gpu(self) -> Bytes:
@@ -69,6 +71,8 @@ def first_pool_bytes(num_bytes: int) -> Bytes:
 
 class HostPlaces(Places):
     """Both memories are host memory and the copier is the one for vLLM's CPU backend."""
+
+    is_host = True
 
     def __init__(self, num_bytes: int = NUM_BYTES) -> None:
         self._gpu = first_gpu_bytes(num_bytes)
@@ -101,6 +105,8 @@ class HostPlaces(Places):
 
 class CudaPlaces(Places):
     """A GPU's memory and pinned memory. Nobody else may use the GPU's current stream meanwhile."""
+
+    is_host = False
 
     def __init__(self, num_bytes: int = NUM_BYTES) -> None:
         from vllm import _custom_ops

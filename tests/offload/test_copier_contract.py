@@ -139,14 +139,14 @@ def test_fences_pass_what_comes_after_them(places: Places, direction: Direction)
 
 def test_closing_finishes_what_was_submitted(places: Places) -> None:
     places.copier.submit(1, Direction.STORE, batch_of(places, Direction.STORE, [(0, 0, 2048)]))
-    places.copier.close()
+    places.copier.close(seconds=30)
     assert np.array_equal(places.pool[:2048], GPU[:2048])
     assert places.copier.poll() == [CopyEnd(1, 1, None)]
 
 
 def test_closing_again_does_nothing(places: Places) -> None:
-    places.copier.close()
-    places.copier.close()
+    places.copier.close(seconds=30)
+    places.copier.close(seconds=30)
     assert places.copier.poll() == []
 
 

@@ -21,14 +21,14 @@ def test_closing_ends_the_threads() -> None:
     before = threads()
     copier = CpuCopier()
     assert len(threads()) == len(before) + len(Direction)
-    copier.close()
+    copier.close(seconds=30)
     assert threads() == before
 
 
 def test_threads_do_not_keep_the_process_alive() -> None:
     copier = CpuCopier()
     assert all(thread.daemon for thread in threads())
-    copier.close()
+    copier.close(seconds=30)
 
 
 def test_copies_run_beside_the_caller() -> None:
@@ -39,7 +39,7 @@ def test_copies_run_beside_the_caller() -> None:
         for direction in Direction:
             copier.submit(1, direction, batch([1], [2], [3]))
         copier.drain()
-    copier.close()
+    copier.close(seconds=30)
     assert len(set(movers)) == 2
     assert here not in movers
 
@@ -55,7 +55,7 @@ def test_a_copy_that_fails_ends_its_batch_and_no_other() -> None:
         copier.submit(2, Direction.STORE, batch([1], [5], [1]))
         copier.drain()
     assert sorted(copier.poll()) == [CopyEnd(1, 2, "OSError: bad address"), CopyEnd(2, 1, None)]
-    copier.close()
+    copier.close(seconds=30)
 
 
 def test_a_malformed_batch_ends_as_failed_and_later_ones_are_served() -> None:
@@ -68,7 +68,7 @@ def test_a_malformed_batch_ends_as_failed_and_later_ones_are_served() -> None:
     assert (bad.job_id, bad.num_copied) == (1, 1)
     assert bad.error is not None
     assert good == CopyEnd(2, 1, None)
-    copier.close()
+    copier.close(seconds=30)
 
 
 def batch(sources: list[int], targets: list[int], sizes: list[int]) -> CopyBatch:

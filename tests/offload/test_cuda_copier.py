@@ -133,7 +133,9 @@ def test_batches_end_with_their_events(cuda: FakeCuda, copier: CudaCopier) -> No
     assert copier.poll() == [CopyEnd(3, 2, None)]
     stores.finish()
     assert copier.poll() == [CopyEnd(1, 2, None)]
-    copier.close()
+    assert not copier.close(seconds=0), "a batch is still under way"
+    copier.drain()
+    assert copier.close(seconds=0)
     assert copier.poll() == [CopyEnd(2, 2, None)]
     assert copier.poll() == []
 

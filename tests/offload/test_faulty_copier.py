@@ -28,6 +28,7 @@ def pair(places: Places) -> CopyBatch:
         (Fault.NONE, CopyEnd(1, 2, None), 16),
         (Fault.FAIL, CopyEnd(1, 0, "failed on purpose"), 0),
         (Fault.STOP_HALFWAY, CopyEnd(1, 1, "stopped half-way on purpose"), 8),
+        (Fault.END_SHORT, CopyEnd(1, 1, None), 8),
     ],
 )
 def test_faults(places: Places, fault: Fault, end: CopyEnd, num_bytes: int) -> None:
@@ -48,6 +49,43 @@ def test_a_refusal_raises(places: Places) -> None:
     copier.drain()
     assert copier.poll() == []
     assert np.array_equal(places.pool, first_pool_bytes(NUM_BYTES))
+
+
+def test_one_byte_is_wrong_and_said_to_be(places: Places) -> None:
+    copier = FaultyCopier(places.copier, lambda job_id, direction: Fault.WRONG_BYTES)
+    copier.submit(1, Direction.STORE, pair(places))
+    copier.drain()
+    assert copier.poll() == [CopyEnd(1, 2, None)]
+    (wrong,) = np.flatnonzero(places.pool[:16] != first_gpu_bytes(NUM_BYTES)[:16])
+    assert copier.corrupted == [places.pool_address + wrong]
+
+
+def test_what_is_stuck_begins_when_it_is_let_go(places: Places) -> None:
+    copier = FaultyCopier(places.copier, lambda job_id, direction: Fault.STUCK if job_id == 1 else Fault.NONE)
+    for job_id in (1, 2):
+        copier.submit(
+            job_id, Direction.STORE, pair(places)._replace(sources=pair(places).sources + 16 * job_id)
+        )
+    copier.drain()
+    assert copier.poll() == [CopyEnd(2, 2, None)]
+    assert np.array_equal(places.pool[:16], first_gpu_bytes(NUM_BYTES)[32:48])
+    copier.let_go()
+    copier.drain()
+    assert copier.poll() == [CopyEnd(1, 2, None)]
+    assert np.array_equal(places.pool[:16], first_gpu_bytes(NUM_BYTES)[16:32])
+
+
+def test_a_dead_copier_ends_nothing_and_takes_nothing_until_it_is_let_go(places: Places) -> None:
+    copier = FaultyCopier(places.copier, lambda job_id, direction: Fault.DIE if job_id == 2 else Fault.NONE)
+    for job_id in (1, 2):
+        copier.submit(job_id, Direction.STORE, pair(places))
+    with pytest.raises(RuntimeError, match="job 3 refused"):
+        copier.submit(3, Direction.STORE, pair(places))
+    copier.drain()
+    assert copier.poll() == [] and copier.is_stuck
+    copier.let_go()
+    copier.drain()
+    assert {end.job_id for end in copier.poll()} == {1, 2} and not copier.is_stuck
 
 
 def test_faults_are_chosen_per_batch(places: Places) -> None:

@@ -1,11 +1,15 @@
 """Counts of blocks: properties, and the cases that trip straightforward connectors."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.planner import (
+    first_part_blocks,
     holdable_blocks,
+    load_parts,
     load_range,
     loadable_tokens,
     storable_blocks,
@@ -169,3 +173,25 @@ def test_a_store_that_is_alone_leaves_a_sixteenth_of_the_gpu(num_gpu_blocks: int
 @given(num_gpu_blocks=st.integers(1, 1 << 20), num_held=st.integers(1, 1 << 20))
 def test_stores_together_hold_a_quarter_of_the_gpu(num_gpu_blocks: int, num_held: int) -> None:
     assert holdable_blocks(num_gpu_blocks, num_held) == max(0, num_gpu_blocks // 4 - num_held)
+
+
+class TestLoadParts:
+    def test_parts_double(self) -> None:
+        assert load_parts(100, 16) == [(0, 16), (16, 32), (32, 64), (64, 100)]
+        assert load_parts(16, 16) == [(0, 16)]
+        assert load_parts(3, 16) == [(0, 3)]
+        assert load_parts(0, 16) == []
+
+    @given(num_blocks=st.integers(1, 1 << 20), first=st.integers(1, 5000))
+    def test_whoever_shares_a_beginning_waits_for_twice_of_it_at_most(
+        self, num_blocks: int, first: int
+    ) -> None:
+        parts = load_parts(num_blocks, first)
+        assert parts[0][0] == 0 and parts[-1][1] == num_blocks
+        assert all(stop == start for (_, stop), (start, _) in pairwise(parts))
+        assert all(start < stop <= max(2 * start, first) for start, stop in parts)
+        assert len(parts) <= 22
+
+    @pytest.mark.parametrize(("block_bytes", "blocks"), [(2 << 20, 16), (64 << 10, 256), (1, 16 << 20)])
+    def test_the_first_part_takes_about_a_millisecond(self, block_bytes: int, blocks: int) -> None:
+        assert first_part_blocks(block_bytes) == blocks

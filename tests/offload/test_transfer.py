@@ -1,7 +1,9 @@
 """Known bytes through the transfer engine: random layouts, faults, cancellations and order of completion."""
 
+import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload.copiers import CopyEnd, Direction, Fault, FaultyCopier
+from offload.inline import InlineExecutor
 from offload.layout import BlockLayout, Region
-from offload.transfer import TransferEnd, TransferEngine
+from offload.seals import Seals, Verify
+from offload.transfer import DEADLINE_SECONDS, TransferEnd, TransferEngine
 from tests.offload.places import (
     ALL_PLACES,
     Bytes,
@@ -36,6 +40,12 @@ LAYOUTS: dict[str, list[Region]] = {
 
 NUM_BYTES = 512
 
+FILL = 77
+"""The store job that filled every slot before a test begins."""
+
+ENDING = [Fault.NONE, Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY, Fault.END_SHORT]
+"""Faults with which a copy ends by itself and does not lie about its bytes."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -60,7 +70,7 @@ def job_lists(draw: st.DrawFn) -> list[Job]:
                 draw(st.sampled_from(Direction)),
                 list(block_ids[:size]),
                 list(slots[:size]),
-                draw(st.sampled_from(Fault)),
+                draw(st.sampled_from(ENDING)),
                 draw(st.sampled_from([False, False, False, True])),
             )
         )
@@ -71,14 +81,28 @@ def job_lists(draw: st.DrawFn) -> list[Job]:
 class Bench:
     """A transfer engine over two memories, and what each of them held before."""
 
-    def __init__(self, places: Places, regions: list[Region], fence: int | None = None) -> None:
+    def __init__(
+        self,
+        places: Places,
+        regions: list[Region],
+        fence: int | None = None,
+        *,
+        of_blocks: bool = False,
+        verify: Verify = Verify.ALWAYS,
+    ) -> None:
+        self.now = 0.0
         self.places = places
         self.regions = regions
         self.faults: dict[int, Fault] = {}
         self.copier = Breakable(places, lambda job_id, _: self.faults.get(job_id, Fault.NONE))
         at = [region._replace(address=places.gpu_address + region.address) for region in regions]
+        layout = BlockLayout(at, places.pool_address, slots_per_registration=fence)
+        self.seals = Seals(layout, NUM_BLOCKS, verify)
+        every = np.arange(NUM_BLOCKS)
+        self.seals.seal(FILL, every, every)
+        self.seals.of_blocks = of_blocks and places.is_host
         self.engine = TransferEngine(
-            BlockLayout(at, places.pool_address, slots_per_registration=fence), self.copier
+            layout, self.copier, self.seals, clock=lambda: self.now, make_executor=InlineExecutor
         )
 
     def submit(self, job_id: int, job: Job) -> None:
@@ -87,7 +111,7 @@ class Bench:
         if job.direction is Direction.STORE:
             self.engine.store(job_id, block_ids, slots)
         else:
-            self.engine.load(job_id, slots, block_ids)
+            self.engine.load(job_id, slots, np.full_like(slots, FILL), block_ids)
 
     def settle(self) -> list[TransferEnd]:
         """Wait for all copies and return what has ended."""
@@ -134,6 +158,10 @@ class Bench:
         _check_one_of(self.places.pool, pool, pool_may)
 
 
+GOOD_ENDS = (Fault.NONE, Fault.END_SHORT)
+"""Without an error from below, though an end that comes short gets one."""
+
+
 class Breakable(FaultyCopier):
     """Also breaks where no single batch is to blame."""
 
@@ -155,13 +183,25 @@ class Breakable(FaultyCopier):
 
 @pytest.mark.parametrize("make", ALL_PLACES)
 @pytest.mark.parametrize("regions", LAYOUTS.values(), ids=LAYOUTS.keys())
-@given(jobs=job_lists(), fence=st.sampled_from([None, 1, 3]), data=st.data())
+@given(
+    jobs=job_lists(),
+    fence=st.sampled_from([None, 1, 3]),
+    of_blocks=st.booleans(),
+    verify=st.sampled_from(Verify),
+    data=st.data(),
+)
 @settings(thorough(80), suppress_health_check=list(HealthCheck))
 def test_jobs_end_once_with_what_has_arrived(
-    make: PlacesFactory, regions: list[Region], jobs: list[Job], fence: int | None, data: st.DataObject
+    make: PlacesFactory,
+    regions: list[Region],
+    jobs: list[Job],
+    fence: int | None,
+    of_blocks: bool,
+    verify: Verify,
+    data: st.DataObject,
 ) -> None:
     with make(NUM_BYTES) as places:
-        bench = Bench(places, regions, fence)
+        bench = Bench(places, regions, fence, of_blocks=of_blocks, verify=verify)
         bench.copier.holding = True
         for job_id, job in enumerate(jobs):
             bench.submit(job_id, job)
@@ -190,10 +230,10 @@ def test_jobs_end_once_with_what_has_arrived(
                 assert (end.num_blocks, end.error) == (0, "cancelled")
                 continue
             assert end.num_blocks == bench.arrived(job)
-            assert (end.error is None) == (job.fault is Fault.NONE)
+            assert (end.error is None) == (end.num_blocks == len(job.block_ids) and job.fault in GOOD_ENDS)
             if job.fault is Fault.NONE:
                 assert end.num_blocks == len(job.block_ids)
-        bench.check_untouched([job for job in jobs if job.fault in (Fault.NONE, Fault.STOP_HALFWAY)])
+        bench.check_untouched([job for job in jobs if job.fault not in (Fault.REFUSE, Fault.FAIL)])
 
 
 @pytest.fixture(params=ALL_PLACES)
@@ -286,21 +326,148 @@ def test_cancelling_what_is_not_in_flight_does_nothing(bench: Bench) -> None:
 def test_closing_waits_for_what_is_in_flight(bench: Bench) -> None:
     bench.submit(1, STORE)
     bench.submit(2, LOAD)
-    bench.engine.close()
+    assert bench.engine.close(seconds=30)
     assert bench.arrived(STORE) == 2
     assert bench.arrived(LOAD) == 3
-    bench.engine.close()
+    assert bench.engine.close(seconds=30)
 
 
 def test_closing_a_broken_copier_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FaultyCopier):
-        def close(self) -> None:
+        def close(self, seconds: float) -> bool:
             raise RuntimeError("the device is lost")
 
     with HostPlaces(NUM_BYTES) as places:
-        engine = TransferEngine(BlockLayout(LAYOUTS["one piece"], 0), Broken(places.copier))
-        engine.close()
+        layout = BlockLayout(LAYOUTS["one piece"], 0)
+        engine = TransferEngine(layout, Broken(places.copier), Seals(layout, 1))
+        assert engine.close(seconds=1), "nothing moves there any more"
     assert "the device is lost" in caplog.text
+
+
+def test_a_slot_that_another_store_has_filled_is_not_loaded(bench: Bench) -> None:
+    slots, block_ids = np.array([9, 8, 7]), np.array([7, 8, 9])
+    bench.engine.load(1, slots, np.array([FILL, FILL + 1, FILL]), block_ids)
+    bench.engine.load(2, slots, np.array([FILL + 1, FILL, FILL]), block_ids)
+    ends = {end.job_id: end for end in bench.settle()}
+    assert (ends[1].num_blocks, ends[2].num_blocks) == (1, 0)
+    assert "block 1 was filled by another store" in str(ends[1].error)
+    assert "filled by other stores" in str(ends[2].error)
+    bench.check_untouched([Job(Direction.LOAD, [7], [9], Fault.NONE, cancelled=False)])
+
+
+def test_a_slot_is_loaded_only_after_its_store_has_ended_well(bench: Bench) -> None:
+    slots, block_ids = np.array([0, 5]), np.array([3, 1])
+    bench.submit(1, replace(STORE, fault=Fault.STOP_HALFWAY))
+    bench.settle()
+    for fill in (FILL, 1):
+        bench.engine.load(2, slots, np.full(2, fill), block_ids)
+        (end,) = bench.settle()
+        assert end.num_blocks == 0
+    bench.submit(3, STORE)
+    bench.settle()
+    bench.engine.load(4, slots, np.full(2, 3), block_ids)
+    (end,) = bench.settle()
+    assert (end.num_blocks, end.error) == (2, None)
+
+
+@pytest.mark.parametrize("of_blocks", [False, True])
+@pytest.mark.parametrize("regions", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("position", range(3))
+def test_a_slot_that_changed_at_rest_is_found(regions: list[Region], position: int, of_blocks: bool) -> None:
+    with HostPlaces(NUM_BYTES) as places:
+        bench = Bench(places, regions, of_blocks=of_blocks)
+        slot_bytes = sum(region.piece_bytes for region in regions)
+        places.pool[LOAD.slots[position] * slot_bytes + slot_bytes - 1] ^= 1
+        bench.submit(1, LOAD)
+        (end,) = bench.settle()
+        assert end.num_blocks == position
+        assert f"block {position} is not what was stored" in str(end.error)
+
+
+@pytest.mark.parametrize("fault_in", Direction)
+def test_wrong_bytes_of_a_copy_are_found_where_blocks_can_be_read(fault_in: Direction) -> None:
+    with HostPlaces(NUM_BYTES) as places:
+        bench = Bench(places, LAYOUTS["three layers"], of_blocks=True)
+        load = Job(Direction.LOAD, [7, 8], STORE.slots, Fault.NONE, cancelled=False)
+        for job_id, job in enumerate([STORE, load]):
+            fault = Fault.WRONG_BYTES if job.direction is fault_in else Fault.NONE
+            bench.faults[job_id] = fault
+            slots, block_ids = np.array(job.slots), np.array(job.block_ids)
+            if job.direction is Direction.STORE:
+                bench.engine.store(job_id, block_ids, slots)
+            else:
+                bench.engine.load(job_id, slots, np.zeros(2, dtype=np.int64), block_ids)
+            (end,) = bench.settle()
+        assert end.num_blocks == 1, "the middle copy of six is of the second block"
+
+
+@pytest.mark.parametrize("verify", Verify)
+def test_what_is_not_verified_is_believed(verify: Verify) -> None:
+    """Sampling looks at one of these three blocks in each load, and not always at the same one."""
+    with HostPlaces(NUM_BYTES) as places:
+        bench = Bench(places, LAYOUTS["one piece"], verify=verify)
+        places.pool[LOAD.slots[1] * 12] ^= 1
+        found = 0
+        for job_id in range(48):
+            bench.submit(job_id, LOAD)
+            (end,) = bench.settle()
+            assert end.num_blocks in (1, 3)
+            found += end.num_blocks == 1
+        assert found == {Verify.ALWAYS: 48, Verify.SAMPLED: 15, Verify.NEVER: 0}[verify]
+
+
+@pytest.mark.parametrize("job", [STORE, LOAD], ids=["store", "load"])
+def test_a_stuck_job_is_given_up_and_over_when_it_ends(bench: Bench, job: Job) -> None:
+    bench.submit(1, replace(job, fault=Fault.STUCK))
+    bench.now = DEADLINE_SECONDS - 1
+    bench.submit(2, Job(Direction.STORE, [5, 6], [14, 15], Fault.NONE, cancelled=False))
+    assert [end.job_id for end in bench.settle()] == [2]
+    bench.now = DEADLINE_SECONDS
+    (given_up,) = bench.settle()
+    assert (given_up.job_id, given_up.num_blocks, given_up.is_over) == (1, 0, False)
+    assert "has not ended after 30 s" in str(given_up.error)
+    assert bench.settle() == [] and len(bench.engine) == 1
+    bench.copier.let_go()
+    (over,) = bench.settle()
+    assert (over.job_id, over.num_blocks, over.is_over) == (1, 0, True)
+    assert len(bench.engine) == 0
+
+
+def test_closing_gives_up_what_is_stuck() -> None:
+    with HostPlaces(NUM_BYTES) as places:
+        bench = Bench(places, LAYOUTS["one piece"])
+        bench.submit(1, replace(STORE, fault=Fault.STUCK))
+        assert not bench.engine.close(seconds=30)
+
+
+def test_jobs_end_once_their_checksums_are_made() -> None:
+    """With real threads, held back by a job before them."""
+    with HostPlaces(NUM_BYTES) as places:
+        bench = Bench(places, LAYOUTS["one piece"])
+        bench.engine._executors = {way: ThreadPoolExecutor(1) for way in Direction}
+        go = threading.Event()
+        for executor in bench.engine._executors.values():
+            executor.submit(go.wait)
+        bench.submit(1, STORE)
+        bench.submit(2, LOAD)
+        assert bench.settle() == [] and len(bench.engine) == 2
+        go.set()
+        for executor in bench.engine._executors.values():
+            executor.shutdown()
+        assert sorted((end.job_id, end.num_blocks) for end in bench.engine.poll()) == [(1, 2), (2, 3)]
+
+
+def test_a_checksum_that_cannot_be_made_fails_its_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no such memory")
+
+    monkeypatch.setattr(Seals, "_checksums", fail)
+    bench.submit(1, STORE)
+    bench.submit(2, LOAD)
+    assert sorted((end.job_id, end.num_blocks, end.error) for end in bench.settle()) == [
+        (1, 0, "OSError: no such memory"),
+        (2, 0, "OSError: no such memory"),
+    ]
 
 
 def _check_one_of(now: Bytes, before: Bytes, after: Bytes) -> None:

@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 
+from offload.inline import InlineExecutor
 from offload.vllm.virtual.copier import SeededCopier
 from offload.vllm.virtual.native import use_copier, worker_jobs
 from offload.vllm.virtual.settings import CELL_BYTES, VirtualSettings, make_kv_cache_config
@@ -19,18 +19,6 @@ from offload.vllm.virtual.tags import Words, mix
 from offload.vllm.worker_side import WorkerSide
 
 _WORDS = CELL_BYTES // 8
-
-
-class InlineExecutor(Executor):
-    """Does at once what it is given, so that a seed always gives the same run."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 class VirtualRank:

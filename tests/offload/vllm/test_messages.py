@@ -6,11 +6,24 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.vllm.messages import JobReport, LoadOrder, StepPlan, StoreOrder, WorkerFacts, WorkerReport
+from offload.vllm.fingerprint import Fingerprint
+from offload.vllm.messages import (
+    JobReport,
+    LoadOrder,
+    LoadPart,
+    StepPlan,
+    StoreOrder,
+    WorkerFacts,
+    WorkerReport,
+)
 from tests.strategies import thorough
 
+FINGERPRINT = Fingerprint("1", "0.32", 2, 16, "bfloat16", "BLHNC")
+
 REPORTS = st.dictionaries(
-    st.integers(0, 5), st.builds(JobReport, st.integers(1, 4), st.integers(0, 9)), max_size=4
+    st.integers(0, 5),
+    st.builds(JobReport, st.integers(0, 4), st.integers(0, 9), st.booleans()),
+    max_size=4,
 ).map(WorkerReport)
 
 
@@ -40,7 +53,11 @@ def test_a_job_has_all_its_ranks_and_the_least_any_copied(reports: list[WorkerRe
         for job_id, job in report.jobs.items():
             said.setdefault(job_id, []).append(job)
     assert merged.jobs == {
-        job_id: JobReport(sum(job.num_ranks for job in jobs), min(job.num_copied for job in jobs))
+        job_id: JobReport(
+            sum(job.num_ranks for job in jobs),
+            min(job.num_copied for job in jobs),
+            any(job.given_up for job in jobs),
+        )
         for job_id, jobs in said.items()
     }
 
@@ -60,17 +77,21 @@ def test_an_empty_report_is_not_dropped_for_being_false() -> None:
 
 def test_a_plan_arrives_whole() -> None:
     block_ids, slots = np.array([5, 3, 9]), np.arange(3, dtype=np.int64) + (1 << 33)
+    fills = np.array([1, 1, 4])
     plan = StepPlan(
-        loads=[LoadOrder(1, "request", slots, block_ids)],
+        FINGERPRINT,
+        loads=[LoadOrder("request", [LoadPart(1, 0, 2), LoadPart(4, 2, 3)], slots, fills, block_ids)],
         stores=[StoreOrder(2, block_ids, slots), StoreOrder(3, block_ids[:0], slots[:0])],
         cancelled=[7],
     )
     copy = pickle.loads(pickle.dumps(plan))
     assert isinstance(copy, StepPlan)
     assert copy.cancelled == [7]
+    assert copy.fingerprint == FINGERPRINT
     (load,), (store, empty) = copy.loads, copy.stores
     assert isinstance(load, LoadOrder)
-    assert (load.job_id, load.request_id) == (1, "request")
+    assert (load.request_id, load.parts) == ("request", [(1, 0, 2), (4, 2, 3)])
+    assert load.fills.tolist() == [1, 1, 4]
     assert isinstance(store, StoreOrder)
     assert (store.job_id, empty.job_id) == (2, 3)
     for order in (load, store):
@@ -82,13 +103,13 @@ def test_a_plan_arrives_whole() -> None:
 
 
 def test_plans_do_not_share_their_lists() -> None:
-    one, other = StepPlan(), StepPlan()
+    one, other = StepPlan(FINGERPRINT), StepPlan(FINGERPRINT)
     one.cancelled.append(1)
-    assert other == StepPlan()
+    assert other == StepPlan(FINGERPRINT)
 
 
 def test_reports_and_facts_arrive_whole() -> None:
-    for message in (WorkerReport({3: JobReport(2, 5)}), WorkerReport(), WorkerFacts(100, 4096)):
+    for message in (WorkerReport({3: JobReport(2, 5)}), WorkerReport(), WorkerFacts(100, 4096, FINGERPRINT)):
         copy = pickle.loads(pickle.dumps(message))
         assert type(copy) is type(message)
         assert copy == message
