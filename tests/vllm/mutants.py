@@ -10,10 +10,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 
 from allocator import CpuOffloadingBlockAllocator
 from offload import planner
-from offload.ledger import JobLedger, StoreJob
+from offload.ledger import JobLedger, LoadJob, Restore, StoreJob
+from offload.seals import Seals
+from offload.transfer import TransferEngine
 from offload.vllm.connector import CpuOffloadConnector
 from offload.vllm.messages import WorkerReport
 from offload.vllm.scheduler_side import SchedulerSide
+from offload.vllm.virtual.copier import SeededCopier
 from offload.vllm.worker_side import WorkerSide
 
 
@@ -65,7 +68,7 @@ def held_blocks_are_released_at_finish(patch: pytest.MonkeyPatch) -> None:
         original(self, request)
         table = {block.block_id for block in self._manager.get_blocks(request.request_id).blocks[0]}
         for job in self.ledger._jobs.values():
-            if isinstance(job, StoreJob) and table.intersection(job.block_ids.tolist()):
+            if isinstance(job, StoreJob) and table.intersection(block.block_id for block in job.blocks):
                 self.ledger.num_held_blocks -= len(job.blocks)
                 self._block_pool.free_blocks(reversed(job.blocks))
                 job.blocks = []
@@ -135,11 +138,11 @@ def a_job_is_done_when_the_first_rank_is(patch: pytest.MonkeyPatch) -> None:
 def one_good_rank_makes_a_job_good(patch: pytest.MonkeyPatch) -> None:
     original = JobLedger.report
 
-    def report(self: JobLedger, job_id: int, num_ranks: int, num_copied: int) -> Any:
+    def report(self: JobLedger, job_id: int, num_ranks: int, num_copied: int, given_up: bool) -> Any:
         job = self._jobs.get(job_id)
         is_last = job is not None and job.ranks_left <= num_ranks
-        whole = len(job.block_ids) if job is not None else 0
-        return original(self, job_id, num_ranks, num_copied if is_last else whole)
+        whole = job.num_blocks if job is not None else 0
+        return original(self, job_id, num_ranks, num_copied if is_last else whole, given_up)
 
     patch.setattr(JobLedger, "report", report)
     patch.setattr(
@@ -204,13 +207,119 @@ def unfilled_blocks_are_not_reported(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_failed_load_is_never_reported(patch: pytest.MonkeyPatch) -> None:
-    original = WorkerSide._end_load
+    original = WorkerSide._end_part
 
-    def end_load(self: WorkerSide, end: Any, results: KVConnectorTransferResults) -> None:
+    def end_part(self: WorkerSide, end: Any, results: KVConnectorTransferResults) -> None:
         if end.error is None:
             original(self, end, results)
 
-    patch.setattr(WorkerSide, "_end_load", end_load)
+    patch.setattr(WorkerSide, "_end_part", end_part)
+
+
+@mutant
+def a_load_is_reported_with_its_first_part(patch: pytest.MonkeyPatch) -> None:
+    original = WorkerSide._end_part
+
+    def end_part(self: WorkerSide, end: Any, results: KVConnectorTransferResults) -> None:
+        restore = self._restores.get(end.job_id)
+        if restore is not None:
+            restore.parts_left = 1
+            self._restores = {job: other for job, other in self._restores.items() if other is not restore}
+            self._restores[end.job_id] = restore
+        original(self, end, results)
+
+    patch.setattr(WorkerSide, "_end_part", end_part)
+
+
+@mutant
+def blocks_are_shared_before_they_have_landed(patch: pytest.MonkeyPatch) -> None:
+    original = SchedulerSide._share
+
+    def share(self: SchedulerSide, restore: Restore) -> None:
+        restore.num_landed = len(restore.hashes)
+        original(self, restore)
+
+    patch.setattr(SchedulerSide, "_share", share)
+
+
+@mutant
+def blocks_of_a_void_restore_are_shared(patch: pytest.MonkeyPatch) -> None:
+    original = SchedulerSide._advance_load
+
+    def advance_load(self: SchedulerSide, job: LoadJob, progress: Any) -> None:
+        original(self, job, progress)
+        job.restore.num_landed = len(job.restore.hashes)
+        self._share(job.restore)
+
+    patch.setattr(SchedulerSide, "_advance_load", advance_load)
+
+
+@mutant
+def jobs_given_up_count_as_over(patch: pytest.MonkeyPatch) -> None:
+    """Slots and blocks of a stuck copy are used again while it may still write to them."""
+    original = JobLedger.report
+
+    def report(self: JobLedger, job_id: int, num_ranks: int, num_copied: int, given_up: bool) -> Any:
+        return original(self, job_id, self._num_ranks if given_up else num_ranks, num_copied, given_up)
+
+    patch.setattr(JobLedger, "report", report)
+
+
+@mutant
+def blocks_of_a_stuck_load_are_not_kept(patch: pytest.MonkeyPatch) -> None:
+    original = SchedulerSide._advance_load
+
+    def advance_load(self: SchedulerSide, job: LoadJob, progress: Any) -> None:
+        pool = self._block_pool
+        if progress.gave_up:
+            self._block_pool = SimpleNamespace(blocks=pool.blocks, touch=id, free_blocks=pool.free_blocks)
+        original(self, job, progress)
+        job.blocks = []
+        self._block_pool = pool
+
+    patch.setattr(SchedulerSide, "_advance_load", advance_load)
+
+
+@mutant
+def slots_of_a_stuck_store_are_given_back(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CpuOffloadingBlockAllocator, "abandon", CpuOffloadingBlockAllocator.abort)
+    original = CpuOffloadingBlockAllocator.abort
+
+    def abort(self: CpuOffloadingBlockAllocator, plan: Any) -> None:
+        self._orphans.setdefault(plan.plan_id, plan)
+        original(self, plan)
+
+    patch.setattr(CpuOffloadingBlockAllocator, "abort", abort)
+
+
+@mutant
+def nothing_is_given_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransferEngine, "_give_up_overdue", lambda self: None)
+    patch.setattr(SeededCopier, "let_go", lambda self: None)
+
+
+@mutant
+def stuck_jobs_keep_the_engine_awake(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SchedulerSide, "has_pending_work", property(lambda self: len(self.ledger) > 0))
+    patch.setattr(SeededCopier, "let_go", lambda self: None)
+
+
+@mutant
+def checksums_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Seals, "num_intact", lambda self, job_id, block_ids, slots: len(slots))
+
+
+@mutant
+def short_copies_pass_for_whole_ones(patch: pytest.MonkeyPatch) -> None:
+    original = TransferEngine._after_copy
+
+    def after_copy(self: TransferEngine, copied: Any) -> None:
+        job = self._jobs.get(copied.job_id)
+        if job is not None and copied.error is None:
+            copied = copied._replace(num_copied=len(job.batch.sizes))
+        original(self, copied)
+
+    patch.setattr(TransferEngine, "_after_copy", after_copy)
 
 
 @mutant

@@ -52,7 +52,7 @@ def test_what_was_computed_on_top_of_a_siblings_failed_load_is_not_kept() -> Non
     engine.step()
     (job,) = engine.side.ledger._jobs.values()
     assert job.plan.start == 6
-    unfilled = set(range(1, 100)) - set(job.block_ids.tolist())
+    unfilled = set(range(1, 100)) - {block.block_id for block in job.blocks}
     engine.side.receive(None, unfilled)
     engine.drain()
     assert engine.side.allocator.resident_depth(request.block_hashes) == 6

@@ -222,7 +222,7 @@ def test_trap_33_a_load_fills_exactly_what_the_gpu_lacks(engines: Engines, num_l
     request = engine.add(tokens(22), 1)
     step_until(engine, lambda: request.status == LOADING)
     (job,) = engine.side.ledger.loads()
-    assert job.block_ids.tolist() == table_of(engine, request)[num_local:5]
+    assert job.restore.block_ids.tolist() == table_of(engine, request)[num_local:5]
     come_to_rest(engine)
     assert computed[request.request_id] == 2
 

@@ -8,8 +8,8 @@ from vllm.v1.request import Request
 
 from allocator.prefix_tree import Node
 from allocator.slot_pool import SlotState
-from offload.ledger import LoadJob
-from offload.vllm.messages import StepPlan, WorkerReport
+from offload.ledger import LoadJob, StoreJob
+from offload.vllm.messages import JobReport, StepPlan, WorkerReport
 from offload.vllm.virtual.history import WrongBytesError
 from offload.vllm.virtual.scheduler_audit import SchedulerAudit
 from offload.vllm.virtual.tags import TagChain, Words
@@ -76,6 +76,7 @@ class Audit(SchedulerAudit):
                 block_ids = [block.block_id for block in job.blocks]
             if job is not None:
                 self._engine.history.blocks(block_ids, f"job {job_id}: {ended}")
+                self._check_cause(job, ended)
             self._engine.counts["given up"] += ended.given_up
 
     def after_step(self) -> None:
@@ -94,6 +95,13 @@ class Audit(SchedulerAudit):
             if node.resident:
                 self._check_segment(node)
 
+    def check_at_rest(self) -> None:
+        """The engine has gone to sleep, and nobody waits for what is in flight but its memory."""
+        scheduler = self._engine.scheduler
+        assert not scheduler.requests, f"requests left: {list(scheduler.requests)}"
+        waited_for = [job for job in self._engine.jobs if not job.given_up]
+        assert not waited_for, f"jobs left: {waited_for}"
+
     def check_drained(self) -> None:
         """Everybody has let go of everything."""
         side = self._engine.side
@@ -111,6 +119,14 @@ class Audit(SchedulerAudit):
         assert len(allocator._uncached) == 0, "owners of uncached blocks that are gone"
         super().check_drained()
         self.check_pool()
+
+    def _check_cause(self, job: StoreJob | LoadJob, ended: JobReport) -> None:
+        """A job that failed though nothing was done to it: a check below has hidden a fault of ours."""
+        engine = self._engine
+        done_to_it = engine.counts["rot"] or any(copier.num_faults for copier in engine.copiers)
+        unwanted = ended.given_up or (isinstance(job, LoadJob) and job.restore.is_cancelled)
+        if ended.num_copied < job.num_blocks and not (done_to_it or unwanted):
+            raise WrongBytesError(f"{job} failed for no reason: {ended}")
 
     def _check_failed_slots(self) -> None:
         """Slots that just failed a load serve nobody."""

@@ -11,7 +11,6 @@ from offload.copiers import CopyEnd, CpuCopier, Direction, Fault, FaultyCopier
 from offload.layout import CopyBatch
 
 _JUNK = 0xA5
-_LET_GO_RATE = 1 / 60  # of polls: what is stuck is mostly past its deadline by then, not always
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +22,7 @@ class CopySchedule:
         burst_every: ends are reported at every so manieth poll only.
         fault_rate: share of copies that fail, evenly by kind.
         faults: kinds of faults.
+        let_go_rate: share of polls at which what is stuck begins after all.
         threaded: copies are made by the real CPU copier's threads; handing over to them costs a step
             more than all the rest of it.
         bytes_per_poll: copied at most in each direction, in order of submission; a copy is made, all at
@@ -33,6 +33,7 @@ class CopySchedule:
     burst_every: int = 1
     fault_rate: float = 0.0
     faults: tuple[Fault, ...] = (Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY, Fault.END_SHORT)
+    let_go_rate: float = 0.0
     threaded: bool = False
     bytes_per_poll: int = 0
 
@@ -95,6 +96,8 @@ class SeededCopier:
         self._inner = FaultyCopier(inner, lambda job_id, direction: self._chosen.pop(job_id))
         self.held: set[Direction] = set()
         """Copies of these directions do not happen until it is taken out again."""
+        self.num_faults = 0
+        """Copies that met a fault so far."""
         self.copied = Counter[Direction]()
         """Bytes copied so far."""
         self._credit = Counter[Direction]()
@@ -129,7 +132,7 @@ class SeededCopier:
 
     def poll(self) -> list[CopyEnd]:
         self._now += 1
-        if self._inner.is_stuck and self._rng.random() < _LET_GO_RATE:
+        if self._inner.is_stuck and self._rng.random() < self._schedule.let_go_rate:
             self.let_go()
         due = [task for task in self._tasks if task.copy_at <= self._now and task.direction not in self.held]
         affordable = self._affordable(due)
@@ -225,5 +228,6 @@ class SeededCopier:
             fault = Fault.NONE
         if fault is Fault.NONE:
             return fault
+        self.num_faults += 1
         self._faults[f"{direction.value} {fault.name.lower()}"] += 1
         return fault

@@ -224,6 +224,7 @@ class VirtualEngine:
             StuckError: that takes more than ``max_steps`` steps.
         """
         self._come_to_rest(max_steps)
+        self.audit.check_at_rest()
         for _ in range(max_steps):
             if not self.jobs:
                 return

@@ -33,6 +33,10 @@ class SchedulerAudit:
     def after_step(self) -> None:
         """A step has ended."""
 
+    def check_at_rest(self) -> None:
+        """The engine has gone to sleep: what is in flight now will never be heard of."""
+        assert not self._engine.jobs, f"jobs left: {self._engine.jobs}"
+
     def check_drained(self) -> None:
         """Everybody has let go of everything."""
         engine, scheduler = self._engine, self._engine.scheduler

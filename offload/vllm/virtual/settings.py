@@ -141,6 +141,7 @@ def draw_settings(
             burst_every=rng.choice([1, 1, 5]),
             fault_rate=rng.choice([0.0, 0.1, 0.4]) if faults else 0.0,
             faults=tuple(kinds),
+            let_go_rate=1 / 60,  # what is stuck is mostly past its deadline by then, but not always
             threaded=rng.random() < 0.1,
         ),
         log_stats=rng.random() < 0.2,
