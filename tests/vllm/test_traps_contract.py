@@ -9,6 +9,7 @@ import pytest
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
@@ -211,6 +212,16 @@ def test_trap_38_a_request_may_end_while_preempted(engines: Engines, overlapped:
     engine.abort(victim.request_id)
     come_to_rest(engine)
     assert all(request.is_finished() for request in requests)
+
+
+def test_trap_39_with_one_group_there_is_one_hash_per_block() -> None:
+    settings = VirtualSettings()
+    vllm_config, kv_cache_config = make_vllm_config(settings), make_kv_cache_config(settings)
+    sizes = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    assert sizes == (settings.block_size, settings.block_size)
+    vllm_config.cache_config.prefix_match_unit = settings.block_size // 2
+    with pytest.raises(ValueError, match="prefix_match_unit"):
+        resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
 
 
 def test_trap_41_messages_survive_the_way_between_processes(engines: Engines) -> None:
