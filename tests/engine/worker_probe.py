@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from offload.copiers import Direction
+from offload.copiers import CopyEnd, Direction
 from offload.copiers.faulty import Fault, FaultyCopier
 from offload.layout import Ids
 
@@ -44,6 +44,17 @@ class WorkerProbe:
     def hold_ends(self, holding: bool) -> None:
         """While True, no copy ends as far as the engine can tell."""
         _faulty_copier().holding = holding
+
+    def hold_ends_for(self, num_polls: int) -> None:
+        """No copy ends in the next so many steps."""
+        copier = _faulty_copier()
+        poll, held = copier.poll, iter(range(num_polls))
+
+        def poll_later() -> list[CopyEnd]:
+            copier.holding = next(held, None) is not None
+            return poll()
+
+        copier.poll = poll_later  # type: ignore[method-assign]
 
     def read_blocks(self, block_ids: list[int]) -> list[bytes]:
         """The KV bytes of GPU blocks, all layers, read without help from the connector."""

@@ -17,6 +17,7 @@ from tests.vllm.driver import (
     depth_of,
     forget_gpu,
     hold,
+    release,
     serve,
     step_until,
     table_of,
@@ -86,6 +87,28 @@ def test_trap_04_and_05_a_resumed_request_is_stored_from_its_new_blocks(
     assert table_of(engine, victim)[: len(before)] != before, "the test is blind: it got its blocks back"
     come_to_rest(engine)
     assert depth_of(engine, victim) == 6
+
+
+@pytest.mark.parametrize("v2_runner", [False, True], ids=["v1", "v2"])
+def test_trap_05_what_a_preempted_request_had_is_not_stored_when_it_resumes(
+    engines: Engines, v2_runner: bool
+) -> None:
+    """Its full blocks had to wait because stores in flight hold enough; then they are others'."""
+    engine = engines(gpu_blocks=12, chunk=2, max_num_seqs=2, policy="priority", v2_runner=v2_runner)
+    hold(engine, STORE)
+    first = engine.add(tokens(13), 1)
+    step_until(engine, first.is_finished)
+    victim = engine.add(tokens(9, first=1), 20, priority=1)
+    step_until(engine, lambda: victim.num_output_tokens > 0)
+    assert depth_of(engine, victim) == 0 and len(engine.side.allocator._uncached)
+    hog = engine.add(tokens(4, first=2), 28)
+    step_until(engine, lambda: len(table_of(engine, hog)) == 8)
+    assert victim.num_preemptions and not table_of(engine, victim)
+    release(engine)
+    step_until(engine, lambda: bool(table_of(engine, victim)))
+    assert victim.num_computed_tokens < 4, "the test is blind: blocks of it were still there"
+    come_to_rest(engine)
+    assert depth_of(engine, victim) == 7
 
 
 def test_trap_06_blocks_of_a_store_at_finish_are_not_given_to_others(engines: Engines) -> None:
@@ -167,12 +190,15 @@ def test_trap_12_a_load_in_flight_at_a_reset_fails(engines: Engines) -> None:
 
 
 @overlapped
+@pytest.mark.parametrize("num_tokens", [1, 20])
 def test_trap_12_a_request_that_runs_across_a_reset_is_never_stored(
-    engines: Engines, overlapped: bool
+    engines: Engines, num_tokens: int, overlapped: bool
 ) -> None:
+    """Not even blocks that fill after it, of which but a part may be of old weights."""
     engine = engines(overlapped=overlapped)
-    request = engine.add(tokens(20), 20)
-    step_until(engine, lambda: request.num_output_tokens > 3)
+    request = engine.add(tokens(num_tokens), 20)
+    step_until(engine, lambda: request.num_output_tokens > 0)
+    assert (len(engine.side.ledger) + engine.side.allocator.num_resident > 0) is (num_tokens > 4)
     engine.reset()
     come_to_rest(engine)
     assert engine.side.allocator.num_resident == 0

@@ -1,16 +1,21 @@
 """What vLLM's contract asks of a connector, tried on the real scheduler; numbered as in docs/traps.md."""
 
 import inspect
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from offload.copiers import Direction
+from offload.copiers import Direction, Fault
 from offload.errors import UnsupportedError
 from offload.vllm.connector import CpuOffloadConnector
 from offload.vllm.messages import WorkerFacts
@@ -24,6 +29,7 @@ from tests.vllm.driver import (
     depth_of,
     forget_gpu,
     hold,
+    release,
     serve,
     step_until,
     table_of,
@@ -33,6 +39,31 @@ from tests.vllm.driver import (
 )
 
 Engines = Callable[..., VirtualEngine]
+
+
+def test_trap_07_loads_are_fenced_before_the_forward_pass_and_stores_behind_it(engines: Engines) -> None:
+    """A load waits for zeroing of its target, but not for the forward pass; a store waits for both."""
+    engine = engines()
+    warm(engine, tokens(20))
+    copier, happened = engine.copiers[0], []
+    for name in ("fence", "submit"):
+        original = getattr(copier, name)
+
+        def logged(*arguments: Any, name: str = name, original: Any = original) -> None:
+            happened.append((name, next(way for way in arguments if isinstance(way, Direction))))
+            original(*arguments)
+
+        setattr(copier, name, logged)
+    forward = engine.runner._forward
+    engine.runner._forward = lambda *step: happened.append("forward") or forward(*step)  # type: ignore
+    engine.add(tokens(20), 1)
+    step_until(engine, lambda: engine.counts["loads"] == 1)
+    assert happened == [("fence", LOAD), "forward", ("submit", LOAD)]
+    happened.clear()
+    engine.add(tokens(8, first=1), 1)
+    engine.step()
+    assert happened == ["forward", ("fence", STORE), ("submit", STORE)]
+    come_to_rest(engine)
 
 
 def test_trap_08_a_producer_only_role_is_refused() -> None:
@@ -73,6 +104,38 @@ def test_trap_18_offers_are_whole_blocks_within_the_prompt(engines: Engines) -> 
     come_to_rest(engine)
 
 
+@pytest.mark.parametrize(
+    "fate", ["goes on", "aborted", "aborted as it ends", "reset", "failed", "failed, aborted"]
+)
+def test_trap_17_a_load_is_reported_once_whatever_becomes_of_its_request(engines: Engines, fate: str) -> None:
+    """The scheduler dies of a report for a request that runs or that it no longer knows."""
+    engine = engines(num_ranks=2)
+    warm(engine, tokens(20))
+    if "failed" in fate:
+        engine.copiers[1].force(LOAD, Fault.FAIL)
+    hold(engine, LOAD)
+    reported: list[str] = []
+    receive = engine.scheduler.connector.update_connector_output
+
+    def watched(output: KVConnectorOutput) -> None:
+        reported.extend(output.finished_recving or ())
+        receive(output)
+
+    engine.scheduler.connector.update_connector_output = watched
+    request, other = engine.add(tokens(20), 8), engine.add(tokens(9, first=1), 12)
+    step_until(engine, lambda: request.status == LOADING and other.num_output_tokens > 1)
+    if fate.endswith("aborted"):
+        engine.abort(request.request_id)
+    elif fate == "reset":
+        engine.reset()
+    engine.step()
+    assert not reported, "reported while it may still write"
+    release(engine)
+    engine.step([request.request_id] if fate == "aborted as it ends" else [])
+    come_to_rest(engine)
+    assert reported == [request.request_id] and other.num_output_tokens == 12
+
+
 @pytest.mark.parametrize("hook", ["fence", "submit", "poll"])
 @pytest.mark.parametrize("way", [LOAD, STORE])
 def test_trap_20_an_exception_below_is_a_failed_job(engines: Engines, way: Direction, hook: str) -> None:
@@ -95,6 +158,17 @@ def test_trap_20_an_exception_below_is_a_failed_job(engines: Engines, way: Direc
 def test_trap_21_the_constructor_takes_what_the_factory_passes() -> None:
     names = list(inspect.signature(CpuOffloadConnector.__init__).parameters)
     assert names == ["self", "vllm_config", "role", "kv_cache_config"]
+    transfer = make_vllm_config(VirtualSettings()).kv_transfer_config
+    assert KVConnectorFactory.supports_hma_config(transfer), "models with several groups lose their allocator"
+
+
+def test_trap_22_before_the_first_step_nothing_of_ours_runs(engines: Engines) -> None:
+    """vLLM captures CUDA graphs then, which other threads' or streams' calls would break."""
+    threads = set(threading.enumerate())
+    engine = engines()
+    assert set(threading.enumerate()) == threads
+    copier = engine.copiers[0]
+    assert not copier._now and not copier._tasks, "the copier was asked"
 
 
 def test_trap_35_all_ranks_use_the_least_number_of_slots_any_of_them_has(engines: Engines) -> None:
@@ -127,19 +201,40 @@ def test_trap_38_best_effort_and_never_delaying(engines: Engines) -> None:
     assert engine.scheduler.connector.request_finished(request, []) == (False, None)
 
 
-@pytest.mark.parametrize("fits", [True, False])
-def test_trap_38_a_request_may_finish_while_preempted(engines: Engines, fits: bool) -> None:
-    """Overlapped steps deliver output to a request that has been preempted meanwhile."""
-    engine = engines(gpu_blocks=10, cpu_slots=50 if fits else 2, overlapped=True)
-    requests = [engine.add(tokens(12, first), count) for first, count in enumerate((16, 5, 6, 7))]
+@pytest.mark.parametrize("overlapped", [False, True], ids=["step by step", "overlapped"])
+def test_trap_38_a_request_may_end_while_preempted(engines: Engines, overlapped: bool) -> None:
+    """By an abort only: a consumer of KV is not preempted while a step of it is under way."""
+    engine = engines(gpu_blocks=10, cpu_slots=50, overlapped=overlapped)
+    requests = [engine.add(tokens(12, first), count) for first, count in enumerate((16, 15, 16, 17))]
+    step_until(engine, lambda: any(request.status == RequestStatus.PREEMPTED for request in requests))
+    victim = next(request for request in requests if request.status == RequestStatus.PREEMPTED)
+    assert not table_of(engine, victim)
+    engine.abort(victim.request_id)
     come_to_rest(engine)
     assert all(request.is_finished() for request in requests)
 
 
+def test_trap_39_with_one_group_there_is_one_hash_per_block() -> None:
+    settings = VirtualSettings()
+    vllm_config, kv_cache_config = make_vllm_config(settings), make_kv_cache_config(settings)
+    sizes = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    assert sizes == (settings.block_size, settings.block_size)
+    vllm_config.cache_config.prefix_match_unit = settings.block_size // 2
+    with pytest.raises(ValueError, match="prefix_match_unit"):
+        resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+
+
 def test_trap_41_messages_survive_the_way_between_processes(engines: Engines) -> None:
-    """Every engine here pickles them; a report without jobs must not count as one."""
+    """Every engine here pickles them, once for all ranks; a report without jobs must not count as one."""
     engine = engines(num_ranks=2)
-    serve(engine, tokens(20), 2)
+    hold(engine, STORE, 1)
+    request = engine.add(tokens(20), 2)
+    step_until(engine, request.is_finished)
+    for _ in range(5):
+        engine.step()
+    assert depth_of(engine, request) == 0, "one rank of two has reported"
+    come_to_rest(engine)
+    assert depth_of(engine, request) == 5
     assert all(rank.side.take_report() is None for rank in engine.ranks)
 
 
@@ -174,6 +269,27 @@ def test_trap_43_blocks_are_announced_with_their_medium(engines: Engines) -> Non
     assert sum(len(event.block_hashes) for event in stored) == 10
     assert sum(len(event.block_hashes) for event in removed) == 4
     assert depth_of(engine, first) == 1
+    engine.reset()
+    seen.clear()
+    serve(engine, tokens(3))  # events travel on steps
+    assert [type(event) for event in seen] == [BlockRemoved] * len(seen), "a reset has no event of a medium"
+    assert sum(len(event.block_hashes) for event in seen) == 6
+
+
+@pytest.mark.parametrize(("overlapped", "loaded", "hit"), [(False, 2, 1), (True, 4, 2)])
+def test_trap_46_a_load_costs_a_step_more_than_a_hit_on_the_gpu(
+    engines: Engines, overlapped: bool, loaded: int, hit: int
+) -> None:
+    """Two with overlapped steps. It starts behind the forward pass of the step that admits the request; a
+    copy that takes no time is noticed in that same step, and the next one scheduled computes."""
+    engine = engines(overlapped=overlapped)
+    warm(engine, tokens(20))
+    for num_steps in (loaded, hit):
+        request, before = engine.add(tokens(21), 1), engine.num_steps
+        step_until(engine, request.is_finished)
+        assert engine.num_steps - before == num_steps
+        come_to_rest(engine)
+    assert engine.counts["loads"] == 1
 
 
 def test_hints_of_a_request_are_heeded(engines: Engines) -> None:
