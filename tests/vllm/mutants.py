@@ -282,14 +282,20 @@ def blocks_of_a_stuck_load_are_not_kept(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def slots_of_a_stuck_store_are_given_back(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CpuOffloadingBlockAllocator, "abandon", CpuOffloadingBlockAllocator.abort)
-    original = CpuOffloadingBlockAllocator.abort
+    original, ends_orphan = CpuOffloadingBlockAllocator.abandon, CpuOffloadingBlockAllocator._ends_orphan
+    freed: set[int] = set()
 
-    def abort(self: CpuOffloadingBlockAllocator, plan: Any) -> None:
-        self._orphans.setdefault(plan.plan_id, plan)
-        original(self, plan)
+    def abandon_and_free(self: CpuOffloadingBlockAllocator, plan: Any) -> None:
+        if id(plan) not in freed:
+            original(self, plan)
+            freed.add(id(plan))
+            ends_orphan(self, plan)
 
-    patch.setattr(CpuOffloadingBlockAllocator, "abort", abort)
+    def ends(self: CpuOffloadingBlockAllocator, plan: Any) -> bool:
+        return id(plan) in freed or ends_orphan(self, plan)
+
+    patch.setattr(CpuOffloadingBlockAllocator, "abandon", abandon_and_free)
+    patch.setattr(CpuOffloadingBlockAllocator, "_ends_orphan", ends)
 
 
 @mutant

@@ -3,6 +3,7 @@
 import inspect
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ from vllm.v1.structured_output import StructuredOutputManager
 from offload.copiers import Direction, Fault
 from offload.errors import UnsupportedError
 from offload.vllm.connector import CpuOffloadConnector
-from offload.vllm.messages import WorkerFacts
 from offload.vllm.virtual import VirtualEngine, VirtualSettings
 from offload.vllm.virtual.settings import make_kv_cache_config, make_vllm_config
 from tests.vllm.driver import (
@@ -173,9 +173,8 @@ def test_trap_22_before_the_first_step_nothing_of_ours_runs(engines: Engines) ->
 
 def test_trap_35_all_ranks_use_the_least_number_of_slots_any_of_them_has(engines: Engines) -> None:
     engine = engines(num_ranks=2)
-    assert engine.ranks[0].connector.get_handshake_metadata() is None  # only pipeline ranks differ
     facts = [rank.connector._worker.facts for rank in engine.ranks]
-    smaller = WorkerFacts(facts[1].num_slots - 7, facts[1].slot_bytes)
+    smaller = replace(facts[1], num_slots=facts[1].num_slots - 7)
     connector = engine.scheduler.connector
     connector.set_xfer_handshake_metadata_pp_aware({(0, 0): facts[0], (1, 0): smaller})
     assert connector._scheduler.allocator.capacity == facts[0].num_slots - 7

@@ -150,16 +150,55 @@ def test_trap_32_a_request_that_cannot_be_admitted_pins_nothing(engines: Engines
     come_to_rest(engine)
 
 
-def test_trap_34_twins_load_beside_each_other(engines: Engines) -> None:
-    """Nobody queues behind another's load: wasteful, and never stuck."""
-    engine = engines()
-    warm(engine, tokens(20))
+def test_trap_34_followers_wait_for_the_part_of_a_load_they_share(engines: Engines) -> None:
+    """They have it from the GPU as soon as it has landed, and load nothing a second time."""
+    engine = engines(gpu_blocks=100, first_part=4)
+    warm(engine, tokens(80))
     hold(engine, LOAD)
-    twins = [engine.add(tokens(20), 2) for _ in range(3)]
-    step_until(engine, lambda: all(twin.status == LOADING for twin in twins))
+    leader = engine.add(tokens(80), 1)
+    step_until(engine, lambda: leader.status == LOADING)
+    followers = [engine.add(tokens(32) + tokens(3, first), 2) for first in (1, 2, 3)]
+    strangers = [engine.add(tokens(20, first), 2) for first in (4, 5)]
+    computed = watch(engine)
+    for _ in range(5):
+        engine.step()
+    assert all(stranger.is_finished() for stranger in strangers), "others queued behind those who wait"
+    assert not any(computed.get(follower.request_id) for follower in followers)
+    for job in list(engine.side.ledger.loads())[:2]:
+        engine.copiers[0].hurry([job.job_id])
+    step_until(engine, lambda: all(follower.is_finished() for follower in followers))
+    assert leader.status == LOADING, "the rest of its load is still held"
+    assert [computed[follower.request_id] for follower in followers] == [4, 4, 4]
+    come_to_rest(engine)
+    assert engine.counts["loads"] == 1 and computed[leader.request_id] == 1
+
+
+def test_trap_34_what_has_landed_of_an_aborted_load_is_not_lost(engines: Engines) -> None:
+    engine = engines(gpu_blocks=60)
+    warm(engine, tokens(40))
+    hold(engine, LOAD)
+    leader = engine.add(tokens(40), 1)
+    step_until(engine, lambda: leader.status == LOADING)
+    follower = engine.add(tokens(40) + tokens(3, 1), 2)
+    engine.step()
+    engine.abort(leader.request_id)
     computed = watch(engine)
     come_to_rest(engine)
-    assert [computed[twin.request_id] for twin in twins] == [2, 2, 2]
+    assert engine.counts["loads"] == 1 and computed[follower.request_id] == 4
+
+
+@pytest.mark.parametrize("fault", [Fault.FAIL, Fault.STOP_HALFWAY, Fault.STUCK, Fault.DIE])
+def test_trap_34_nobody_waits_for_a_load_that_fails(engines: Engines, fault: Fault) -> None:
+    engine = engines(gpu_blocks=60, first_part=2)
+    warm(engine, tokens(40))
+    engine.copiers[0].force(LOAD, Fault.NONE, fault)
+    leader = engine.add(tokens(40), 1)
+    step_until(engine, lambda: leader.status == LOADING)
+    follower = engine.add(tokens(40) + tokens(3, 1), 2)
+    computed = watch(engine)
+    step_until(engine, lambda: follower.is_finished() and leader.is_finished())
+    assert computed[follower.request_id] <= 44 - 8, "what had landed was computed again"
+    come_to_rest(engine)
 
 
 def test_trap_45_a_prefix_that_only_the_gpu_has_is_stored_again(engines: Engines) -> None:

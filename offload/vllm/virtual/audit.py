@@ -76,7 +76,8 @@ class Audit(SchedulerAudit):
                 block_ids = [block.block_id for block in job.blocks]
             if job is not None:
                 self._engine.history.blocks(block_ids, f"job {job_id}: {ended}")
-                self._check_cause(job, ended)
+                if self.explain_failures:
+                    self._check_cause(job, ended)
             self._engine.counts["given up"] += ended.given_up
 
     def after_step(self) -> None:
@@ -121,12 +122,12 @@ class Audit(SchedulerAudit):
         self.check_pool()
 
     def _check_cause(self, job: StoreJob | LoadJob, ended: JobReport) -> None:
-        """A job that failed though nothing was done to it: a check below has hidden a fault of ours."""
+        """No job fails of itself: it would mean that a check below has hidden a fault of ours."""
         engine = self._engine
         done_to_it = engine.counts["rot"] or any(copier.num_faults for copier in engine.copiers)
-        unwanted = ended.given_up or (isinstance(job, LoadJob) and job.restore.is_cancelled)
+        unwanted = ended.given_up or job.given_up or (isinstance(job, LoadJob) and job.restore.is_cancelled)
         if ended.num_copied < job.num_blocks and not (done_to_it or unwanted):
-            raise WrongBytesError(f"{job} failed for no reason: {ended}")
+            raise WrongBytesError(f"job {job.job_id} failed though nothing was done to it: {ended}")
 
     def _check_failed_slots(self) -> None:
         """Slots that just failed a load serve nobody."""

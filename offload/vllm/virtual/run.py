@@ -46,6 +46,7 @@ def run_seed(seed: int, turns: int = 300, settings: VirtualSettings | None = Non
     rng = random.Random(seed)
     settings = draw_settings(rng) if settings is None else settings
     engine = VirtualEngine(settings, rng)
+    engine.audit.explain_failures = True
     workload = Workload(engine, rng)
     try:
         for _ in range(turns):

@@ -16,6 +16,8 @@ class SchedulerAudit:
         self._engine = engine
         self.pool_epoch = 0
         """Counts resets of the pool."""
+        self.explain_failures = False
+        """Whether the copiers' own faults are the only ones."""
 
     def follow(self, request: Request) -> None:
         """A request was sent."""
