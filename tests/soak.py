@@ -1,6 +1,6 @@
 """Millions of adversarial steps of vLLM's real scheduler over our whole connector.
 
-    python -m tests.soak --seed 0 --seconds 600 --json soak.json
+    python -m tests.soak --seed 0 --seconds 600 [--processes 2] [--json FILE]
 
 Each seed is an engine of its own: tiny pools, random mode, random faults (see ``offload.vllm.virtual``).
 The exit status is 1 if any seed failed; a failed seed is printed with its step and the history of the
@@ -10,15 +10,31 @@ block, and reproduces with ``--seed SEED --seeds 1``.
 import argparse
 import json
 import logging
+import multiprocessing
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import count, islice
+from typing import Any, NamedTuple
 
+from benchmarks import report
 from offload.vllm.virtual import RunFailedError, run_seed
 from offload.vllm.virtual.engine import StuckError
 from offload.vllm.virtual.history import WrongBytesError
+
+
+class Outcome(NamedTuple):
+    """Of one seed; ``kind`` and ``message`` if it failed."""
+
+    seed: int
+    steps: int
+    positions_checked: int
+    counts: Counter[str]
+    kind: str = ""
+    message: str = ""
 
 
 @dataclass(slots=True)
@@ -28,22 +44,19 @@ class Totals:
     seeds: int = 0
     steps: int = 0
     positions_checked: int = 0
-    wrong_tags: int = 0
-    stuck: int = 0
-    other_failures: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
     failed_seeds: list[int] = field(default_factory=list)
 
-    def add_failure(self, failure: RunFailedError) -> None:
-        """A seed went wrong, one way or another."""
-        self.failed_seeds.append(failure.seed)
-        self.steps += failure.step
-        if isinstance(failure.cause, WrongBytesError):
-            self.wrong_tags += 1
-        elif isinstance(failure.cause, StuckError):
-            self.stuck += 1
-        else:
-            self.other_failures += 1
+    def add(self, outcome: Outcome) -> None:
+        """One more seed."""
+        self.seeds += 1
+        self.steps += outcome.steps
+        self.positions_checked += outcome.positions_checked
+        self.counts += outcome.counts
+        if outcome.kind:
+            self.failures[outcome.kind] += 1
+            self.failed_seeds.append(outcome.seed)
 
     def as_dict(self, seconds: float) -> dict[str, Any]:
         """For printing and for JSON."""
@@ -53,9 +66,9 @@ class Totals:
             "seconds": round(seconds, 1),
             "steps_per_second": round(self.steps / seconds),
             "positions_checked": self.positions_checked,
-            "wrong_tags": self.wrong_tags,
-            "stuck": self.stuck,
-            "other_failures": self.other_failures,
+            "wrong_tags": self.failures["wrong tags"],
+            "stuck": self.failures["stuck"],
+            "other_failures": self.failures["other"],
             "failed_seeds": self.failed_seeds,
             "counts": dict(sorted(self.counts.items())),
         }
@@ -66,28 +79,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="first seed")
     parser.add_argument("--seeds", type=int, default=0, help="stop after so many seeds (0: by time alone)")
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="begin no seed after that time")
     parser.add_argument("--turns", type=int, default=1000, help="turns of the workload per seed")
+    parser.add_argument("--processes", type=int, default=1, help="seeds that run at the same time")
     parser.add_argument("--json", metavar="FILE", help="write the totals there")
     arguments = parser.parse_args()
-    logging.disable(logging.WARNING)  # faults made on purpose are not worth a line each
     totals, began = Totals(), time.perf_counter()
     said = began
-    seed = arguments.seed
-    while time.perf_counter() - began < arguments.seconds:
-        if arguments.seeds and totals.seeds == arguments.seeds:
-            break
-        try:
-            report = run_seed(seed, arguments.turns)
-        except RunFailedError as failure:
-            totals.add_failure(failure)
-            print(failure, flush=True)
-        else:
-            totals.steps += report.steps
-            totals.positions_checked += report.positions_checked
-            totals.counts += report.counts
-        totals.seeds += 1
-        seed += 1
+    for outcome in _outcomes(arguments):
+        totals.add(outcome)
+        if outcome.message:
+            print(outcome.message, flush=True)
         if time.perf_counter() - said > 10:
             said = time.perf_counter()
             print(
@@ -99,9 +101,41 @@ def main() -> int:
     for name, value in summary.items():
         print(f"{name:>18}  {value}")
     if arguments.json:
+        settings = {name: value for name, value in vars(arguments).items() if name != "json"}
         with open(arguments.json, "w") as file:
-            json.dump(summary, file, indent=2)
+            json.dump({"meta": report.meta(settings=settings), **summary}, file, indent=2)
+            file.write("\n")
     return 1 if totals.failed_seeds else 0
+
+
+def _outcomes(arguments: argparse.Namespace) -> Iterator[Outcome]:
+    """Those of as many seeds as the time allows, in the order in which they end."""
+    until = time.perf_counter() + arguments.seconds
+    seeds = islice(count(arguments.seed), arguments.seeds or None)
+    running: set[Future[Outcome]] = set()
+    fork = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(arguments.processes, mp_context=fork) as pool:
+        while True:
+            while len(running) < arguments.processes and time.perf_counter() < until:
+                seed = next(seeds, None)
+                if seed is None:
+                    break
+                running.add(pool.submit(_run, seed, arguments.turns))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+
+
+def _run(seed: int, turns: int) -> Outcome:
+    logging.disable(logging.WARNING)  # faults made on purpose are not worth a line each
+    try:
+        ran = run_seed(seed, turns)
+    except RunFailedError as failure:
+        kinds = {WrongBytesError: "wrong tags", StuckError: "stuck"}
+        kind = kinds.get(type(failure.cause), "other")
+        return Outcome(seed, failure.step, 0, Counter(), kind, str(failure))
+    return Outcome(seed, ran.steps, ran.positions_checked, ran.counts)
 
 
 if __name__ == "__main__":

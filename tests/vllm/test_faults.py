@@ -147,11 +147,14 @@ def test_a_stuck_store_keeps_its_slots_and_gives_the_gpu_its_blocks_back(
     engine.copiers[-1].force(STORE, Fault.STUCK)
     request = engine.add(PROMPT, 1)
     step_until(engine, request.is_finished)
-    step_until(engine, lambda: engine.is_idle(), DEADLINE_STEPS + 20)
+    step_until(engine, engine.is_idle, DEADLINE_STEPS + 20)
     allocator = engine.side.allocator
     assert (allocator.num_filling, free_gpu_blocks(engine)) == (BLOCKS, room)
-    warm(engine, PROMPT)
+    forget_gpu(engine)
+    serve_one(engine, PROMPT)
+    step_until(engine, engine.is_idle)
     assert (allocator.num_filling, allocator.num_resident) == (BLOCKS, BLOCKS), "stored beside it"
+    forget_gpu(engine)
     computed = watch(engine)
     again = serve_one(engine, PROMPT)
     assert computed[again.request_id] == 1
