@@ -9,9 +9,9 @@ One step of the engine, top to bottom::
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,8 @@ from offload.layout import Ids
 from offload.ledger import JobLedger, LoadJob, Progress, Restore, StoreJob
 from offload.metrics import Metrics
 from offload.vllm.fingerprint import Fingerprint
-from offload.vllm.messages import LoadOrder, LoadPart, StepPlan, StoreOrder, WorkerReport
+from offload.vllm.messages import StepPlan, StoreOrder, WorkerReport
+from offload.vllm.restores import Restores
 
 COMPLETED = frozenset(
     {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION}
@@ -94,10 +95,14 @@ class SchedulerSide:
         self.ledger = JobLedger(num_ranks)
         self.metrics = Metrics()
         self.breaker = CircuitBreaker(clock)
-        self.first_part_blocks = planner.first_part_blocks(slot_bytes // num_ranks)
-        """Blocks in the first part of a load."""
+        self.restores = Restores(
+            self.allocator,
+            self.ledger,
+            kv_cache_manager,
+            block_size=block_size,
+            first_part=planner.first_part_blocks(slot_bytes // num_ranks),
+        )
         self._filled_by: Ids = np.full(num_slots, -1, dtype=np.int64)  # the store job, for every slot
-        self._restores: dict[bytes, list[Restore]] = {}  # in flight, by the first hash of their chain
         self._requests: dict[str, _Tracked] = {}
         self._local_tokens: dict[str, int] = {}
         self._fingerprint = fingerprint
@@ -117,11 +122,9 @@ class SchedulerSide:
             return 0
         if self.breaker.is_open or not read_hints(request.kv_transfer_params).load:
             return 0
-        hashes, position = request.block_hashes, num_local // self.block_size
-        family = self._restores.get(hashes[0], ()) if hashes else ()
-        if any(restore.will_bring(hashes, position) for restore in family):
+        if self.restores.will_bring(request.block_hashes, num_local // self.block_size):
             return None
-        depth = self.allocator.resident_depth(hashes)
+        depth = self.allocator.resident_depth(request.block_hashes)
         self._local_tokens[request.request_id] = num_local
         return planner.loadable_tokens(depth, num_local, request.num_tokens, self.block_size)
 
@@ -139,7 +142,8 @@ class SchedulerSide:
             self.allocator.touch(request.block_hashes)
             return
         positions = planner.load_range(num_local, num_external, self.block_size)
-        self._open_restore(request, positions.start, positions.stop)
+        blocks = self._blocks_of(request_id, positions.start, positions.stop)
+        self._next.loads.append(self.restores.open(request, positions, blocks, self._filled_by))
 
     # Stores
 
@@ -197,7 +201,7 @@ class SchedulerSide:
 
     def receive(self, report: WorkerReport | None, invalid_block_ids: set[int]) -> None:
         """Jobs ended; ``invalid_block_ids`` are GPU blocks that some connector failed to fill."""
-        if invalid_block_ids and not invalid_block_ids <= self._blocks_being_loaded():
+        if invalid_block_ids and not invalid_block_ids <= self.restores.blocks():
             self.ledger.spoil_stores()  # a sibling's load failed, and a step has computed on top of it
         for job_id, job_report in (report.jobs if report else {}).items():
             progress = self.ledger.report(job_id, *job_report)
@@ -209,9 +213,7 @@ class SchedulerSide:
         self.allocator.reset()
         for tracked in self._requests.values():
             tracked.may_be_stored = False
-        for restore in self._all_restores():
-            restore.is_cancelled = True
-        self._next.cancelled.extend(job.job_id for job in self.ledger.loads())
+        self._next.cancelled += self.restores.cancel()
 
     @property
     def has_pending_work(self) -> bool:
@@ -238,28 +240,6 @@ class SchedulerSide:
         store_all = self._config.store_decode_blocks
         num_tokens: int = request.num_tokens if store_all else request.num_prompt_tokens
         return num_tokens
-
-    def _all_restores(self) -> Iterator[Restore]:
-        return chain.from_iterable(self._restores.values())
-
-    def _blocks_being_loaded(self) -> set[int]:
-        return {block_id for restore in self._all_restores() for block_id in restore.block_ids.tolist()}
-
-    def _open_restore(self, request: "Request", start: int, stop: int) -> None:
-        """Load positions ``start <= p < stop`` of the request's chain, in parts that land one by one."""
-        hashes = request.block_hashes
-        pin = self.allocator.pin(hashes, start, stop)
-        block_ids = _ids_of(self._blocks_of(request.request_id, start, stop))
-        restore = Restore(request, hashes[0], start, pin, hashes[start:stop], block_ids)
-        jobs = [
-            self.ledger.open_load(restore, *part)
-            for part in planner.load_parts(stop - start, self.first_part_blocks)
-        ]
-        self._restores.setdefault(restore.root, []).append(restore)
-        slots = pin.slots[:, 0].astype(np.int64)
-        parts = [LoadPart(job.job_id, job.start, job.stop) for job in jobs]
-        order = LoadOrder(request.request_id, parts, slots, self._filled_by[slots], block_ids)
-        self._next.loads.append(order)
 
     def _open_store(self, tracked: _Tracked, start: int, stop: int) -> bool:
         """Store the request's full blocks from position ``start`` on. False when no more may be held."""
@@ -291,7 +271,9 @@ class SchedulerSide:
     def _advance(self, progress: Progress) -> None:
         job, _, gave_up, ended = progress
         if isinstance(job, LoadJob):
-            self._advance_load(job, progress)
+            restore = self.restores.advance(job, progress)
+            if restore is not None:
+                self._end_restore(restore)
         elif ended:
             self._end_store(job)
         elif gave_up:
@@ -300,43 +282,7 @@ class SchedulerSide:
         if gave_up or (ended and not job.given_up):
             self._judge(job)
 
-    def _advance_load(self, job: LoadJob, progress: Progress) -> None:
-        """What failed leaves the pool; what landed can be shared; memory a stuck copy writes to is kept."""
-        restore = job.restore
-        if progress.fell_short:
-            restore.is_void = True
-            if not restore.is_cancelled:
-                self.allocator.drop(restore.hashes[job.start + job.num_copied])
-        if progress.gave_up:
-            restore.was_stuck = True
-            job.blocks = [
-                self._block_pool.blocks[i] for i in restore.block_ids[job.start : job.stop].tolist()
-            ]
-            self._block_pool.touch(job.blocks)
-        if not progress.ended:
-            return
-        self._block_pool.free_blocks(reversed(job.blocks))
-        if not (restore.is_void or restore.is_cancelled):
-            self._share(restore)
-        if not restore.parts_left:
-            self._end_restore(restore)
-
-    def _share(self, restore: Restore) -> None:
-        """Let the GPU's prefix cache have what has landed, before all of the load has.
-
-        Also if the request was aborted: the scheduler keeps its blocks until the load has ended.
-        """
-        request = restore.request
-        if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS or request.is_finished():
-            num_blocks = restore.first + restore.num_landed
-            self._manager.cache_blocks(request, num_blocks * self.block_size)
-
     def _end_restore(self, restore: Restore) -> None:
-        self.allocator.unpin(restore.pin)
-        family = self._restores[restore.root]
-        family.remove(restore)
-        if not family:
-            del self._restores[restore.root]
         num_blocks = 0 if restore.was_stuck else restore.num_landed
         tracked = self._requests.get(restore.request.request_id)
         if tracked is not None and num_blocks < len(restore.hashes):

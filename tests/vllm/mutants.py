@@ -15,6 +15,7 @@ from offload.seals import Seals
 from offload.transfer import TransferEngine
 from offload.vllm.connector import CpuOffloadConnector
 from offload.vllm.messages import WorkerReport
+from offload.vllm.restores import Restores
 from offload.vllm.scheduler_side import SchedulerSide
 from offload.vllm.virtual.copier import SeededCopier
 from offload.vllm.worker_side import WorkerSide
@@ -233,25 +234,26 @@ def a_load_is_reported_with_its_first_part(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def blocks_are_shared_before_they_have_landed(patch: pytest.MonkeyPatch) -> None:
-    original = SchedulerSide._share
+    original = Restores._share
 
-    def share(self: SchedulerSide, restore: Restore) -> None:
+    def share(self: Restores, restore: Restore) -> None:
         restore.num_landed = len(restore.hashes)
         original(self, restore)
 
-    patch.setattr(SchedulerSide, "_share", share)
+    patch.setattr(Restores, "_share", share)
 
 
 @mutant
 def blocks_of_a_void_restore_are_shared(patch: pytest.MonkeyPatch) -> None:
-    original = SchedulerSide._advance_load
+    original = Restores.advance
 
-    def advance_load(self: SchedulerSide, job: LoadJob, progress: Any) -> None:
-        original(self, job, progress)
+    def advance(self: Restores, job: LoadJob, progress: Any) -> Any:
+        ended = original(self, job, progress)
         job.restore.num_landed = len(job.restore.hashes)
         self._share(job.restore)
+        return ended
 
-    patch.setattr(SchedulerSide, "_advance_load", advance_load)
+    patch.setattr(Restores, "advance", advance)
 
 
 @mutant
@@ -267,17 +269,18 @@ def jobs_given_up_count_as_over(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def blocks_of_a_stuck_load_are_not_kept(patch: pytest.MonkeyPatch) -> None:
-    original = SchedulerSide._advance_load
+    original = Restores.advance
 
-    def advance_load(self: SchedulerSide, job: LoadJob, progress: Any) -> None:
+    def advance(self: Restores, job: LoadJob, progress: Any) -> Any:
         pool = self._block_pool
         if progress.gave_up:
             self._block_pool = SimpleNamespace(blocks=pool.blocks, touch=id, free_blocks=pool.free_blocks)
-        original(self, job, progress)
+        ended = original(self, job, progress)
         job.blocks = []
         self._block_pool = pool
+        return ended
 
-    patch.setattr(SchedulerSide, "_advance_load", advance_load)
+    patch.setattr(Restores, "advance", advance)
 
 
 @mutant

@@ -86,7 +86,7 @@ class VirtualEngine:
                 {(0, index): rank.connector.get_handshake_metadata() for index, rank in enumerate(self.ranks)}
             )
             self.side = connector._scheduler
-            self.side.first_part_blocks = settings.first_part
+            self.side.restores.first_part = settings.first_part
         salts: dict[str, str] = {}
         self._salts = salts
         self.runner = VirtualRunner(self.ranks, settings.block_size, VOCABULARY, self.history, salts)

@@ -1,0 +1,121 @@
+"""Restores: loads under way for requests that wait for them, and what others may make of them."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from vllm.v1.request import RequestStatus
+
+from allocator import CpuOffloadingBlockAllocator
+from offload import planner
+from offload.layout import Ids
+from offload.ledger import JobLedger, LoadJob, Progress, Restore
+from offload.vllm.messages import LoadOrder, LoadPart
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
+
+
+class Restores:
+    """All restores in flight.
+
+    A restore is loaded in parts, each a job of its own. Whatever has landed is handed to the GPU's prefix
+    cache at once, so that a request with the same beginning waits for no more than what it shares and
+    loads none of it again.
+    """
+
+    def __init__(
+        self,
+        allocator: CpuOffloadingBlockAllocator,
+        ledger: JobLedger,
+        kv_cache_manager: "KVCacheManager",
+        *,
+        block_size: int,
+        first_part: int,
+    ) -> None:
+        """``first_part``: blocks in the first part of a restore; ``block_size`` in tokens."""
+        self.first_part = first_part
+        self._allocator = allocator
+        self._ledger = ledger
+        self._manager = kv_cache_manager
+        self._block_pool = kv_cache_manager.block_pool
+        self._block_size = block_size
+        self._families: dict[bytes, list[Restore]] = {}  # by the first hash of their chain
+
+    def __iter__(self) -> Iterator[Restore]:
+        return chain.from_iterable(self._families.values())
+
+    def will_bring(self, hashes: Sequence[bytes], position: int) -> bool:
+        """Whether the block at that position of a chain is on its way. O(restores of the same family)."""
+        family = self._families.get(hashes[0], ()) if hashes else ()
+        return any(restore.will_bring(hashes, position) for restore in family)
+
+    def open(self, request: "Request", positions: range, blocks: list[Any], filled_by: Ids) -> LoadOrder:
+        """Begin to load these chain positions of ``request`` into GPU ``blocks``.
+
+        Args:
+            request: waits for it.
+            positions: all resident.
+            blocks: one for each position, held by the request until the restore has ended.
+            filled_by: for every slot of the pool the store job that filled it.
+        """
+        hashes = request.block_hashes
+        pin = self._allocator.pin(hashes, positions.start, positions.stop)
+        block_ids = np.fromiter((block.block_id for block in blocks), dtype=np.int64, count=len(blocks))
+        wanted = hashes[positions.start : positions.stop]
+        restore = Restore(request, hashes[0], positions.start, pin, wanted, block_ids)
+        parts = planner.load_parts(len(blocks), self.first_part)
+        jobs = [self._ledger.open_load(restore, *part) for part in parts]
+        self._families.setdefault(restore.root, []).append(restore)
+        slots = pin.slots[:, 0].astype(np.int64)
+        named = [LoadPart(job.job_id, job.start, job.stop) for job in jobs]
+        return LoadOrder(request.request_id, named, slots, filled_by[slots], block_ids)
+
+    def cancel(self) -> list[int]:
+        """Nothing under way is wanted any longer. Returns the jobs."""
+        for restore in self:
+            restore.is_cancelled = True
+        return [job.job_id for job in self._ledger.loads()]
+
+    def blocks(self) -> set[int]:
+        """Ids of the GPU blocks that are being filled."""
+        return {block_id for restore in self for block_id in restore.block_ids.tolist()}
+
+    def advance(self, job: LoadJob, progress: Progress) -> Restore | None:
+        """Take in what became of a part. Returns its restore if that has ended now.
+
+        What failed leaves the pool, what landed is shared, and the memory that a stuck copy may still
+        write to is held until it has ended.
+        """
+        restore = job.restore
+        if progress.fell_short:
+            restore.is_void = True
+            if not restore.is_cancelled:
+                self._allocator.drop(restore.hashes[job.start + job.num_copied])
+        if progress.gave_up:
+            restore.was_stuck = True
+            block_ids = restore.block_ids[job.start : job.stop].tolist()
+            job.blocks = [self._block_pool.blocks[block_id] for block_id in block_ids]
+            self._block_pool.touch(job.blocks)
+        if not progress.ended:
+            return None
+        self._block_pool.free_blocks(reversed(job.blocks))
+        if not (restore.is_void or restore.is_cancelled):
+            self._share(restore)
+        if restore.parts_left:
+            return None
+        self._allocator.unpin(restore.pin)
+        family = self._families[restore.root]
+        family.remove(restore)
+        if not family:
+            del self._families[restore.root]
+        return restore
+
+    def _share(self, restore: Restore) -> None:
+        """Also if the request was aborted: the scheduler keeps its blocks until the restore has ended."""
+        request = restore.request
+        if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS or request.is_finished():
+            num_blocks = restore.first + restore.num_landed
+            self._manager.cache_blocks(request, num_blocks * self._block_size)
