@@ -226,9 +226,13 @@ class VirtualEngine:
         Raises:
             StuckError: that takes more than ``max_steps`` steps.
         """
-        if not self._comes_to_rest(max_steps) and self._has_blocks_stuck():
+        try:
+            self._come_to_rest(max_steps)
+        except StuckError:
+            if not self._has_blocks_stuck():
+                raise
             self._let_go()
-        self._come_to_rest(max_steps)
+            self._come_to_rest(max_steps)
         self.audit.check_at_rest()
         for _ in range(max_steps):
             if not self.jobs:
@@ -247,17 +251,13 @@ class VirtualEngine:
         for copier in self.copiers:
             copier.let_go()
 
-    def _comes_to_rest(self, max_steps: int) -> bool:
+    def _come_to_rest(self, max_steps: int) -> None:
         for _ in range(max_steps):
             if self.is_idle():
-                return True
+                return
             self.step()
-        return False
-
-    def _come_to_rest(self, max_steps: int) -> None:
-        if not self._comes_to_rest(max_steps):
-            left = {req_id: request.status.name for req_id, request in self.scheduler.requests.items()}
-            raise StuckError(f"not idle after {max_steps} steps; requests {left}, jobs {self.jobs}")
+        left = {req_id: request.status.name for req_id, request in self.scheduler.requests.items()}
+        raise StuckError(f"not idle after {max_steps} steps; requests {left}, jobs {self.jobs}")
 
     def close(self) -> None:
         """Release threads and memory."""
