@@ -12,6 +12,10 @@ from benchmarks.models import tiny_llama
 from tests.engine.answers import BLOCK_SIZE, VOCAB_SIZE, Answer, Prompt
 
 MAX_MODEL_LEN = 1536
+
+SHORT: Prompt = [3] * 8
+"""Shorter than a block: stored nowhere. Asked to keep the engine going."""
+
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -25,7 +29,6 @@ ENVIRONMENT = {
 
 _ANSWER_SECONDS = 90.0
 _SETTLE_SECONDS = 20.0
-_SHORT: Prompt = [3] * 8  # shorter than a block: stored nowhere
 
 
 def model_directory(*, vocab_size: int = VOCAB_SIZE, with_tokenizer: bool = False) -> Path:
@@ -164,7 +167,7 @@ class Engine:
         """
         deadline = time.monotonic() + _SETTLE_SECONDS
         while time.monotonic() < deadline:
-            self.ask([_SHORT], 1)
+            self.ask([SHORT], 1)
             counters = self.counters()
             if not counters.get("jobs_in_flight"):
                 return counters

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from vllm.v1.core.kv_cache_utils import get_block_hash
 
-from tests.engine.engine import Engine
+from tests.engine.engine import SHORT, Engine
 from tests.engine.worker_probe import ahead
 
 
@@ -32,6 +32,13 @@ class Usage(NamedTuple):
     num_gpu_blocks: int
     num_resident: int
     num_other: int
+
+
+def usage_at_rest(engine: Engine) -> Usage:
+    """What is in use when all jobs have ended but those past their deadline."""
+    while _scheduler_side(engine).has_pending_work:
+        engine.ask([SHORT], 1)
+    return usage(engine)
 
 
 def usage(engine: Engine) -> Usage:
@@ -62,11 +69,6 @@ def pass_time(engine: Engine, seconds: float) -> None:
     engine.probe("pass_time", seconds)
     breaker = _scheduler_side(engine).breaker
     breaker._clock = ahead(breaker._clock, seconds)
-
-
-def load_in_parts(engine: Engine, first_part: int) -> None:
-    """The first part of every load has so many blocks from now on."""
-    _scheduler_side(engine).first_part_blocks = first_part
 
 
 def check_idle(engine: Engine) -> None:

@@ -48,6 +48,12 @@ class WorkerProbe:
         """One number in the slot becomes another one, as memory that decays would have it."""
         _pool()[slot, _CORRUPTED_BYTE] ^= 0xFF
 
+    def heal(self) -> None:
+        """Nothing fails any more, nothing is stuck, and all that is loaded is checked."""
+        self.set_verify("always")
+        _faulty_copier()._choose = lambda job_id, way: Fault.NONE
+        self.let_go()
+
     def set_verify(self, verify: str) -> None:
         """As the option ``verify_loads``, from now on."""
         _engine()._seals.verify = Verify(verify)
@@ -62,8 +68,9 @@ class WorkerProbe:
         _faulty_copier()._choose = choose
 
     def let_go(self) -> None:
-        """What is stuck begins now, and what died lives again."""
+        """What is stuck is copied now, and what died lives again."""
         _faulty_copier().let_go()
+        _faulty_copier().drain()
 
     def pass_time(self, seconds: float) -> None:
         """For the deadlines of copies, so many seconds pass at once."""
