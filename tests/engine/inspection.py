@@ -64,6 +64,13 @@ def stored_slots(engine: Engine) -> list[int]:
     return slots
 
 
+def stop_time(engine: Engine) -> None:
+    """From now on pauses of the circuit breaker end by ``pass_time`` alone."""
+    breaker = _scheduler_side(engine).breaker
+    now = breaker._clock()
+    breaker._clock = lambda: now
+
+
 def pass_time(engine: Engine, seconds: float) -> None:
     """For all deadlines and pauses of the connector, so many seconds pass at once."""
     engine.probe("pass_time", seconds)

@@ -65,6 +65,10 @@ class EngineProcess:
         self._connection.send((method, args, kwargs))
         return self._receive()
 
+    def log(self) -> str:
+        """What the engine has said so far."""
+        return self._log.read_text(errors="replace")
+
     def _receive(self) -> Any:
         if not self._connection.poll(_CALL_SECONDS):
             self._kill()
@@ -83,7 +87,7 @@ class EngineProcess:
         self._process.join()
 
     def _tail(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        lines = self.log().splitlines()[-_LOG_TAIL_LINES:]
         return "\n".join([f"\nend of {self._log}:", *lines])
 
 
