@@ -29,12 +29,14 @@ class EngineProcess:
         self._log = log
         context = multiprocessing.get_context("spawn")
         self._connection, self._child_end = context.Pipe()
+        self._session: int | None = None
         self._process = context.Process(
             target=_serve, args=(self._child_end, log, extra_config, settings), name=log.stem
         )
 
     def __enter__(self) -> "EngineProcess":
         self._process.start()
+        self._session = self._process.pid
         self._child_end.close()
         try:
             self._receive()
@@ -64,6 +66,18 @@ class EngineProcess:
         """
         self._connection.send((method, args, kwargs))
         return self._receive()
+
+    def processes(self) -> dict[int, str]:
+        """Its process and all that it made, however far they are from it: ids and names."""
+        assert self._session is not None
+        found = {}
+        for directory in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                before, _, after = (directory / "stat").read_text().rpartition(")")
+                state, _, _, session = after.split()[:4]
+                if int(session) == self._session and state != "Z":
+                    found[int(directory.name)] = (directory / "cmdline").read_text().replace("\0", " ")
+        return found
 
     def log(self) -> str:
         """What the engine has said so far."""

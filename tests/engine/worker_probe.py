@@ -67,6 +67,15 @@ class WorkerProbe:
 
         _faulty_copier()._choose = choose
 
+    def fail_next_on_rank(self, rank: int, direction: str, *faults: str) -> None:
+        """``fail_next`` for one of several workers."""
+        if self.rank == rank:  # type: ignore[attr-defined]
+            self.fail_next(direction, *faults)
+
+    def num_jobs(self) -> int:
+        """Jobs in flight in this worker."""
+        return len(_engine())
+
     def let_go(self) -> None:
         """What is stuck is copied now, and what died lives again."""
         _faulty_copier().let_go()
