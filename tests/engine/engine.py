@@ -56,7 +56,7 @@ class Engine:
         Args:
             extra_config: ``kv_connector_extra_config``; None for an engine without connector.
             in_process: scheduler and worker in this very process, where tests can look at them.
-            fork: fork the engine's processes, which start much sooner than the spawned ones of the CPU backend.
+            fork: fork the engine's processes, which start sooner than those the CPU backend spawns.
             num_gpu_blocks: blocks of the GPU cache, the reserved one included.
             max_model_len: longest request in tokens; the GPU cache must hold one.
             settings: of ``vllm.EngineArgs``.

@@ -73,7 +73,7 @@ class EngineProcess:
         found = {}
         for directory in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                before, _, after = (directory / "stat").read_text().rpartition(")")
+                _, _, after = (directory / "stat").read_text().rpartition(")")
                 state, _, _, session = after.split()[:4]
                 if int(session) == self._session and state != "Z":
                     found[int(directory.name)] = (directory / "cmdline").read_text().replace("\0", " ")
