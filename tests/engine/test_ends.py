@@ -57,19 +57,19 @@ def test_load_fails_on_one_rank(two_workers: EngineProcess) -> None:
     assert difference(answer, cold) <= TOLERANCE
 
 
-def load_and_wait(engine: Engine) -> None:
-    """Hand a request over whose load does not end."""
+def begin_load(engine: Engine) -> None:
+    """Hand a request over whose load does not end; one behind it has a token, so the load has begun."""
     assert engine.forget_gpu()
+    engine.probe_all("stop_time")
     engine.probe_all("hold_ends", True)
-    engine.add(PROMPT, 4)
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while engine.probe_all("num_jobs") != [1, 1]:
-        assert time.monotonic() < deadline, "the load has not begun"
+    loading, short = engine.add(PROMPT, 4), engine.add(SHORT, 1)
+    while short not in (answered := engine.step()):
+        assert loading not in answered
 
 
 def test_worker_dies_while_loading(two_workers: EngineProcess) -> None:
     """The client is told, nothing hangs, and nothing of ours stays behind."""
-    two_workers.run(load_and_wait)
+    two_workers.run(begin_load)
     processes = two_workers.processes()
     files = shared_memory(processes)
     [worker] = [process for process, name in processes.items() if "Worker_TP1" in name]

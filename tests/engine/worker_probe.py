@@ -72,10 +72,6 @@ class WorkerProbe:
         if self.rank == rank:  # type: ignore[attr-defined]
             self.fail_next(direction, *faults)
 
-    def num_jobs(self) -> int:
-        """Jobs in flight in this worker."""
-        return len(_engine())
-
     def let_go(self) -> None:
         """What is stuck is copied now, and what died lives again."""
         _faulty_copier().let_go()
@@ -85,6 +81,12 @@ class WorkerProbe:
         """For the deadlines of copies, so many seconds pass at once."""
         engine = _engine()
         engine._clock = ahead(engine._clock, seconds)
+
+    def stop_time(self) -> None:
+        """No deadline passes any more, but by ``pass_time``."""
+        engine = _engine()
+        now = engine._clock()
+        engine._clock = lambda: now
 
     def block_copies(self) -> None:
         """The copier's threads stop for ever in the next copy they make."""
