@@ -102,7 +102,7 @@ class Restores:
         if not progress.ended:
             return None
         self._block_pool.free_blocks(reversed(job.blocks))
-        if not (restore.is_void or restore.is_cancelled):
+        if not restore.is_cancelled:
             self._share(restore)
         if restore.parts_left:
             return None

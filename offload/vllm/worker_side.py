@@ -25,7 +25,7 @@ from offload.vllm.regions import block_bytes, block_regions, cache_address
 logger = logging.getLogger(__name__)
 
 _QUIET_SECONDS = 10.0
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 2.0  # vLLM kills a worker that has not left after 5
 
 
 @dataclass(slots=True, eq=False)

@@ -45,6 +45,7 @@ def engine(session_engine: EngineProcess) -> EngineProcess:
 
 @pytest.fixture
 def inner_engine(session_inner_engine: EngineProcess) -> EngineProcess:
-    """The session's engine in one process, with nothing cached anywhere."""
+    """The session's engine in one process, with nothing cached anywhere. It checks all that it loads."""
+    session_inner_engine.run(Engine.probe, "heal")
     assert session_inner_engine.run(Engine.forget_all), "GPU blocks are still held from an earlier test"
     return session_inner_engine

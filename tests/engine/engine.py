@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,10 @@ from benchmarks.models import tiny_llama
 from tests.engine.answers import BLOCK_SIZE, VOCAB_SIZE, Answer, Prompt
 
 MAX_MODEL_LEN = 1536
+
+SHORT: Prompt = [3] * 8
+"""Shorter than a block: stored nowhere. Asked to keep the engine going."""
+
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -25,7 +29,6 @@ ENVIRONMENT = {
 
 _ANSWER_SECONDS = 90.0
 _SETTLE_SECONDS = 20.0
-_SHORT: Prompt = [3] * 8  # shorter than a block: stored nowhere
 
 
 def model_directory(*, vocab_size: int = VOCAB_SIZE, with_tokenizer: bool = False) -> Path:
@@ -43,6 +46,7 @@ class Engine:
         extra_config: Mapping[str, Any] | None,
         *,
         in_process: bool = False,
+        fork: bool = False,
         num_gpu_blocks: int = 49,
         max_model_len: int = MAX_MODEL_LEN,
         **settings: Any,
@@ -52,6 +56,7 @@ class Engine:
         Args:
             extra_config: ``kv_connector_extra_config``; None for an engine without connector.
             in_process: scheduler and worker in this very process, where tests can look at them.
+            fork: fork the engine's processes, which start sooner than those the CPU backend spawns.
             num_gpu_blocks: blocks of the GPU cache, the reserved one included.
             max_model_len: longest request in tokens; the GPU cache must hold one.
             settings: of ``vllm.EngineArgs``.
@@ -62,7 +67,9 @@ class Engine:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         if settings.get("async_scheduling"):
-            _let_cpu_schedule_asynchronously()
+            _after_cpu_check(_schedule_asynchronously)
+        if fork:
+            _after_cpu_check(_fork_processes)
         if extra_config is not None:
             settings["kv_transfer_config"] = {
                 "kv_connector": "CpuOffloadConnector",
@@ -79,8 +86,7 @@ class Engine:
             gpu_memory_utilization=0.2,
             max_model_len=max_model_len,
             max_logprobs=-1,
-            worker_extension_cls="tests.engine.worker_probe.WorkerProbe",
-            **settings,
+            **{"worker_extension_cls": "tests.engine.worker_probe.WorkerProbe"} | settings,
         )
         self.llm = LLMEngine.from_engine_args(arguments)
         self._num_asked = 0
@@ -164,7 +170,7 @@ class Engine:
         """
         deadline = time.monotonic() + _SETTLE_SECONDS
         while time.monotonic() < deadline:
-            self.ask([_SHORT], 1)
+            self.ask([SHORT], 1)
             counters = self.counters()
             if not counters.get("jobs_in_flight"):
                 return counters
@@ -196,25 +202,40 @@ class Engine:
 
     def probe(self, method: str, *arguments: Any) -> Any:
         """Run a method of ``WorkerProbe`` in the worker and return what it returns."""
-        [result] = self.llm.collective_rpc(method, args=arguments)
+        [result] = self.probe_all(method, *arguments)
         return result
+
+    def probe_all(self, method: str, *arguments: Any) -> list[Any]:
+        """The same in every worker."""
+        results: list[Any] = self.llm.collective_rpc(method, args=arguments)
+        return results
 
     def close(self) -> None:
         """Stop the engine and its processes."""
         self.llm.engine_core.shutdown()
 
 
-def _let_cpu_schedule_asynchronously() -> None:
-    """vLLM turns asynchronous scheduling off on the CPU, where it gains nothing; yet there it works too."""
+def _after_cpu_check(change: Callable[[Any], None]) -> None:
+    """Let ``change`` have the last word on a configuration that vLLM has adapted to the CPU."""
     from vllm.platforms.cpu import CpuPlatform
 
     check = CpuPlatform.check_and_update_config.__func__
 
-    def check_and_keep(platform: Any, vllm_config: Any) -> None:
+    def check_and_change(platform: Any, vllm_config: Any) -> None:
         check(platform, vllm_config)
-        vllm_config.scheduler_config.async_scheduling = True
+        change(vllm_config)
 
-    CpuPlatform.check_and_update_config = classmethod(check_and_keep)
+    CpuPlatform.check_and_update_config = classmethod(check_and_change)
+
+
+def _schedule_asynchronously(vllm_config: Any) -> None:
+    """vLLM turns it off on the CPU, where it gains nothing; yet there it works too."""
+    vllm_config.scheduler_config.async_scheduling = True
+
+
+def _fork_processes(vllm_config: Any) -> None:
+    """vLLM spawns them on the CPU, and each imports everything anew."""
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
 
 def _answer(output: Any | None) -> Answer:

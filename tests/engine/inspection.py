@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from vllm.v1.core.kv_cache_utils import get_block_hash
 
-from tests.engine.engine import Engine
+from tests.engine.engine import SHORT, Engine
+from tests.engine.worker_probe import ahead
 
 
 class Comparison(NamedTuple):
@@ -13,6 +14,68 @@ class Comparison(NamedTuple):
 
     num_blocks: int
     largest_difference: float
+
+
+class Usage(NamedTuple):
+    """What jobs keep.
+
+    Attributes:
+        num_jobs: jobs in flight.
+        num_stuck: of these, past their deadline.
+        num_gpu_blocks: GPU blocks that cannot be given to anybody.
+        num_resident: slots that can serve a hit.
+        num_other: slots that are neither that nor free.
+    """
+
+    num_jobs: int
+    num_stuck: int
+    num_gpu_blocks: int
+    num_resident: int
+    num_other: int
+
+
+def usage_at_rest(engine: Engine) -> Usage:
+    """What is in use when all jobs have ended but those past their deadline."""
+    while _scheduler_side(engine).has_pending_work:
+        engine.ask([SHORT], 1)
+    return usage(engine)
+
+
+def usage(engine: Engine) -> Usage:
+    """What is in use now; everything must agree."""
+    side = _scheduler_side(engine)
+    side.allocator.check_invariants()
+    side.ledger.check_invariants()
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    num_resident = side.allocator.num_resident
+    return Usage(
+        len(side.ledger),
+        side.ledger.num_given_up,
+        pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
+        num_resident,
+        side.allocator.capacity - side.allocator.num_free - num_resident,
+    )
+
+
+def stored_slots(engine: Engine) -> list[int]:
+    """The slots of the only chain in the pool, in its order."""
+    [node] = [node for node in _scheduler_side(engine).allocator._tree.nodes() if node.hashes]
+    slots: list[int] = node.slots[:, 0].tolist()
+    return slots
+
+
+def stop_time(engine: Engine) -> None:
+    """From now on pauses of the circuit breaker end by ``pass_time`` alone."""
+    breaker = _scheduler_side(engine).breaker
+    now = breaker._clock()
+    breaker._clock = lambda: now
+
+
+def pass_time(engine: Engine, seconds: float) -> None:
+    """For all deadlines and pauses of the connector, so many seconds pass at once."""
+    engine.probe("pass_time", seconds)
+    breaker = _scheduler_side(engine).breaker
+    breaker._clock = ahead(breaker._clock, seconds)
 
 
 def check_idle(engine: Engine) -> None:

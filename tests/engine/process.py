@@ -29,12 +29,14 @@ class EngineProcess:
         self._log = log
         context = multiprocessing.get_context("spawn")
         self._connection, self._child_end = context.Pipe()
+        self._session: int | None = None
         self._process = context.Process(
             target=_serve, args=(self._child_end, log, extra_config, settings), name=log.stem
         )
 
     def __enter__(self) -> "EngineProcess":
         self._process.start()
+        self._session = self._process.pid
         self._child_end.close()
         try:
             self._receive()
@@ -65,6 +67,22 @@ class EngineProcess:
         self._connection.send((method, args, kwargs))
         return self._receive()
 
+    def processes(self) -> dict[int, str]:
+        """Its process and all that it made, however far they are from it: ids and names."""
+        assert self._session is not None
+        found = {}
+        for directory in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                _, _, after = (directory / "stat").read_text().rpartition(")")
+                state, _, _, session = after.split()[:4]
+                if int(session) == self._session and state != "Z":
+                    found[int(directory.name)] = (directory / "cmdline").read_text().replace("\0", " ")
+        return found
+
+    def log(self) -> str:
+        """What the engine has said so far."""
+        return self._log.read_text(errors="replace")
+
     def _receive(self) -> Any:
         if not self._connection.poll(_CALL_SECONDS):
             self._kill()
@@ -83,7 +101,7 @@ class EngineProcess:
         self._process.join()
 
     def _tail(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        lines = self.log().splitlines()[-_LOG_TAIL_LINES:]
         return "\n".join([f"\nend of {self._log}:", *lines])
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, SEEN, TOLERANCE, Answer, difference, prompt_of
 from tests.engine.engine import Engine
-from tests.engine.inspection import check_idle, compare_tiers
+from tests.engine.inspection import check_idle, compare_tiers, stored_slots
 from tests.engine.process import EngineProcess
 
 pytestmark = pytest.mark.engine
@@ -17,7 +17,10 @@ OTHER = prompt_of(40 * BLOCK_SIZE + 5, seed=21)
 """Takes nearly all of the GPU cache of 48 blocks."""
 
 
-@pytest.mark.parametrize(("fault", "num_good"), [("REFUSE", 0), ("FAIL", 0), ("STOP_HALFWAY", 6)])
+@pytest.mark.parametrize(
+    ("fault", "num_good"),
+    [("REFUSE", 0), ("FAIL", 0), ("STOP_HALFWAY", 6), ("END_SHORT", 6), ("WRONG_BYTES", 6)],
+)
 def test_failed_load_is_computed_instead(inner_engine: EngineProcess, fault: str, num_good: int) -> None:
     [cold] = inner_engine.run(Engine.ask, [PROMPT])
     assert inner_engine.run(Engine.forget_gpu)
@@ -38,7 +41,7 @@ def test_failed_load_is_computed_instead(inner_engine: EngineProcess, fault: str
     assert difference(restored, cold) <= TOLERANCE
 
 
-@pytest.mark.parametrize("fault", ["REFUSE", "FAIL", "STOP_HALFWAY"])
+@pytest.mark.parametrize("fault", ["REFUSE", "FAIL", "STOP_HALFWAY", "END_SHORT"])
 def test_failed_store_costs_a_miss(inner_engine: EngineProcess, fault: str) -> None:
     before = inner_engine.run(Engine.settle)
     inner_engine.run(Engine.probe, "fail_next", "STORE", fault)
@@ -52,6 +55,44 @@ def test_failed_store_costs_a_miss(inner_engine: EngineProcess, fault: str) -> N
     assert inner_engine.run(Engine.forget_gpu)
     [restored] = inner_engine.run(Engine.ask, [PROMPT], 1)
     assert restored.num_cached == 12 * BLOCK_SIZE, "blocks that the GPU supplied were not stored"
+    assert difference(restored, cold) <= TOLERANCE
+
+
+def test_store_of_wrong_bytes_is_found_by_the_load(inner_engine: EngineProcess) -> None:
+    inner_engine.run(Engine.probe, "fail_next", "STORE", "WRONG_BYTES")
+    [cold] = inner_engine.run(Engine.ask, [PROMPT])
+    assert inner_engine.run(Engine.forget_gpu)
+    before = inner_engine.run(Engine.settle)
+    [answer] = inner_engine.run(Engine.ask, [PROMPT])
+    after = inner_engine.run(Engine.settle)
+    assert difference(answer, cold) <= TOLERANCE
+    assert after["failed_jobs"] - before["failed_jobs"] == 1
+    assert after["restored_tokens"] - before["restored_tokens"] == 6 * BLOCK_SIZE
+
+
+@pytest.mark.parametrize("verify", ["always", "never"])
+def test_slot_that_decays(inner_engine: EngineProcess, verify: str) -> None:
+    """It is found and never read again; without checksums it would be served, and seen in the answer."""
+    inner_engine.run(Engine.probe, "set_verify", verify)
+    [cold] = inner_engine.run(Engine.ask, [PROMPT])
+    assert inner_engine.run(Engine.forget_gpu)
+    slots = inner_engine.run(stored_slots)
+    inner_engine.run(Engine.probe, "corrupt_slot", slots[8])
+    before = inner_engine.run(Engine.settle)
+    [answer] = inner_engine.run(Engine.ask, [PROMPT])
+    after = inner_engine.run(Engine.settle)
+    inner_engine.run(check_idle)
+    if verify == "never":
+        assert difference(answer, cold) > SEEN
+        assert after["failed_jobs"] == before["failed_jobs"]
+        return
+    assert difference(answer, cold) <= TOLERANCE
+    assert after["failed_jobs"] - before["failed_jobs"] == 1
+    assert after["restored_tokens"] - before["restored_tokens"] == 8 * BLOCK_SIZE
+    assert after["stored_bytes"] - before["stored_bytes"] == 4 * BLOCK_BYTES
+    assert inner_engine.run(Engine.forget_gpu)
+    [restored] = inner_engine.run(Engine.ask, [PROMPT])
+    assert restored.num_cached == 12 * BLOCK_SIZE
     assert difference(restored, cold) <= TOLERANCE
 
 

@@ -1,45 +1,96 @@
 """What tests do inside a worker, through vLLM's ``worker_extension_cls``."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-from offload.copiers import CopyEnd, Direction
+from offload.copiers import CopyEnd, Direction, cpu
 from offload.copiers.faulty import Fault, FaultyCopier
 from offload.layout import Ids
+from offload.seals import Verify
+
+_CORRUPTED_BYTE = 4 * 32 * 32 + 3
+"""In a slot, the byte of a float32 that holds its sign and most of its exponent."""
 
 
 class WorkerProbe:
     """Methods for ``collective_rpc``; mixed into vLLM's worker class."""
 
     def corrupt_next_load(self, position: int) -> None:
-        """Before the next load starts, the slot of its block ``position`` gets another block's bytes."""
-        side = _worker_side()
+        """Before the next load starts, the slot of its block ``position`` gets another block's bytes.
 
-        def corrupt(slots: Ids) -> Ids:
-            pool = side._memory._bytes.reshape(-1, side.facts.slot_bytes)
-            pool[slots[position]] = pool[slots[position - 1]]
-            return slots
+        Its checksum too, so that nobody notices.
+        """
+
+        def corrupt(slots: Ids, fills: Ids) -> tuple[Ids, Ids]:
+            for column in (_pool(), _engine()._seals._sums):
+                column[slots[position]] = column[slots[position - 1]]
+            return slots, fills
 
         _change_next_load(corrupt)
 
     def swap_in_next_load(self, position: int, other: int) -> None:
         """The next load fills these two of its blocks from each other's slots."""
 
-        def swap(slots: Ids) -> Ids:
+        def swap(slots: Ids, fills: Ids) -> tuple[Ids, Ids]:
             order = np.arange(len(slots))
             order[[position, other]] = other, position
-            return slots[order]
+            return slots[order], fills[order]
 
         _change_next_load(swap)
 
-    def fail_next(self, direction: str, fault: str) -> None:
-        """The next job of that direction ends as ``Fault`` says, by their names."""
-        faults = {Direction[direction]: Fault[fault]}
-        _faulty_copier()._choose = lambda job_id, way: faults.pop(way, Fault.NONE)
+    def corrupt_slot(self, slot: int) -> None:
+        """One number in the slot becomes another one, as memory that decays would have it."""
+        _pool()[slot, _CORRUPTED_BYTE] ^= 0xFF
+
+    def heal(self) -> None:
+        """Nothing fails any more, nothing is stuck, and all that is loaded is checked."""
+        self.set_verify("always")
+        _faulty_copier()._choose = lambda job_id, way: Fault.NONE
+        self.let_go()
+
+    def set_verify(self, verify: str) -> None:
+        """As the option ``verify_loads``, from now on."""
+        _engine()._seals.verify = Verify(verify)
+
+    def fail_next(self, direction: str, *faults: str) -> None:
+        """The next jobs of that direction end as ``Fault`` says, by their names; all others well."""
+        left = [Fault[fault] for fault in faults]
+
+        def choose(job_id: int, way: Direction) -> Fault:
+            return left.pop(0) if left and way is Direction[direction] else Fault.NONE
+
+        _faulty_copier()._choose = choose
+
+    def fail_next_on_rank(self, rank: int, direction: str, *faults: str) -> None:
+        """``fail_next`` for one of several workers."""
+        if self.rank == rank:  # type: ignore[attr-defined]
+            self.fail_next(direction, *faults)
+
+    def let_go(self) -> None:
+        """What is stuck is copied now, and what died lives again."""
+        _faulty_copier().let_go()
+        _faulty_copier().drain()
+
+    def pass_time(self, seconds: float) -> None:
+        """For the deadlines of copies, so many seconds pass at once."""
+        engine = _engine()
+        engine._clock = ahead(engine._clock, seconds)
+
+    def stop_time(self) -> None:
+        """No deadline passes any more, but by ``pass_time``."""
+        engine = _engine()
+        now = engine._clock()
+        engine._clock = lambda: now
+
+    def block_copies(self) -> None:
+        """The copier's threads stop for ever in the next copy they make."""
+        cpu._copy = lambda task: threading.Event().wait()
 
     def hold_ends(self, holding: bool) -> None:
         """While True, no copy ends as far as the engine can tell."""
@@ -68,30 +119,44 @@ class WorkerProbe:
 
     def read_slots(self, slots: list[int]) -> list[bytes]:
         """The bytes of slots of the pool."""
-        side = _worker_side()
-        pool = side._memory._bytes.reshape(-1, side.facts.slot_bytes)
-        return [pool[slot].tobytes() for slot in slots]
+        return [_pool()[slot].tobytes() for slot in slots]
+
+
+def ahead(clock: Callable[[], float], seconds: float) -> Callable[[], float]:
+    """A clock that is so many seconds ahead of another."""
+    return lambda: clock() + seconds
 
 
 def _worker_side() -> Any:
     return get_kv_transfer_group()._worker
 
 
-def _change_next_load(change: Callable[[Ids], Ids]) -> None:
-    """Let ``change`` see the slots of the next load, and give others."""
-    engine = _worker_side()._engine
+def _engine() -> Any:
+    return _worker_side()._engine
+
+
+def _pool() -> npt.NDArray[np.uint8]:
+    """``[slots, bytes of a slot]``"""
+    side = _worker_side()
+    pool: npt.NDArray[np.uint8] = side._memory._bytes.reshape(-1, side.facts.slot_bytes)
+    return pool
+
+
+def _change_next_load(change: Callable[[Ids, Ids], tuple[Ids, Ids]]) -> None:
+    """Let ``change`` see the slots of the next load and who filled them, and give others."""
+    engine = _engine()
     load = engine.load
 
-    def changed(job_id: int, slots: Ids, block_ids: Ids) -> None:
+    def changed(job_id: int, slots: Ids, fills: Ids, block_ids: Ids) -> None:
         engine.load = load
-        load(job_id, change(slots), block_ids)
+        load(job_id, *change(slots, fills), block_ids)
 
     engine.load = changed
 
 
 def _faulty_copier() -> FaultyCopier:
     """The engine's copier, which misbehaves from the first call of this on, when told to."""
-    engine = _worker_side()._engine
+    engine = _engine()
     if not isinstance(engine._copier, FaultyCopier):
         engine._copier = FaultyCopier(engine._copier)
     return engine._copier
