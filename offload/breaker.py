@@ -1,62 +1,81 @@
-"""The circuit breaker: after repeated faults copies pause for a while, then are tried again."""
+"""The circuit breaker: after repeated faults copies pause for a while, then one of them is tried."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 logger = logging.getLogger(__name__)
 
 FAILURES_TO_OPEN = 8
-"""Failed jobs in a row, with no good one between."""
+"""Failures in a row, with no success between. A copy that hangs opens it at once."""
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
 
 
 class CircuitBreaker:
-    """Open: no job should begin. Closed: all may.
+    """Watches the transfers of one direction.
 
-    It opens after ``FAILURES_TO_OPEN`` failures in a row, for ``FIRST_PAUSE_SECONDS``. When the pause is
-    over jobs are tried again: the first failure opens it for twice as long as before, up to
-    ``LONGEST_PAUSE_SECONDS``, and the first success closes it for good. One log line at the begin and
+    Closed, it lets all begin. ``FAILURES_TO_OPEN`` failures in a row, or one that hangs, open it for
+    ``FIRST_PAUSE_SECONDS``: an outage begins. After the pause a single transfer may begin, the trial. If
+    it fails, the next pause is twice as long, up to ``LONGEST_PAUSE_SECONDS``; if it succeeds, the outage
+    is over. Whatever else ends meanwhile began before and says nothing new. One log line at the begin and
     one at the end of an outage, however many pauses it has.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """``clock`` in seconds."""
+    def __init__(self, what: str, clock: Callable[[], float]) -> None:
+        """``what``: the transfers' name in the log; ``clock`` in seconds."""
+        self._what = what
         self._clock = clock
         self._num_failures = 0
         self._pause = 0.0
         self._open_until = 0.0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether jobs are paused now."""
-        return self._pause > 0 and self._clock() < self._open_until
+        self._trial: Hashable | None = None
 
     @property
     def is_outage(self) -> bool:
-        """Whether copies have failed so often that the next one is a trial."""
+        """Whether transfers pause, or are on trial."""
         return self._pause > 0
 
-    def failed(self) -> None:
-        """A job failed. Failures of jobs that began before the pause do not prolong it."""
-        self._num_failures += 1
-        if self.is_open or (not self._pause and self._num_failures < FAILURES_TO_OPEN):
-            return
+    @property
+    def allows(self) -> bool:
+        """Whether a transfer may begin now."""
         if not self._pause:
+            return True
+        return self._trial is None and self._clock() >= self._open_until
+
+    def began(self, transfer: Hashable) -> None:
+        """A transfer begins that was allowed to."""
+        if self._pause and self._trial is None:
+            self._trial = transfer
+
+    def succeeded(self, transfer: Hashable) -> None:
+        """It has ended well."""
+        self._num_failures = 0
+        if self._pause and transfer == self._trial:
+            self._pause, self._trial = 0.0, None
+            logger.warning("offload goes on: a %s has ended well again", self._what)
+
+    def failed(self, transfer: Hashable, *, hangs: bool = False) -> None:
+        """It has failed, or ``hangs``."""
+        self._num_failures += 1
+        if self._pause:
+            if transfer == self._trial:
+                self._open(min(2 * self._pause, LONGEST_PAUSE_SECONDS))
+        elif hangs or self._num_failures >= FAILURES_TO_OPEN:
             logger.warning(
-                "offload pauses: %d copies in a row failed; it is tried again after %g s, then twice as "
-                "long up to %g s. Requests are served without it",
-                self._num_failures,
+                "offload pauses: %s; it is tried again after %g s, then twice as long up to %g s. Requests "
+                "are served without it",
+                f"a {self._what} hangs" if hangs else f"{self._num_failures} {self._what}s in a row failed",
                 FIRST_PAUSE_SECONDS,
                 LONGEST_PAUSE_SECONDS,
             )
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_SECONDS) or FIRST_PAUSE_SECONDS
-        self._open_until = self._clock() + self._pause
+            self._open(FIRST_PAUSE_SECONDS)
 
-    def succeeded(self) -> None:
-        """A job ended well."""
-        self._num_failures = 0
-        if self._pause and not self.is_open:
-            self._pause = 0.0
-            logger.warning("offload goes on: a copy has ended well again")
+    def dismissed(self, transfer: Hashable) -> None:
+        """It has ended in a way that says nothing about transfers."""
+        if transfer == self._trial:
+            self._trial = None
+
+    def _open(self, pause: float) -> None:
+        self._pause, self._trial = pause, None
+        self._open_until = self._clock() + pause

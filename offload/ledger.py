@@ -1,5 +1,6 @@
 """The ledger of jobs in flight. Jobs begin and end here and nowhere else."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -11,15 +12,17 @@ from offload.layout import Ids
 
 @dataclass(slots=True, eq=False)
 class StoreJob:
-    """A store in flight: ``plan`` says into which slots, ``blocks`` are the held GPU blocks."""
+    """A store in flight: ``plan`` says into which slots, ``blocks`` are ``owner``'s held GPU blocks."""
 
     job_id: int
+    owner: Any
     plan: StorePlan
     num_blocks: int
     blocks: list[Any]
     ranks_left: int
     num_copied: int
     given_up: bool = False
+    is_spoiled: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +30,7 @@ class Restore:
     """All loads for one admission of one request, which the engine waits for as a whole.
 
     Attributes:
+        restore_id: the id of its first job.
         request: who gets the KV.
         root: first prefix hash of the chain.
         first: chain position of the first block.
@@ -35,6 +39,8 @@ class Restore:
         block_ids: GPU blocks that are filled.
         parts_left: its load jobs in flight.
         num_landed: leading blocks that are complete on all ranks.
+        num_shared: leading blocks that the GPU's prefix cache has been given.
+        followers: requests that share a beginning: how many blocks of it.
         is_void: a part has failed; nobody may wait for the rest.
         is_cancelled: the bytes are no longer wanted, though nothing may be wrong with them.
         was_stuck: a part was given up, so the engine computes all of it again.
@@ -46,19 +52,20 @@ class Restore:
     pin: Pin
     hashes: list[bytes]
     block_ids: Ids
+    restore_id: int = -1
     parts_left: int = 0
     num_landed: int = 0
+    num_shared: int = 0
+    followers: dict[str, int] = field(default_factory=dict)
     is_void: bool = False
     is_cancelled: bool = False
     was_stuck: bool = False
     _ended: dict[int, int] = field(default_factory=dict)  # ended parts: where from, up to where good
 
-    def will_bring(self, chain: Sequence[bytes], position: int) -> bool:
-        """Whether the block of ``chain`` at ``position`` is on its way."""
-        index = position - self.first
-        if self.is_void or self.is_cancelled or position >= len(chain):
-            return False
-        return self.num_landed <= index < len(self.hashes) and self.hashes[index] == chain[position]
+    def num_common(self, chain: Sequence[bytes]) -> int:
+        """How many leading blocks are also of ``chain``. O(log n): equal hashes have equal beginnings."""
+        size = min(len(self.hashes), len(chain) - self.first)
+        return bisect_left(range(size), True, key=lambda i: self.hashes[i] != chain[self.first + i])
 
     def end_part(self, start: int, good_stop: int) -> None:
         """The part that began at ``start`` has ended, good up to ``good_stop``."""
@@ -116,6 +123,8 @@ class JobLedger:
         self._jobs: dict[int, StoreJob | LoadJob] = {}
         self.num_held_blocks = 0
         """GPU blocks held by stores in flight."""
+        self.num_loading_blocks = 0
+        """GPU blocks that loads in flight write to."""
         self.num_given_up = 0
         """Jobs in flight past their deadline."""
 
@@ -123,9 +132,9 @@ class JobLedger:
         """Jobs in flight."""
         return len(self._jobs)
 
-    def open_store(self, plan: StorePlan, blocks: list[Any]) -> StoreJob:
-        """Begin a store of ``blocks``."""
-        job = StoreJob(next(self._ids), plan, len(blocks), blocks, self._num_ranks, len(blocks))
+    def open_store(self, owner: Any, plan: StorePlan, blocks: list[Any]) -> StoreJob:
+        """Begin a store of ``owner``'s ``blocks``."""
+        job = StoreJob(next(self._ids), owner, plan, len(blocks), blocks, self._num_ranks, len(blocks))
         self._jobs[job.job_id] = job
         self.num_held_blocks += len(blocks)
         return job
@@ -134,7 +143,10 @@ class JobLedger:
         """Begin to load blocks ``start <= i < stop`` of a restore."""
         job = LoadJob(next(self._ids), restore, start, stop, self._num_ranks, stop - start)
         self._jobs[job.job_id] = job
+        if not restore.parts_left:
+            restore.restore_id = job.job_id
         restore.parts_left += 1
+        self.num_loading_blocks += job.num_blocks
         return job
 
     def loads(self) -> Iterator[LoadJob]:
@@ -149,6 +161,7 @@ class JobLedger:
         for job in self._jobs.values():
             if isinstance(job, StoreJob):
                 job.num_copied = 0
+                job.is_spoiled = True
 
     def take_held(self, job: StoreJob) -> list[Any]:
         """The GPU blocks held by a store in flight, which from now on does without them."""
@@ -176,6 +189,7 @@ class JobLedger:
             self.num_given_up -= job.given_up
             if isinstance(job, LoadJob):
                 job.restore.end_part(job.start, job.start + job.num_copied)
+                self.num_loading_blocks -= job.num_blocks
             else:
                 self.num_held_blocks -= len(job.blocks)
         return Progress(job, fell_short, gave_up, ended)
@@ -185,6 +199,8 @@ class JobLedger:
         stores = [job for job in self._jobs.values() if isinstance(job, StoreJob)]
         held = sum(len(job.blocks) for job in stores)
         assert held == self.num_held_blocks, f"{held} blocks in jobs, {self.num_held_blocks} counted"
+        loading = sum(job.num_blocks for job in self.loads())
+        assert loading == self.num_loading_blocks, f"{loading} blocks, {self.num_loading_blocks} counted"
         given_up = sum(job.given_up for job in self._jobs.values())
         assert given_up == self.num_given_up, f"{given_up} jobs given up, {self.num_given_up} counted"
         for job_id, job in self._jobs.items():

@@ -85,3 +85,13 @@ def holdable_blocks(num_gpu_blocks: int, num_held: int) -> int:
     if not num_held:
         return max(1, num_gpu_blocks - 1 - max(1, num_gpu_blocks // 16))
     return max(0, num_gpu_blocks // 4 - num_held)
+
+
+def may_load(num_gpu_blocks: int, num_loading: int, num_blocks: int) -> bool:
+    """Whether a load into ``num_blocks`` GPU blocks may begin while others write to ``num_loading``.
+
+    Blocks that a stuck load may still write to are lost to the engine until it ends, and what is in
+    flight together may be stuck together: loads share half of the GPU's blocks. One that is alone may be
+    of any size.
+    """
+    return not num_loading or num_loading + num_blocks <= num_gpu_blocks // 2

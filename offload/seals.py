@@ -53,6 +53,7 @@ class Seals:
         self.of_blocks = of_blocks
         self._layout = layout
         self._sums: Checksums = np.zeros(num_slots, dtype=np.uint64)
+        self._num_samples = 0
         self._fills: Ids = np.full(num_slots, _BROKEN, dtype=np.int64)
 
     def unseal(self, slots: Ids) -> None:
@@ -70,13 +71,14 @@ class Seals:
         """How many leading ones of these slots still hold what those store jobs put there."""
         return _num_leading(self._fills[slots] == fills)
 
-    def num_intact(self, job_id: int, block_ids: Ids, slots: Ids) -> int:
+    def num_intact(self, block_ids: Ids, slots: Ids) -> int:
         """How many leading ones of these blocks and slots are not known to have changed.
 
-        ``job_id`` decides which ones a sample looks at. One wrong block makes it look at all.
+        A sample begins with another block each time. One wrong block makes it look at all.
         """
         if self.verify is Verify.SAMPLED:
-            sample = slice(job_id % SAMPLE_EVERY % max(len(slots), 1), None, SAMPLE_EVERY)
+            self._num_samples += 1
+            sample = slice(self._num_samples % SAMPLE_EVERY % max(len(slots), 1), None, SAMPLE_EVERY)
             if self._intact(block_ids[sample], slots[sample]).all():
                 return len(slots)
         return _num_leading(self._intact(block_ids, slots))

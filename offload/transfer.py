@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offload.copiers.base import Copier, CopyEnd, Direction
 from offload.layout import BlockLayout, CopyBatch, Ids
@@ -59,9 +59,9 @@ class TransferEngine:
     """Turns jobs over blocks and slots into copies, and their ends back into blocks.
 
     Nothing raised below it passes through: whatever a copier throws is the failed end of the jobs
-    concerned. Every job submitted ends exactly once, but that one which has not ended by its deadline
-    is first reported as given up. Seals are made and checked on threads of their own, one for each
-    direction, and a job has ended when that is done too.
+    concerned. Every job submitted ends exactly once, but that one whose copy has not ended by its
+    deadline, or was in flight when the device broke, is first reported as given up. Seals are made and
+    checked on threads of their own, one for each direction; a job ends when that is done too.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class TransferEngine:
         self._submit(job_id, Direction.LOAD, block_ids, slots, self._seals.num_current(slots, fills))
         job = self._jobs.get(job_id)
         if job is not None and not self._seals.of_blocks:
-            self._check(job_id, job, job.num_wanted)  # beside the copy
+            self._check(job, job.num_wanted)  # beside the copy
 
     def refuse(self, job_id: int, direction: Direction, block_ids: Ids, error: str) -> None:
         """That job ends as failed, with nothing copied."""
@@ -120,11 +120,13 @@ class TransferEngine:
     def poll(self) -> list[TransferEnd]:
         """Jobs that have ended, or were given up, since the last call."""
         try:
-            for copied in self._copier.poll():
-                self._after_copy(copied)
-        except Exception as error:  # a broken device: nothing in flight can be trusted any more
-            for job_id in list(self._jobs):
-                self._end(job_id, 0, _describe(error))
+            copies = self._copier.poll()
+        except Exception as error:  # a broken device: who knows what it still does
+            copies = []
+            for job_id, job in self._jobs.items():
+                self._give_up(job_id, job, _describe(error))
+        for copied in copies:
+            self._after_copy(copied)
         checking, self._checking = self._checking, []
         for job_id in checking:
             self._end_if_checked(job_id)
@@ -133,7 +135,7 @@ class TransferEngine:
         return ended
 
     def close(self, seconds: float) -> bool:
-        """Wait for what is in flight, so long at most, and release the copier.
+        """Wait for copies in flight, so long at most, and release the copier and the threads.
 
         Returns False if something may still be copying: then the memory it uses must stay.
         """
@@ -176,7 +178,7 @@ class TransferEngine:
             return
         num_blocks = self._layout.whole_blocks(job.batch, copied.num_copied)
         if job.direction is Direction.LOAD and self._seals.of_blocks:
-            self._check(copied.job_id, job, num_blocks)
+            self._check(job, num_blocks)
         elif job.direction is Direction.STORE and num_blocks == len(job.slots):
             self._seal(copied.job_id, job)
         self._end_if_checked(copied.job_id)
@@ -185,15 +187,22 @@ class TransferEngine:
         if self._seals.verify is Verify.NEVER:
             self._seals.seal(job_id, job.block_ids, job.slots)
         else:
-            job.checked = self._executors[Direction.STORE].submit(
-                self._seals.seal, job_id, job.block_ids, job.slots
+            job.checked = self._begin(job.direction, self._seals.seal, job_id, job.block_ids, job.slots)
+
+    def _check(self, job: _Job, num_blocks: int) -> None:
+        if self._seals.verify is not Verify.NEVER:
+            blocks = slice(num_blocks)
+            job.checked = self._begin(
+                job.direction, self._seals.num_intact, job.block_ids[blocks], job.slots[blocks]
             )
 
-    def _check(self, job_id: int, job: _Job, num_blocks: int) -> None:
-        if self._seals.verify is not Verify.NEVER:
-            job.checked = self._executors[Direction.LOAD].submit(
-                self._seals.num_intact, job_id, job.block_ids[:num_blocks], job.slots[:num_blocks]
-            )
+    def _begin(self, direction: Direction, work: Callable[..., int], *arguments: Any) -> Future[int]:
+        try:
+            return self._executors[direction].submit(work, *arguments)
+        except RuntimeError as error:  # no more threads: the job fails, and none but it
+            failed = Future[int]()
+            failed.set_exception(error)
+            return failed
 
     def _end_if_checked(self, job_id: int) -> None:
         job = self._jobs.get(job_id)
@@ -227,15 +236,18 @@ class TransferEngine:
         self._ended.append(TransferEnd(job_id, job.direction, num_blocks, job.block_ids, error))
 
     def _give_up_overdue(self) -> None:
-        """Jobs are in the order of their deadlines; those given up before are passed over."""
+        """Jobs are in the order of their deadlines. A checksum that is late is no reason."""
         now = self._clock()
         for job_id, job in self._jobs.items():
             if job.deadline > now:
                 return
-            if not job.is_given_up:
-                job.is_given_up = True
-                error = f"the copy has not ended after {DEADLINE_SECONDS:g} s"
-                self._ended.append(TransferEnd(job_id, job.direction, 0, job.block_ids, error, is_over=False))
+            if job.copied is None:
+                self._give_up(job_id, job, f"the copy has not ended after {DEADLINE_SECONDS:g} s")
+
+    def _give_up(self, job_id: int, job: _Job, error: str) -> None:
+        if not job.is_given_up:
+            job.is_given_up = True
+            self._ended.append(TransferEnd(job_id, job.direction, 0, job.block_ids, error, is_over=False))
 
 
 def _describe(error: Exception) -> str:

@@ -68,6 +68,6 @@ def _copy(task: _Task) -> CopyEnd:
         for source, target, size in zip(*(column.tolist() for column in task.batch), strict=True):
             memmove(target, source, size)
             num_copied += 1
-    except (ctypes.ArgumentError, OSError, ValueError) as error:
+    except Exception as error:  # whatever it is, the thread goes on
         return CopyEnd(task.job_id, num_copied, f"{type(error).__name__}: {error}")
     return CopyEnd(task.job_id, num_copied, None)

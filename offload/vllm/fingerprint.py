@@ -1,11 +1,11 @@
 """What scheduler and workers must agree on, or every slot would be read as something else."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 import vllm
 from vllm.config import VllmConfig
-from vllm.v1.kv_cache_interface import KVCacheConfig, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.errors import UnsupportedError
 
@@ -18,7 +18,7 @@ class Fingerprint(NamedTuple):
         vllm: version of vLLM.
         world_size: ranks of the engine.
         block_size: tokens per block.
-        dtypes: element types of the KV cache.
+        dtype: element types of the KV cache, and of the model where that says "auto".
         layout: order of the cache's dimensions.
     """
 
@@ -26,22 +26,27 @@ class Fingerprint(NamedTuple):
     vllm: str
     world_size: int
     block_size: int
-    dtypes: str
+    dtype: str
     layout: str
 
 
 def take_fingerprint(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Fingerprint:
     """This process's own."""
-    spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-    layers = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
     return Fingerprint(
-        kv_offload=version("kv-offload"),
+        kv_offload=_own_version(),
         vllm=vllm.__version__,
         world_size=vllm_config.parallel_config.world_size,
-        block_size=spec.block_size,
-        dtypes=", ".join(sorted({str(layer.dtype) for layer in layers})),
+        block_size=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+        dtype=f"{vllm_config.cache_config.cache_dtype} ({vllm_config.model_config.dtype})",
         layout=kv_cache_config.kv_cache_layout,
     )
+
+
+def _own_version() -> str:
+    try:
+        return version("kv-offload")
+    except PackageNotFoundError:  # run from a checkout
+        return "not installed"
 
 
 def check_fingerprint(ours: Fingerprint, theirs: Fingerprint, who: str) -> None:

@@ -1,6 +1,6 @@
 """Restores: loads under way for requests that wait for them, and what others may make of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 class Restores:
     """All restores in flight.
 
-    A restore is loaded in parts, each a job of its own. Whatever has landed is handed to the GPU's prefix
-    cache at once, so that a request with the same beginning waits for no more than what it shares and
-    loads none of it again.
+    A restore is loaded in parts, each a job of its own. A request with the same beginning waits for no
+    more than what it shares and loads none of it again: as soon as that has landed, it is handed to the
+    GPU's prefix cache. Not before somebody needs it, because the scheduler would look at all of it again
+    for every waiting request in every step.
     """
 
     def __init__(
@@ -47,10 +48,29 @@ class Restores:
     def __iter__(self) -> Iterator[Restore]:
         return chain.from_iterable(self._families.values())
 
-    def will_bring(self, hashes: Sequence[bytes], position: int) -> bool:
-        """Whether the block at that position of a chain is on its way. O(restores of the same family)."""
-        family = self._families.get(hashes[0], ()) if hashes else ()
-        return any(restore.will_bring(hashes, position) for restore in family)
+    def is_coming(self, request: "Request", position: int) -> bool:
+        """Whether the block at that position of the request's chain is on its way, or just arrived.
+
+        O(restores of the same family), and O(log n) more when the request is new to one.
+        """
+        hashes = request.block_hashes
+        for restore in self._families.get(hashes[0], ()) if hashes else ():
+            index = position - restore.first
+            if index < 0 or restore.is_void or restore.is_cancelled:
+                continue
+            depth = restore.followers.get(request.request_id)
+            if depth is None:
+                depth = restore.followers[request.request_id] = restore.num_common(hashes)
+            if restore.num_shared < depth > index:
+                if restore.num_landed >= depth:
+                    self._share(restore, depth)
+                return True
+        return False
+
+    @property
+    def are_moving(self) -> bool:
+        """Whether a load is in flight that is not stuck."""
+        return any(not job.given_up for job in self._ledger.loads())
 
     def open(self, request: "Request", positions: range, blocks: list[Any], filled_by: Ids) -> LoadOrder:
         """Begin to load these chain positions of ``request`` into GPU ``blocks``.
@@ -80,8 +100,9 @@ class Restores:
         return [job.job_id for job in self._ledger.loads()]
 
     def blocks(self) -> set[int]:
-        """Ids of the GPU blocks that are being filled."""
-        return {block_id for restore in self for block_id in restore.block_ids.tolist()}
+        """Ids of the GPU blocks that are being filled for requests which wait for them."""
+        waited_for = (restore for restore in self if not restore.was_stuck)
+        return {block_id for restore in waited_for for block_id in restore.block_ids.tolist()}
 
     def advance(self, job: LoadJob, progress: Progress) -> Restore | None:
         """Take in what became of a part. Returns its restore if that has ended now.
@@ -95,6 +116,7 @@ class Restores:
             if not restore.is_cancelled:
                 self._allocator.drop(restore.hashes[job.start + job.num_copied])
         if progress.gave_up:
+            self._share(restore, restore.num_landed)
             restore.was_stuck = True
             block_ids = restore.block_ids[job.start : job.stop].tolist()
             job.blocks = [self._block_pool.blocks[block_id] for block_id in block_ids]
@@ -102,10 +124,11 @@ class Restores:
         if not progress.ended:
             return None
         self._block_pool.free_blocks(reversed(job.blocks))
-        if not restore.is_cancelled:
-            self._share(restore)
         if restore.parts_left:
+            needed = [depth for depth in restore.followers.values() if depth <= restore.num_landed]
+            self._share(restore, max(needed, default=0))
             return None
+        self._share(restore, restore.num_landed)
         self._allocator.unpin(restore.pin)
         family = self._families[restore.root]
         family.remove(restore)
@@ -113,9 +136,15 @@ class Restores:
             del self._families[restore.root]
         return restore
 
-    def _share(self, restore: Restore) -> None:
-        """Also if the request was aborted: the scheduler keeps its blocks until the restore has ended."""
+    def _share(self, restore: Restore, num_blocks: int) -> None:
+        """Hand over that many leading blocks, which have landed.
+
+        Also if the request was aborted: the scheduler keeps its blocks until the restore has ended. Not
+        once a part is stuck, because then the request gives its blocks up before that.
+        """
         request = restore.request
-        if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS or request.is_finished():
-            num_blocks = restore.first + restore.num_landed
-            self._manager.cache_blocks(request, num_blocks * self._block_size)
+        is_held = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS or request.is_finished()
+        is_good = not (restore.is_cancelled or restore.was_stuck)
+        if num_blocks > restore.num_shared and is_held and is_good:
+            restore.num_shared = num_blocks
+            self._manager.cache_blocks(request, (restore.first + num_blocks) * self._block_size)

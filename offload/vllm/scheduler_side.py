@@ -94,7 +94,8 @@ class SchedulerSide:
         )
         self.ledger = JobLedger(num_ranks)
         self.metrics = Metrics()
-        self.breaker = CircuitBreaker(clock)
+        self.load_breaker = CircuitBreaker("restore", clock)
+        self.store_breaker = CircuitBreaker("store", clock)
         self.restores = Restores(
             self.allocator,
             self.ledger,
@@ -114,19 +115,25 @@ class SchedulerSide:
     def matched_tokens(self, request: "Request", num_local: int) -> int | None:
         """Tokens the pool can add to the ``num_local`` leading ones the GPU has. Asked again and again.
 
-        None: not yet. Another request's load is bringing the next block; once that has landed, the GPU
-        has it. Every load ends or is given up, so nobody waits for ever.
+        None: not yet, because another request's load is bringing the next block, or loads in flight fill
+        as much of the GPU as they may. All of these end or are given up, so nobody waits for ever.
         """
         tracked = self._requests.get(request.request_id)
         if tracked is not None and not tracked.may_be_loaded:
             return 0
-        if self.breaker.is_open or not read_hints(request.kv_transfer_params).load:
+        if not read_hints(request.kv_transfer_params).load:
             return 0
-        if self.restores.will_bring(request.block_hashes, num_local // self.block_size):
+        if self.restores.is_coming(request, num_local // self.block_size):
             return None
+        if not self.load_breaker.allows:
+            return 0
         depth = self.allocator.resident_depth(request.block_hashes)
+        num_tokens = planner.loadable_tokens(depth, num_local, request.num_tokens, self.block_size)
+        num_gpu_blocks, num_loading = self._block_pool.num_gpu_blocks, self.ledger.num_loading_blocks
+        if num_tokens and not planner.may_load(num_gpu_blocks, num_loading, num_tokens // self.block_size):
+            return None if self.restores.are_moving else 0
         self._local_tokens[request.request_id] = num_local
-        return planner.loadable_tokens(depth, num_local, request.num_tokens, self.block_size)
+        return num_tokens
 
     def allocated(self, request: "Request", num_external: int) -> None:
         """The scheduler admitted ``request`` and expects ``num_external`` tokens from us, maybe none."""
@@ -143,7 +150,9 @@ class SchedulerSide:
             return
         positions = planner.load_range(num_local, num_external, self.block_size)
         blocks = self._blocks_of(request_id, positions.start, positions.stop)
-        self._next.loads.append(self.restores.open(request, positions, blocks, self._filled_by))
+        order = self.restores.open(request, positions, blocks, self._filled_by)
+        self.load_breaker.began(order.parts[0].job_id)
+        self._next.loads.append(order)
 
     # Stores
 
@@ -231,7 +240,7 @@ class SchedulerSide:
         self.metrics.show("pool_used_blocks", self.allocator.capacity - self.allocator.num_free)
         self.metrics.show("jobs_in_flight", len(self.ledger))
         self.metrics.show("stuck_jobs", self.ledger.num_given_up)
-        self.metrics.show("paused", self.breaker.is_open)
+        self.metrics.show("paused", self.load_breaker.is_outage or self.store_breaker.is_outage)
         return self.metrics.take()
 
     # Private
@@ -248,18 +257,19 @@ class SchedulerSide:
             self.allocator.forget_owner(request.request_id)
             return True
         limit = planner.holdable_blocks(self._block_pool.num_gpu_blocks, self.ledger.num_held_blocks)
-        if not limit or self.breaker.is_open:
+        if not limit or not self.store_breaker.allows or not self.load_breaker.allows:
             return False
         plan = self.allocator.plan_store(request.block_hashes, stop, limit)
         if plan is not None:
             tracked.num_planned = plan.start + len(plan.hashes)
-            self._hold_and_order(request.request_id, plan)
+            self._hold_and_order(request, plan)
         return True
 
-    def _hold_and_order(self, request_id: str, plan: StorePlan) -> None:
-        blocks = self._blocks_of(request_id, plan.start, plan.start + len(plan.hashes))
+    def _hold_and_order(self, request: "Request", plan: StorePlan) -> None:
+        blocks = self._blocks_of(request.request_id, plan.start, plan.start + len(plan.hashes))
         self._block_pool.touch(blocks)
-        job = self.ledger.open_store(plan, blocks)
+        job = self.ledger.open_store(request, plan, blocks)
+        self.store_breaker.began(job.job_id)
         slots = plan.slots[:, 0].astype(np.int64)
         self._filled_by[slots] = job.job_id
         self._next.stores.append(StoreOrder(job.job_id, _ids_of(blocks), slots))
@@ -269,45 +279,60 @@ class SchedulerSide:
         return list(islice(self._manager.get_blocks(request_id).blocks[0], start, stop))
 
     def _advance(self, progress: Progress) -> None:
-        job, _, gave_up, ended = progress
+        job = progress.job
+        tracked = self._tracked(job.restore.request if isinstance(job, LoadJob) else job.owner)
         if isinstance(job, LoadJob):
+            if progress.fell_short and tracked is not None:
+                tracked.may_be_loaded = False
+            if progress.gave_up and not job.restore.was_stuck:
+                self.metrics.count("failed_jobs")
+                self.load_breaker.failed(job.restore.restore_id, hangs=True)
             restore = self.restores.advance(job, progress)
             if restore is not None:
                 self._end_restore(restore)
-        elif ended:
+            return
+        if progress.fell_short and tracked is not None:
+            tracked.num_planned = min(tracked.num_planned, job.plan.start)
+        if progress.gave_up:
+            self.metrics.count("failed_jobs")
+            self.store_breaker.failed(job.job_id, hangs=True)
+        if progress.ended:
             self._end_store(job)
-        elif gave_up:
+        elif progress.gave_up:
             self.allocator.abandon(job.plan)
             self._block_pool.free_blocks(reversed(self.ledger.take_held(job)))
-        if gave_up or (ended and not job.given_up):
-            self._judge(job)
+
+    def _tracked(self, request: "Request") -> _Tracked | None:
+        """What is known of ``request``, not of another one of the same name."""
+        tracked = self._requests.get(request.request_id)
+        return tracked if tracked is not None and tracked.request is request else None
 
     def _end_restore(self, restore: Restore) -> None:
         num_blocks = 0 if restore.was_stuck else restore.num_landed
-        tracked = self._requests.get(restore.request.request_id)
-        if tracked is not None and num_blocks < len(restore.hashes):
-            tracked.may_be_loaded = False
         self.metrics.count("restored_requests", num_blocks > 0)
         self.metrics.count("restored_tokens", num_blocks * self.block_size)
         self.metrics.count("loaded_bytes", num_blocks * self._slot_bytes)
+        if num_blocks == len(restore.hashes):
+            self.load_breaker.succeeded(restore.restore_id)
+        elif restore.is_cancelled:
+            self.load_breaker.dismissed(restore.restore_id)
+        elif not restore.was_stuck:
+            self.metrics.count("failed_jobs")
+            self.load_breaker.failed(restore.restore_id)
 
     def _end_store(self, job: StoreJob) -> None:
+        self._block_pool.free_blocks(reversed(job.blocks))
         if job.num_copied == job.num_blocks:
             self.allocator.commit(job.plan)
             self.metrics.count("stored_bytes", job.num_copied * self._slot_bytes)
-        else:
-            self.allocator.abort(job.plan)
-        self._block_pool.free_blocks(reversed(job.blocks))
-
-    def _judge(self, job: StoreJob | LoadJob) -> None:
-        """Good jobs and bad ones, for the metrics and the circuit breaker."""
-        if job.num_copied == job.num_blocks and not job.given_up:
-            self.breaker.succeeded()
+            self.store_breaker.succeeded(job.job_id)
             return
-        if isinstance(job, LoadJob) and job.restore.is_cancelled:
-            return
-        self.metrics.count("failed_jobs")
-        self.breaker.failed()
+        self.allocator.abort(job.plan)
+        if job.is_spoiled:
+            self.store_breaker.dismissed(job.job_id)
+        elif not job.given_up:
+            self.metrics.count("failed_jobs")
+            self.store_breaker.failed(job.job_id)
 
 
 def _ids_of(blocks: list[Any]) -> Any:

@@ -28,6 +28,10 @@ _QUIET_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0  # vLLM kills a worker that has not left after 5
 
 
+_still_in_use: list[HostMemory | None] = []
+"""Pools that a stuck copy may use until the process ends."""
+
+
 @dataclass(slots=True, eq=False)
 class _Restore:
     """What a request waits for: its load jobs not yet ended here, and what the ended ones did not fill."""
@@ -192,6 +196,7 @@ class WorkerSide:
         engine, self._engine = self._engine, None
         memory, self._memory = self._memory, None
         if engine is not None and not engine.close(_CLOSE_SECONDS):
+            _still_in_use.append(memory)
             logger.warning("copies have not ended after %g s; the CPU pool stays mapped", _CLOSE_SECONDS)
         elif memory is not None:
             memory.close()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.engine.engine import Engine
+from tests.engine.inspection import end_pauses
 from tests.engine.process import EngineProcess
 
 CPU_GIB = 0.0625
@@ -47,5 +48,6 @@ def engine(session_engine: EngineProcess) -> EngineProcess:
 def inner_engine(session_inner_engine: EngineProcess) -> EngineProcess:
     """The session's engine in one process, with nothing cached anywhere. It checks all that it loads."""
     session_inner_engine.run(Engine.probe, "heal")
+    session_inner_engine.run(end_pauses)
     assert session_inner_engine.run(Engine.forget_all), "GPU blocks are still held from an earlier test"
     return session_inner_engine

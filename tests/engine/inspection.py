@@ -1,10 +1,12 @@
 """Looks into an engine that is in this process, when it has nothing to do."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from vllm.v1.core.kv_cache_utils import get_block_hash
 
+from offload.breaker import CircuitBreaker
 from tests.engine.engine import SHORT, Engine
 from tests.engine.worker_probe import ahead
 
@@ -65,17 +67,27 @@ def stored_slots(engine: Engine) -> list[int]:
 
 
 def stop_time(engine: Engine) -> None:
-    """From now on pauses of the circuit breaker end by ``pass_time`` alone."""
-    breaker = _scheduler_side(engine).breaker
-    now = breaker._clock()
-    breaker._clock = lambda: now
+    """From now on pauses of the circuit breakers end by ``pass_time`` alone."""
+    for breaker in _breakers(engine):
+        breaker._clock = partial(float, breaker._clock())
 
 
 def pass_time(engine: Engine, seconds: float) -> None:
     """For all deadlines and pauses of the connector, so many seconds pass at once."""
     engine.probe("pass_time", seconds)
-    breaker = _scheduler_side(engine).breaker
-    breaker._clock = ahead(breaker._clock, seconds)
+    for breaker in _breakers(engine):
+        breaker._clock = ahead(breaker._clock, seconds)
+
+
+def end_pauses(engine: Engine) -> None:
+    """Nothing pauses, whatever has happened."""
+    for breaker in _breakers(engine):
+        breaker._pause, breaker._trial, breaker._num_failures = 0.0, None, 0
+
+
+def _breakers(engine: Engine) -> list[CircuitBreaker]:
+    side = _scheduler_side(engine)
+    return [side.load_breaker, side.store_breaker]
 
 
 def check_idle(engine: Engine) -> None:

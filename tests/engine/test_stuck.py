@@ -11,6 +11,7 @@ from tests.engine.inspection import (
     Usage,
     check_idle,
     compare_tiers,
+    end_pauses,
     pass_time,
     stored_slots,
     usage,
@@ -36,13 +37,16 @@ def ask_other(engine: Engine) -> Answer:
 def ask_past_deadline(engine: Engine, first_part: int) -> Answer:
     """One part of the prompt's load does not end in time."""
     side = engine.scheduler.connector._scheduler
-    usual, side.first_part_blocks = side.first_part_blocks, first_part
+    usual, side.restores.first_part = side.restores.first_part, first_part
     name = engine.add(PROMPT, 4)
     engine.step()
-    side.first_part_blocks = usual
+    side.restores.first_part = usual
     while len(side.ledger) > 1:
         assert not engine.step(), "answered without its load"
     pass_time(engine, OVERDUE)
+    while not side.ledger.num_given_up:
+        engine.step()
+    end_pauses(engine)
     [answer] = engine.finish([name])
     return answer
 
@@ -132,6 +136,7 @@ def test_stuck_store(inner_engine: EngineProcess) -> None:
     assert inner_engine.run(usage) == Usage(1, 0, 12, num_resident=0, num_other=12)
     inner_engine.run(pass_time, OVERDUE)
     assert inner_engine.run(usage_at_rest) == Usage(1, 1, 0, num_resident=0, num_other=12)
+    inner_engine.run(end_pauses)
     [from_gpu] = inner_engine.run(Engine.ask, [PROMPT], 1)
     assert from_gpu.num_cached == 12 * BLOCK_SIZE
     assert inner_engine.run(usage_at_rest) == Usage(1, 1, 0, num_resident=12, num_other=12)

@@ -13,17 +13,18 @@ PROMPT = prompt_of(12 * BLOCK_SIZE + 5, seed=50)
 
 
 def reset_between_calls(engine: Engine) -> list[bool]:
-    """A prompt's stores outlive its request; what a reset says before the next step, and after it."""
+    """A prompt's stores outlive its request; what a reset says before the next steps, and after them."""
     engine.probe("hold_ends", True)
     engine.ask([PROMPT], 1)
     engine.step()  # tells the workers that the request is over, which the engine would step for anyway
     engine.probe("hold_ends", False)
     answers = [engine.llm.reset_prefix_cache()]
-    engine.step()
+    while len(engine.scheduler.connector._scheduler.ledger):
+        engine.step()
     return [*answers, engine.llm.reset_prefix_cache()]
 
 
-def test_trap_27_an_engine_in_this_process_takes_ends_in_with_its_next_step(
+def test_trap_27_an_engine_in_this_process_takes_ends_in_with_its_next_steps(
     inner_engine: EngineProcess,
 ) -> None:
     """Nobody steps it while it has no request: until then the copies' blocks stay held, and resets fail."""

@@ -67,6 +67,12 @@ class WorkerProbe:
 
         _faulty_copier()._choose = choose
 
+    def fail_all(self, direction: str, fault: str) -> None:
+        """All jobs of that direction end so, until ``heal``."""
+        _faulty_copier()._choose = lambda job_id, way: (
+            Fault[fault] if way is Direction[direction] else Fault.NONE
+        )
+
     def fail_next_on_rank(self, rank: int, direction: str, *faults: str) -> None:
         """``fail_next`` for one of several workers."""
         if self.rank == rank:  # type: ignore[attr-defined]

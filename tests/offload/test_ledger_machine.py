@@ -55,7 +55,7 @@ class LedgerMachine(RuleBasedStateMachine):
         hashes = [bytes([block_id]) for block_id in block_ids]
         plan = StorePlan(0, 0, hashes, np.arange(len(hashes), dtype=np.int32)[:, None], None)
         blocks: list[Any] = list(block_ids)
-        job = self.ledger.open_store(plan, blocks)
+        job = self.ledger.open_store("an owner", plan, blocks)
         assert isinstance(job, StoreJob)
         assert job.plan is plan
         assert job.blocks is blocks
@@ -126,6 +126,7 @@ class LedgerMachine(RuleBasedStateMachine):
         loads = {job_id: model for job_id, model in self.model.items() if model.restore is not None}
         assert len(self.ledger) == len(self.model)
         assert self.ledger.num_held_blocks == sum(model.held for model in self.model.values())
+        assert self.ledger.num_loading_blocks == sum(model.num_blocks for model in loads.values())
         assert self.ledger.num_given_up == sum(model.given_up for model in self.model.values())
         assert [(job.job_id, job.restore, job.num_copied) for job in self.ledger.loads()] == [
             (job_id, model.restore, model.num_copied) for job_id, model in loads.items()
@@ -167,7 +168,7 @@ def test_a_job_fails_as_soon_as_one_rank_falls_short_and_ends_with_the_last() ->
 def test_a_spoiled_store_ends_with_nothing_copied_whatever_is_reported() -> None:
     ledger = JobLedger(num_ranks=1)
     plan = StorePlan(0, 0, [b"x", b"y"], np.zeros((2, 1), dtype=np.int32), None)
-    job = ledger.open_store(plan, [4, 5])
+    job = ledger.open_store("an owner", plan, [4, 5])
     ledger.spoil_stores()
     progress = ledger.report(job.job_id, 1, 2)
     assert progress is not None
@@ -175,22 +176,10 @@ def test_a_spoiled_store_ends_with_nothing_copied_whatever_is_reported() -> None
     assert progress.job.num_copied == 0
 
 
-def test_a_restore_brings_what_is_neither_here_nor_lost() -> None:
+def test_a_restore_has_the_beginning_of_a_chain_in_common() -> None:
     chain = [b"root", *(bytes([index]) for index in range(6)), b"more"]
     restore = restore_of(6, first=1)
-    ledger = JobLedger(num_ranks=1)
-    first, second = ledger.open_load(restore, 0, 2), ledger.open_load(restore, 2, 6)
-
-    def brought(chain: list[bytes]) -> list[int]:
-        return [position for position in range(-1, 9) if restore.will_bring(chain, position)]
-
-    assert brought(chain) == [1, 2, 3, 4, 5, 6]
-    assert brought(chain[:3]) == [1, 2]
-    assert brought([*chain[:3], b"another", *chain[4:]]) == [1, 2, 4, 5, 6]
-    ledger.report(second.job_id, 1, 4)
-    assert brought(chain) == [1, 2, 3, 4, 5, 6]
-    ledger.report(first.job_id, 1, 2)
-    assert brought(chain) == []
-    void = restore_of(6)
-    void.is_void = True
-    assert not void.will_bring(void.hashes, 0)
+    assert restore.num_common(chain) == 6
+    for size in range(1, 7):
+        assert restore.num_common(chain[:size]) == size - 1
+        assert restore.num_common([*chain[:size], *(b"other %d" % at for at in range(8))]) == size - 1

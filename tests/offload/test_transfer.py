@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -272,7 +273,8 @@ def test_a_broken_fence_fails_its_direction_until_one_holds(bench: Bench, broken
     ]
 
 
-def test_a_lost_device_fails_everything_in_flight_once(bench: Bench) -> None:
+def test_with_a_lost_device_all_in_flight_is_given_up_until_it_is_heard_of_again(bench: Bench) -> None:
+    """Nobody knows what its copies still do."""
     bench.copier.holding = True
     bench.submit(1, STORE)
     bench.submit(2, LOAD)
@@ -280,15 +282,16 @@ def test_a_lost_device_fails_everything_in_flight_once(bench: Bench) -> None:
     bench.copier.drain()
     bench.copier.broken_poll = True
     ends = bench.engine.poll()
-    assert sorted((end.job_id, end.num_blocks, end.error) for end in ends) == [
-        (1, 0, "RuntimeError: the device is lost"),
-        (2, 0, "cancelled"),
+    assert sorted((end.job_id, end.num_blocks, end.error, end.is_over) for end in ends) == [
+        (1, 0, "RuntimeError: the device is lost", False),
+        (2, 0, "RuntimeError: the device is lost", False),
     ]
-    assert len(bench.engine) == 0
-    assert bench.engine.poll() == []
+    assert bench.engine.poll() == [] and len(bench.engine) == 2
 
     bench.copier.broken_poll = bench.copier.holding = False
-    assert bench.engine.poll() == [], "a job ended twice"
+    ends = bench.engine.poll()
+    assert sorted((end.job_id, end.num_blocks, end.is_over) for end in ends) == [(1, 0, True), (2, 0, True)]
+    assert len(bench.engine) == 0
     bench.submit(3, STORE)
     (end,) = bench.settle()
     assert (end.job_id, end.num_blocks, end.error) == (3, 2, None)
@@ -431,6 +434,38 @@ def test_a_stuck_job_is_given_up_and_over_when_it_ends(bench: Bench, job: Job) -
     (over,) = bench.settle()
     assert (over.job_id, over.num_blocks, over.is_over) == (1, 0, True)
     assert len(bench.engine) == 0
+
+
+def test_a_copy_that_ended_in_time_is_not_given_up_for_a_late_checksum() -> None:
+    """As when the engine makes no steps for a while."""
+    with HostPlaces(NUM_BYTES) as places:
+        bench = Bench(places, LAYOUTS["one piece"])
+        bench.engine._executors = {way: ThreadPoolExecutor(1) for way in Direction}
+        go = threading.Event()
+        bench.engine._executors[Direction.STORE].submit(go.wait)
+        bench.submit(1, STORE)
+        bench.copier.drain()
+        bench.now = 2 * DEADLINE_SECONDS
+        assert bench.engine.poll() == []
+        go.set()
+        bench.engine._executors[Direction.STORE].shutdown()
+        (end,) = bench.engine.poll()
+        assert (end.num_blocks, end.error, end.is_over) == (2, None, True)
+
+
+class NoThreads(Executor):
+    def submit(self, *_: object, **__: object) -> Any:
+        raise RuntimeError("can't start new thread")
+
+
+def test_without_threads_for_checksums_those_jobs_fail_and_no_others(bench: Bench) -> None:
+    bench.engine._executors[Direction.STORE] = NoThreads()
+    bench.submit(1, STORE)
+    bench.submit(2, LOAD)
+    assert sorted((end.job_id, end.num_blocks, end.error) for end in bench.settle()) == [
+        (1, 0, "RuntimeError: can't start new thread"),
+        (2, 3, None),
+    ]
 
 
 def test_closing_gives_up_what_is_stuck() -> None:

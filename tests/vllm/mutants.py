@@ -236,9 +236,8 @@ def a_load_is_reported_with_its_first_part(patch: pytest.MonkeyPatch) -> None:
 def blocks_are_shared_before_they_have_landed(patch: pytest.MonkeyPatch) -> None:
     original = Restores._share
 
-    def share(self: Restores, restore: Restore) -> None:
-        restore.num_landed = len(restore.hashes)
-        original(self, restore)
+    def share(self: Restores, restore: Restore, num_blocks: int) -> None:
+        original(self, restore, len(restore.hashes))
 
     patch.setattr(Restores, "_share", share)
 
@@ -249,8 +248,8 @@ def blocks_of_a_void_restore_are_shared(patch: pytest.MonkeyPatch) -> None:
 
     def advance(self: Restores, job: LoadJob, progress: Any) -> Any:
         ended = original(self, job, progress)
-        job.restore.num_landed = len(job.restore.hashes)
-        self._share(job.restore)
+        if job.restore.is_void:
+            self._share(job.restore, len(job.restore.hashes))
         return ended
 
     patch.setattr(Restores, "advance", advance)
@@ -315,7 +314,7 @@ def stuck_jobs_keep_the_engine_awake(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def checksums_are_not_compared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Seals, "num_intact", lambda self, job_id, block_ids, slots: len(slots))
+    patch.setattr(Seals, "num_intact", lambda self, block_ids, slots: len(slots))
 
 
 @mutant

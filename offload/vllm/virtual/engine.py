@@ -229,7 +229,7 @@ class VirtualEngine:
         try:
             self._come_to_rest(max_steps)
         except StuckError:
-            if not self._has_blocks_stuck():
+            if not self._lacks_stuck_blocks():
                 raise
             self._let_go()
             self._come_to_rest(max_steps)
@@ -242,10 +242,13 @@ class VirtualEngine:
             self._come_to_rest(max_steps)
         raise StuckError(f"jobs {self.jobs} have not ended though nothing is stuck")
 
-    def _has_blocks_stuck(self) -> bool:
-        return self.settings.connector == "offload" and any(
-            job.given_up and job.blocks for job in self.side.ledger.loads()
-        )
+    def _lacks_stuck_blocks(self) -> bool:
+        """Whether requests that are left need more blocks than there are without those of stuck loads."""
+        if self.settings.connector != "offload" or not any(job.blocks for job in self.side.ledger.loads()):
+            return False
+        free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        longest = max(request.num_tokens for request in self.scheduler.requests.values())
+        return bool(longest // self.settings.block_size + 1 > free)
 
     def _let_go(self) -> None:
         for copier in self.copiers:

@@ -18,7 +18,7 @@ OURS = Fingerprint("1.0", "0.32.0", 2, 16, "torch.bfloat16", "BLHNC")
         ("vllm", "0.31.0"),
         ("world_size", 4),
         ("block_size", 32),
-        ("dtypes", "torch.float16"),
+        ("dtype", "fp8 (torch.float16)"),
         ("layout", "LBHNC"),
     ],
 )
@@ -37,7 +37,7 @@ def test_of_an_engine() -> None:
     connector = engine.scheduler.connector
     assert isinstance(connector, CpuOffloadConnector)
     taken = connector._fingerprint
-    assert taken[2:] == (2, engine.settings.block_size, "torch.float32", "BLHNC")
+    assert taken[2:] == (2, engine.settings.block_size, "auto (torch.float32)", "BLHNC")
     assert all(rank.connector._fingerprint == taken for rank in engine.ranks)
     engine.close()
 
