@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from vllm.v1.request import RequestStatus
@@ -72,21 +72,20 @@ class Restores:
         """Whether a load is in flight that is not stuck."""
         return any(not job.given_up for job in self._ledger.loads())
 
-    def open(self, request: "Request", positions: range, blocks: list[Any], filled_by: Ids) -> LoadOrder:
-        """Begin to load these chain positions of ``request`` into GPU ``blocks``.
+    def open(self, request: "Request", positions: range, block_ids: Ids, filled_by: Ids) -> LoadOrder:
+        """Begin to load these chain positions of ``request`` into GPU blocks.
 
         Args:
             request: waits for it.
             positions: all resident.
-            blocks: one for each position, held by the request until the restore has ended.
+            block_ids: one for each position, held by the request until the restore has ended.
             filled_by: for every slot of the pool the store job that filled it.
         """
         hashes = request.block_hashes
         pin = self._allocator.pin(hashes, positions.start, positions.stop)
-        block_ids = np.fromiter((block.block_id for block in blocks), dtype=np.int64, count=len(blocks))
         wanted = hashes[positions.start : positions.stop]
         restore = Restore(request, hashes[0], positions.start, pin, wanted, block_ids)
-        parts = planner.load_parts(len(blocks), self.first_part)
+        parts = planner.load_parts(len(positions), self.first_part)
         jobs = [self._ledger.open_load(restore, *part) for part in parts]
         self._families.setdefault(restore.root, []).append(restore)
         slots = pin.slots[:, 0].astype(np.int64)

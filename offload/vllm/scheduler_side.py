@@ -149,8 +149,8 @@ class SchedulerSide:
             self.allocator.touch(request.block_hashes)
             return
         positions = planner.load_range(num_local, num_external, self.block_size)
-        blocks = self._blocks_of(request_id, positions.start, positions.stop)
-        order = self.restores.open(request, positions, blocks, self._filled_by)
+        block_ids = _ids_of(self._blocks_of(request_id, positions.start, positions.stop))
+        order = self.restores.open(request, positions, block_ids, self._filled_by)
         self.load_breaker.began(order.parts[0].job_id)
         self._next.loads.append(order)
 

@@ -12,6 +12,7 @@ from offload.planner import (
     load_parts,
     load_range,
     loadable_tokens,
+    may_load,
     storable_blocks,
     storable_blocks_at_finish,
 )
@@ -195,3 +196,21 @@ class TestLoadParts:
     @pytest.mark.parametrize(("block_bytes", "blocks"), [(2 << 20, 16), (64 << 10, 256), (1, 16 << 20)])
     def test_the_first_part_takes_about_a_millisecond(self, block_bytes: int, blocks: int) -> None:
         assert first_part_blocks(block_bytes) == blocks
+
+
+@pytest.mark.parametrize(
+    ("num_loading", "num_blocks", "may"),
+    [
+        (0, 1, True),
+        (0, 99, True),
+        (1, 49, True),
+        (1, 50, False),
+        (49, 1, True),
+        (50, 1, False),
+        (99, 1, False),
+    ],
+)
+def test_loads_share_half_of_the_gpu_and_one_alone_may_have_more(
+    num_loading: int, num_blocks: int, may: bool
+) -> None:
+    assert may_load(100, num_loading, num_blocks) is may
