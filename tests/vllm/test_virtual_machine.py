@@ -24,14 +24,27 @@ class VirtualMachine(RuleBasedStateMachine):
         v2_runner=st.booleans(),
         policy=st.sampled_from(["fcfs", "priority"]),
         cpu_slots=st.sampled_from([3, 40]),
+        first_part=st.sampled_from([1, 16]),
+        seals_of_blocks=st.booleans(),
     )
-    def start(self, num_ranks: int, overlapped: bool, v2_runner: bool, policy: str, cpu_slots: int) -> None:
+    def start(
+        self,
+        num_ranks: int,
+        overlapped: bool,
+        v2_runner: bool,
+        policy: str,
+        cpu_slots: int,
+        first_part: int,
+        seals_of_blocks: bool,
+    ) -> None:
         self.engine = make_engine(
             num_ranks=num_ranks,
             overlapped=overlapped,
             v2_runner=v2_runner,
             policy=policy,
             cpu_slots=cpu_slots,
+            first_part=first_part,
+            seals_of_blocks=seals_of_blocks,
             gpu_blocks=12,
             chunk=12,
             max_num_seqs=3,
@@ -80,7 +93,14 @@ class VirtualMachine(RuleBasedStateMachine):
     @rule(way=ways, rank=st.integers(0, 1), fault=st.sampled_from(list(Fault)))
     def fail_next(self, way: object, rank: int, fault: Fault) -> None:
         assert self.engine is not None
+        if fault is Fault.WRONG_BYTES and not self.engine.settings.seals_of_blocks:
+            return  # nobody could tell
         self.engine.copiers[rank % len(self.engine.copiers)].force(way, fault)  # type: ignore[arg-type]
+
+    @rule()
+    def rot(self) -> None:
+        assert self.engine is not None
+        self.engine.rot()
 
     def teardown(self) -> None:
         if self.engine is None:
