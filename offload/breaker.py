@@ -23,7 +23,7 @@ class CircuitBreaker:
     """
 
     def __init__(self, what: str, clock: Callable[[], float]) -> None:
-        """``what``: the transfers' name in the log; ``clock`` in seconds."""
+        """``what``: the transfers' name in the log, in the plural; ``clock`` in seconds."""
         self._what = what
         self._clock = clock
         self._num_failures = 0
@@ -53,7 +53,7 @@ class CircuitBreaker:
         self._num_failures = 0
         if self._pause and transfer == self._trial:
             self._pause, self._trial = 0.0, None
-            logger.warning("offload goes on: a %s has ended well again", self._what)
+            logger.warning("%s go on: one has ended well again", self._what)
 
     def failed(self, transfer: Hashable, *, hangs: bool = False) -> None:
         """It has failed, or ``hangs``."""
@@ -63,9 +63,10 @@ class CircuitBreaker:
                 self._open(min(2 * self._pause, LONGEST_PAUSE_SECONDS))
         elif hangs or self._num_failures >= FAILURES_TO_OPEN:
             logger.warning(
-                "offload pauses: %s; it is tried again after %g s, then twice as long up to %g s. Requests "
-                "are served without it",
-                f"a {self._what} hangs" if hangs else f"{self._num_failures} {self._what}s in a row failed",
+                "%s pause: %s; one is tried after %g s, then after twice as long each time, up to %g s. "
+                "Requests are served without them",
+                self._what,
+                "one hangs" if hangs else f"{self._num_failures} in a row failed",
                 FIRST_PAUSE_SECONDS,
                 LONGEST_PAUSE_SECONDS,
             )

@@ -12,10 +12,9 @@ from offload.layout import Ids
 
 @dataclass(slots=True, eq=False)
 class StoreJob:
-    """A store in flight: ``plan`` says into which slots, ``blocks`` are ``owner``'s held GPU blocks."""
+    """A store in flight: ``plan`` says into which slots, ``blocks`` are the held GPU blocks."""
 
     job_id: int
-    owner: Any
     plan: StorePlan
     num_blocks: int
     blocks: list[Any]
@@ -123,8 +122,8 @@ class JobLedger:
         self._jobs: dict[int, StoreJob | LoadJob] = {}
         self.num_held_blocks = 0
         """GPU blocks held by stores in flight."""
-        self.num_loading_blocks = 0
-        """GPU blocks that loads in flight write to."""
+        self.num_stuck_blocks = 0
+        """GPU blocks that loads past their deadline may still write to."""
         self.num_given_up = 0
         """Jobs in flight past their deadline."""
 
@@ -132,9 +131,9 @@ class JobLedger:
         """Jobs in flight."""
         return len(self._jobs)
 
-    def open_store(self, owner: Any, plan: StorePlan, blocks: list[Any]) -> StoreJob:
-        """Begin a store of ``owner``'s ``blocks``."""
-        job = StoreJob(next(self._ids), owner, plan, len(blocks), blocks, self._num_ranks, len(blocks))
+    def open_store(self, plan: StorePlan, blocks: list[Any]) -> StoreJob:
+        """Begin a store of ``blocks``."""
+        job = StoreJob(next(self._ids), plan, len(blocks), blocks, self._num_ranks, len(blocks))
         self._jobs[job.job_id] = job
         self.num_held_blocks += len(blocks)
         return job
@@ -146,7 +145,6 @@ class JobLedger:
         if not restore.parts_left:
             restore.restore_id = job.job_id
         restore.parts_left += 1
-        self.num_loading_blocks += job.num_blocks
         return job
 
     def loads(self) -> Iterator[LoadJob]:
@@ -182,6 +180,8 @@ class JobLedger:
         job.num_copied = min(job.num_copied, num_copied)
         job.given_up |= given_up
         self.num_given_up += gave_up
+        if gave_up and isinstance(job, LoadJob):
+            self.num_stuck_blocks += job.num_blocks
         job.ranks_left -= num_ranks
         ended = job.ranks_left <= 0
         if ended:
@@ -189,7 +189,7 @@ class JobLedger:
             self.num_given_up -= job.given_up
             if isinstance(job, LoadJob):
                 job.restore.end_part(job.start, job.start + job.num_copied)
-                self.num_loading_blocks -= job.num_blocks
+                self.num_stuck_blocks -= job.num_blocks if job.given_up else 0
             else:
                 self.num_held_blocks -= len(job.blocks)
         return Progress(job, fell_short, gave_up, ended)
@@ -199,8 +199,8 @@ class JobLedger:
         stores = [job for job in self._jobs.values() if isinstance(job, StoreJob)]
         held = sum(len(job.blocks) for job in stores)
         assert held == self.num_held_blocks, f"{held} blocks in jobs, {self.num_held_blocks} counted"
-        loading = sum(job.num_blocks for job in self.loads())
-        assert loading == self.num_loading_blocks, f"{loading} blocks, {self.num_loading_blocks} counted"
+        stuck = sum(job.num_blocks for job in self.loads() if job.given_up)
+        assert stuck == self.num_stuck_blocks, f"{stuck} blocks stuck, {self.num_stuck_blocks} counted"
         given_up = sum(job.given_up for job in self._jobs.values())
         assert given_up == self.num_given_up, f"{given_up} jobs given up, {self.num_given_up} counted"
         for job_id, job in self._jobs.items():

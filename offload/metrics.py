@@ -22,7 +22,7 @@ METRICS = (
     MetricSpec("pool_used_blocks", False, "Blocks of the CPU pool that are not free."),
     MetricSpec("jobs_in_flight", False, "Loads and stores that have not ended."),
     MetricSpec("stuck_jobs", False, "Of these, past their deadline; they keep their slots until they end."),
-    MetricSpec("paused", False, "1 while offload pauses, or tries a single copy, after faults; else 0."),
+    MetricSpec("paused", False, "1 while restores or stores pause after faults or try a single one."),
 )
 
 

@@ -87,11 +87,10 @@ def holdable_blocks(num_gpu_blocks: int, num_held: int) -> int:
     return max(0, num_gpu_blocks // 4 - num_held)
 
 
-def may_load(num_gpu_blocks: int, num_loading: int, num_blocks: int) -> bool:
-    """Whether a load into ``num_blocks`` GPU blocks may begin while others write to ``num_loading``.
+def may_load(num_gpu_blocks: int, num_stuck: int, num_blocks: int) -> bool:
+    """Whether a load into ``num_blocks`` GPU blocks may begin while stuck ones hold ``num_stuck``.
 
-    Blocks that a stuck load may still write to are lost to the engine until it ends, and what is in
-    flight together may be stuck together: loads share half of the GPU's blocks. One that is alone may be
-    of any size.
+    Those are lost to the engine until the stuck loads end. Loads that are tried while some are stuck may be
+    stuck as well; together they leave half of the GPU's blocks.
     """
-    return not num_loading or num_loading + num_blocks <= num_gpu_blocks // 2
+    return not num_stuck or num_stuck + num_blocks <= num_gpu_blocks // 2

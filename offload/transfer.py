@@ -135,7 +135,7 @@ class TransferEngine:
         return ended
 
     def close(self, seconds: float) -> bool:
-        """Wait for copies in flight, so long at most, and release the copier and the threads.
+        """Wait for a checksum that is being made, and for copies in flight, these so long at most.
 
         Returns False if something may still be copying: then the memory it uses must stay.
         """
@@ -232,7 +232,7 @@ class TransferEngine:
         if job.is_cancelled:
             num_blocks, error = 0, CANCELLED
         elif job.is_given_up:
-            num_blocks, error = 0, "the copy ended after its deadline"
+            num_blocks, error = 0, "the copy ended after it was given up"
         self._ended.append(TransferEnd(job_id, job.direction, num_blocks, job.block_ids, error))
 
     def _give_up_overdue(self) -> None:

@@ -55,6 +55,7 @@ class CudaCopier:
         self._copy = batched_copy
         low_priority, _ = torch.cuda.Stream.priority_range()
         self._streams = {way: torch.cuda.Stream(device, priority=low_priority) for way in Direction}
+        self._ended: list[CopyEnd] = []  # kept if asking after another one raises
         self._in_flight: dict[Direction, deque[_InFlight]] = {way: deque() for way in Direction}
 
     def fence(self, direction: Direction) -> None:
@@ -77,10 +78,10 @@ class CudaCopier:
         self._in_flight[direction].append(_InFlight(end, event, descriptors))
 
     def poll(self) -> list[CopyEnd]:
-        ended = []
         for queue in self._in_flight.values():
             while queue and queue[0].event.query():
-                ended.append(queue.popleft().end)
+                self._ended.append(queue.popleft().end)
+        ended, self._ended = self._ended, []
         return ended
 
     def drain(self) -> None:

@@ -67,11 +67,6 @@ class Restores:
                 return True
         return False
 
-    @property
-    def are_moving(self) -> bool:
-        """Whether a load is in flight that is not stuck."""
-        return any(not job.given_up for job in self._ledger.loads())
-
     def open(self, request: "Request", positions: range, block_ids: Ids, filled_by: Ids) -> LoadOrder:
         """Begin to load these chain positions of ``request`` into GPU blocks.
 

@@ -55,9 +55,9 @@ class _Tracked:
     fails: the scheduler still counts such a request among the prefills it reserves blocks for, and would
     have it wait for ever for room beside itself if it were offered a second load.
 
-    ``num_planned`` is how far stores were ever planned since its last admission. What was stored and then
-    evicted is not stored a second time while the request runs: requests whose chains do not fit the pool
-    together would otherwise evict each other's blocks with every block they fill.
+    ``num_planned`` is how far stores were planned since its last admission, or the last fault. What
+    was stored and then evicted is not stored a second time while the request runs: requests whose chains
+    do not fit the pool together would otherwise evict each other's blocks with every block they fill.
     """
 
     request: "Request"
@@ -94,8 +94,8 @@ class SchedulerSide:
         )
         self.ledger = JobLedger(num_ranks)
         self.metrics = Metrics()
-        self.load_breaker = CircuitBreaker("restore", clock)
-        self.store_breaker = CircuitBreaker("store", clock)
+        self.load_breaker = CircuitBreaker("restores", clock)
+        self.store_breaker = CircuitBreaker("stores", clock)
         self.restores = Restores(
             self.allocator,
             self.ledger,
@@ -115,8 +115,8 @@ class SchedulerSide:
     def matched_tokens(self, request: "Request", num_local: int) -> int | None:
         """Tokens the pool can add to the ``num_local`` leading ones the GPU has. Asked again and again.
 
-        None: not yet, because another request's load is bringing the next block, or loads in flight fill
-        as much of the GPU as they may. All of these end or are given up, so nobody waits for ever.
+        None: not yet, because another request's load is bringing the next block. Every load ends or is given
+        up, so nobody waits for ever.
         """
         tracked = self._requests.get(request.request_id)
         if tracked is not None and not tracked.may_be_loaded:
@@ -129,9 +129,9 @@ class SchedulerSide:
             return 0
         depth = self.allocator.resident_depth(request.block_hashes)
         num_tokens = planner.loadable_tokens(depth, num_local, request.num_tokens, self.block_size)
-        num_gpu_blocks, num_loading = self._block_pool.num_gpu_blocks, self.ledger.num_loading_blocks
-        if num_tokens and not planner.may_load(num_gpu_blocks, num_loading, num_tokens // self.block_size):
-            return None if self.restores.are_moving else 0
+        num_gpu_blocks, num_stuck = self._block_pool.num_gpu_blocks, self.ledger.num_stuck_blocks
+        if not planner.may_load(num_gpu_blocks, num_stuck, num_tokens // self.block_size):
+            return 0
         self._local_tokens[request.request_id] = num_local
         return num_tokens
 
@@ -251,14 +251,16 @@ class SchedulerSide:
         return num_tokens
 
     def _open_store(self, tracked: _Tracked, start: int, stop: int) -> bool:
-        """Store the request's full blocks from position ``start`` on. False when no more may be held."""
+        """Store the request's full blocks from position ``start`` on. False when no more may be now."""
         request = tracked.request
         if start < tracked.num_planned:
             self.allocator.forget_owner(request.request_id)
             return True
         limit = planner.holdable_blocks(self._block_pool.num_gpu_blocks, self.ledger.num_held_blocks)
-        if not limit or not self.store_breaker.allows or not self.load_breaker.allows:
+        if not limit or not self.store_breaker.allows:
             return False
+        if self.store_breaker.is_outage:
+            limit = 1  # if the trial hangs too, its slot is lost to the pool
         plan = self.allocator.plan_store(request.block_hashes, stop, limit)
         if plan is not None:
             tracked.num_planned = plan.start + len(plan.hashes)
@@ -268,7 +270,7 @@ class SchedulerSide:
     def _hold_and_order(self, request: "Request", plan: StorePlan) -> None:
         blocks = self._blocks_of(request.request_id, plan.start, plan.start + len(plan.hashes))
         self._block_pool.touch(blocks)
-        job = self.ledger.open_store(request, plan, blocks)
+        job = self.ledger.open_store(plan, blocks)
         self.store_breaker.began(job.job_id)
         slots = plan.slots[:, 0].astype(np.int64)
         self._filled_by[slots] = job.job_id
@@ -280,9 +282,11 @@ class SchedulerSide:
 
     def _advance(self, progress: Progress) -> None:
         job = progress.job
-        tracked = self._tracked(job.restore.request if isinstance(job, LoadJob) else job.owner)
+        if progress.fell_short or (progress.ended and job.num_copied < job.num_blocks):
+            self._plan_anew()
         if isinstance(job, LoadJob):
-            if progress.fell_short and tracked is not None:
+            tracked = self._requests.get(job.restore.request.request_id)
+            if progress.fell_short and tracked is not None and tracked.request is job.restore.request:
                 tracked.may_be_loaded = False
             if progress.gave_up and not job.restore.was_stuck:
                 self.metrics.count("failed_jobs")
@@ -291,8 +295,6 @@ class SchedulerSide:
             if restore is not None:
                 self._end_restore(restore)
             return
-        if progress.fell_short and tracked is not None:
-            tracked.num_planned = min(tracked.num_planned, job.plan.start)
         if progress.gave_up:
             self.metrics.count("failed_jobs")
             self.store_breaker.failed(job.job_id, hangs=True)
@@ -302,10 +304,10 @@ class SchedulerSide:
             self.allocator.abandon(job.plan)
             self._block_pool.free_blocks(reversed(self.ledger.take_held(job)))
 
-    def _tracked(self, request: "Request") -> _Tracked | None:
-        """What is known of ``request``, not of another one of the same name."""
-        tracked = self._requests.get(request.request_id)
-        return tracked if tracked is not None and tracked.request is request else None
+    def _plan_anew(self) -> None:
+        """Something has left the pool that was not evicted; whose chains went with it is not known here."""
+        for tracked in self._requests.values():
+            tracked.num_planned = 0
 
     def _end_restore(self, restore: Restore) -> None:
         num_blocks = 0 if restore.was_stuck else restore.num_landed
@@ -323,9 +325,9 @@ class SchedulerSide:
     def _end_store(self, job: StoreJob) -> None:
         self._block_pool.free_blocks(reversed(job.blocks))
         if job.num_copied == job.num_blocks:
-            self.allocator.commit(job.plan)
             self.metrics.count("stored_bytes", job.num_copied * self._slot_bytes)
             self.store_breaker.succeeded(job.job_id)
+            self.allocator.commit(job.plan)
             return
         self.allocator.abort(job.plan)
         if job.is_spoiled:

@@ -13,7 +13,7 @@ class Outage:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.breaker = CircuitBreaker("store", lambda: self.now)
+        self.breaker = CircuitBreaker("stores", lambda: self.now)
         self._ids = count()
 
     def begin(self) -> int:
@@ -117,5 +117,5 @@ def test_an_outage_is_two_lines_in_the_log(outage: Outage, caplog: pytest.LogCap
     outage.breaker.succeeded(outage.begin())
     outage.breaker.succeeded(outage.begin())
     first, last = caplog.messages
-    assert "offload pauses: 8 stores in a row failed" in first
-    assert "offload goes on: a store" in last
+    assert "stores pause: 8 in a row failed; one is tried after 1 s" in first
+    assert "stores go on: one" in last

@@ -199,18 +199,10 @@ class TestLoadParts:
 
 
 @pytest.mark.parametrize(
-    ("num_loading", "num_blocks", "may"),
-    [
-        (0, 1, True),
-        (0, 99, True),
-        (1, 49, True),
-        (1, 50, False),
-        (49, 1, True),
-        (50, 1, False),
-        (99, 1, False),
-    ],
+    ("num_stuck", "num_blocks", "may"),
+    [(0, 1, True), (0, 99, True), (1, 49, True), (1, 50, False), (49, 1, True), (50, 1, False)],
 )
-def test_loads_share_half_of_the_gpu_and_one_alone_may_have_more(
-    num_loading: int, num_blocks: int, may: bool
+def test_loads_tried_beside_stuck_ones_leave_half_of_the_gpu(
+    num_stuck: int, num_blocks: int, may: bool
 ) -> None:
-    assert may_load(100, num_loading, num_blocks) is may
+    assert may_load(100, num_stuck, num_blocks) is may
