@@ -84,6 +84,8 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1, help="seeds that run at the same time")
     parser.add_argument("--json", metavar="FILE", help="write the totals there")
     arguments = parser.parse_args()
+    settings = {name: value for name, value in vars(arguments).items() if name != "json"}
+    meta = report.meta(settings=settings)  # of the code that runs, whatever is changed meanwhile
     totals, began = Totals(), time.perf_counter()
     said = began
     for outcome in _outcomes(arguments):
@@ -101,9 +103,8 @@ def main() -> int:
     for name, value in summary.items():
         print(f"{name:>18}  {value}")
     if arguments.json:
-        settings = {name: value for name, value in vars(arguments).items() if name != "json"}
         with open(arguments.json, "w") as file:
-            json.dump({"meta": report.meta(settings=settings), **summary}, file, indent=2)
+            json.dump({"meta": meta, **summary}, file, indent=2)
             file.write("\n")
     return 1 if totals.failed_seeds else 0
 
