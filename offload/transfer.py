@@ -55,6 +55,11 @@ class _Job:
     checked: Future[int] | None = None  # leading blocks that were sealed, or found intact
 
 
+def seal_thread() -> Executor:
+    """A thread that makes and checks seals, in order."""
+    return ThreadPoolExecutor(1, "kv-offload-seal")
+
+
 class TransferEngine:
     """Turns jobs over blocks and slots into copies, and their ends back into blocks.
 
@@ -71,7 +76,7 @@ class TransferEngine:
         seals: Seals,
         *,
         clock: Callable[[], float] = time.monotonic,
-        make_executor: Callable[[], Executor] = lambda: ThreadPoolExecutor(1, "kv-offload-seal"),
+        make_executor: Callable[[], Executor] = seal_thread,
     ) -> None:
         """``clock`` in seconds; an executor runs what it is given in order."""
         self._layout = layout

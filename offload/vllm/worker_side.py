@@ -4,7 +4,7 @@ import atexit
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,7 @@ from offload.errors import ConfigError
 from offload.layout import BlockLayout
 from offload.memory import HostMemory
 from offload.seals import Seals, Verify
-from offload.transfer import CANCELLED, TransferEnd, TransferEngine
+from offload.transfer import CANCELLED, TransferEnd, TransferEngine, seal_thread
 from offload.vllm.fingerprint import Fingerprint
 from offload.vllm.messages import JobReport, LoadOrder, StepPlan, StoreOrder, WorkerFacts, WorkerReport
 from offload.vllm.regions import block_bytes, block_regions, cache_address
@@ -72,7 +72,7 @@ class WorkerSide:
         self._kv_cache_config = kv_cache_config
         self._verify = verify
         self._make_copier: Callable[[torch.device], Copier] = _copier_for
-        self._make_executor: Callable[[], Executor] = lambda: ThreadPoolExecutor(1, "kv-offload-seal")
+        self._make_executor: Callable[[], Executor] = seal_thread
         self._clock = time.monotonic
         slot_bytes = block_bytes(kv_cache_config)
         self.facts = WorkerFacts(cpu_bytes // slot_bytes, slot_bytes, fingerprint)
