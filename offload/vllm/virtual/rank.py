@@ -101,23 +101,10 @@ class VirtualRank:
 
     def end(self, finished_req_ids: set[str]) -> KVConnectorOutput | None:
         """Everything vLLM calls after it, in its order."""
-        connector = self.connector
-        if connector is None:
+        if self.connector is None:
             return None
-        connector.start_load_kv(None)
-        connector.wait_for_save()
-        results = connector.get_transfer_results(finished_req_ids)
-        output = KVConnectorOutput(
-            finished_sending=results.finished_sending,
-            finished_recving=results.finished_recving,
-            failed_recving=results.failed_recving,
-            invalid_block_ids=connector.get_block_ids_with_load_errors(),
-            kv_connector_stats=connector.get_kv_connector_stats(),
-            kv_cache_events=connector.get_kv_connector_kv_cache_events(),
-            kv_connector_worker_meta=connector.build_connector_worker_meta(),
-        )
-        connector.clear_connector_metadata()
-        return output
+        self.connector.start_load_kv(None)
+        return end_step(self.connector, finished_req_ids)
 
     def slot_words(self, slot: int) -> Words:
         """What a slot of this rank's pool holds, ``uint64[layers, tokens, words]``."""
@@ -157,3 +144,20 @@ class VirtualRank:
         """Release threads and memory."""
         if self.connector is not None:
             self.connector.shutdown()
+
+
+def end_step(connector: Any, finished_req_ids: set[str]) -> KVConnectorOutput:
+    """What vLLM's model runner asks of a connector of worker role at the end of a step, in its order."""
+    connector.wait_for_save()
+    results = connector.get_transfer_results(finished_req_ids)
+    output = KVConnectorOutput(
+        finished_sending=results.finished_sending,
+        finished_recving=results.finished_recving,
+        failed_recving=results.failed_recving,
+        invalid_block_ids=connector.get_block_ids_with_load_errors(),
+        kv_connector_stats=connector.get_kv_connector_stats(),
+        kv_cache_events=connector.get_kv_connector_kv_cache_events(),
+        kv_connector_worker_meta=connector.build_connector_worker_meta(),
+    )
+    connector.clear_connector_metadata()
+    return output

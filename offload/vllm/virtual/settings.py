@@ -32,7 +32,7 @@ _MODEL = {
     "num_hidden_layers": 2,
     "num_attention_heads": 6,
     "num_key_value_heads": 1,
-    "max_position_embeddings": 65536,
+    "max_position_embeddings": 4_194_304,
     "torch_dtype": "float32",
 }
 
@@ -148,8 +148,8 @@ def draw_settings(
     )
 
 
-def make_vllm_config(settings: VirtualSettings) -> VllmConfig:
-    """The configuration a real engine would make of these settings."""
+def make_vllm_config(settings: VirtualSettings, transfer: dict[str, Any] | None = None) -> VllmConfig:
+    """The configuration a real engine would make of these settings; ``transfer``: another connector's."""
     vllm_config: VllmConfig = EngineArgs(
         model=_model_folder(),
         skip_tokenizer_init=True,
@@ -165,7 +165,7 @@ def make_vllm_config(settings: VirtualSettings) -> VllmConfig:
         enable_prefix_caching=True,
         enable_chunked_prefill=True,
         scheduling_policy=settings.policy,
-        kv_transfer_config=_transfer_config(settings),
+        kv_transfer_config=transfer or _transfer_config(settings),
     ).create_engine_config()
     # The platform at hand may have its own mind about these; the scheduler only reads them.
     vllm_config.scheduler_config.async_scheduling = settings.overlapped
