@@ -198,8 +198,8 @@ class CpuOffloadingBlockAllocator:
         slots = self._pool.take(len(hashes) * self.columns).reshape(-1, self.columns)
         grown = self._tree.append(Place(node, place.depth), hashes, slots)
         self._policy.stored(grown, hashes)
-        parent_hash = chain[place.depth - 1] if place.depth else None
-        plan = StorePlan(next(self._plan_ids), place.depth, hashes, slots, parent_hash)
+        lead = self._tree.lead(chain, place.depth)
+        plan = StorePlan(next(self._plan_ids), place.depth, hashes, slots, lead)
         self._copying[plan.plan_id] = plan
         return plan
 
@@ -236,9 +236,9 @@ class CpuOffloadingBlockAllocator:
         if plan.plan_id not in self._copying:
             raise _stale(plan)
         self._orphans[plan.plan_id] = self._copying.pop(plan.plan_id)
-        place = self._tree.place_of(plan.hashes[0])
-        assert place is not None, f"store plan {plan.plan_id} is in flight but not in the tree"
-        self._cut(place)
+        node = self._node_at(plan, plan.start)
+        assert node is not None, f"store plan {plan.plan_id} is in flight but not in the tree"
+        self._cut(Place(node, plan.start))
 
     def evict(self, num_slots: int) -> int:
         """Evict until ``num_slots`` more are free or nothing is evictable; return how many became free."""
@@ -246,14 +246,14 @@ class CpuOffloadingBlockAllocator:
         self._make_room(None, before + num_slots)
         return self.num_free - before
 
-    def drop(self, prefix_hash: bytes) -> None:
+    def drop(self, chain: Sequence[bytes], position: int) -> None:
         """The slot of that position holds wrong bytes: it and everything after it leave the pool.
 
         Nothing happens unless it is resident: what is filling has no bytes yet that could be wrong.
         """
-        place = self._tree.place_of(prefix_hash)
-        if place is not None and self._tree.is_resident(prefix_hash, place.depth):
-            self._cut(place)
+        node = self._tree.node_at(chain, 0, position)
+        if node is not None and node.start + node.resident > position:
+            self._cut(Place(node, position))
 
     def reset(self) -> None:
         """Forget everything. Slots in use by jobs become free when those end."""
@@ -365,7 +365,7 @@ class CpuOffloadingBlockAllocator:
     def _orphan_plans(self) -> None:
         """Plans whose positions left the tree: free what has landed, remember what is still coming."""
         for plans in (self._copying, self._landed):
-            for plan in [plan for plan in plans.values() if plan.hashes[0] not in self._tree]:
+            for plan in [plan for plan in plans.values() if self._node_at(plan, plan.start) is None]:
                 self._orphans[plan.plan_id] = plans.pop(plan.plan_id)
                 if plans is self._landed:
                     self._ends_orphan(plan)
@@ -380,11 +380,24 @@ class CpuOffloadingBlockAllocator:
         return True
 
     def _follows_resident(self, plan: StorePlan) -> bool:
-        return plan.parent_hash is None or self._tree.is_resident(plan.parent_hash, plan.start - 1)
+        if not plan.start:
+            return True
+        node = self._node_at(plan, plan.start - 1)
+        return node is not None and node.start + node.resident >= plan.start
+
+    def _node_at(self, plan: StorePlan, position: int) -> Node | None:
+        """The node that holds a position of ``plan`` or the one before it; None if that left the tree."""
+        if position >= plan.start + self._tree.stride:
+            return self._tree.node_at(plan.hashes, plan.start, position)
+        hashes = plan.lead + plan.hashes[: self._tree.stride]
+        return self._tree.node_at(hashes, plan.start - len(plan.lead), position)
 
     def _settle(self, plan: StorePlan) -> None:
         del self._landed[plan.plan_id]
-        last = self._tree.settle(plan.hashes[-1], plan.start, plan.start + len(plan.hashes))
+        stop = plan.start + len(plan.hashes)
+        last = self._node_at(plan, stop - 1)
+        assert last is not None, f"store plan {plan.plan_id} has landed but is not in the tree"
+        self._tree.settle(last, plan.start, stop)
         self._pool.move(_flat(plan.slots), SlotState.FILLING, SlotState.RESIDENT)
         self._record(Stored(plan.hashes, plan.parent_hash))
         self._refresh(last)

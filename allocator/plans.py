@@ -26,14 +26,19 @@ class StorePlan(NamedTuple):
         start: chain position of the first hash.
         hashes: prefix hashes of positions ``start, start + 1, ...``.
         slots: where each goes, ``int32[len(hashes), columns]``.
-        parent_hash: prefix hash of position ``start - 1``, None at the start of a chain.
+        lead: prefix hashes of a few positions right before ``start``; none only at the start of a chain.
     """
 
     plan_id: int
     start: int
     hashes: list[bytes]
     slots: Slots
-    parent_hash: bytes | None
+    lead: list[bytes]
+
+    @property
+    def parent_hash(self) -> bytes | None:
+        """Prefix hash of position ``start - 1``, None at the start of a chain."""
+        return self.lead[-1] if self.lead else None
 
 
 class UncachedRun(NamedTuple):

@@ -4,8 +4,14 @@
                       └── [100..131] ── [132..140]
 
 A node covers chain positions ``start <= p < end``. Its leading ``resident`` positions have complete
-bytes, the rest is filling; below a filling position nothing is resident. ``index`` maps the prefix hash
-of every position to its node, so the known part of a chain is found by galloping, not by walking.
+bytes, the rest is filling; below a filling position nothing is resident.
+
+The known part of a chain is found by a binary search, not by walking: ``index`` maps prefix hashes to
+nodes. Not all of them: every ``stride``-th position is *marked* and has an entry, counted from the start
+of its chain, so that the same positions are marked in all chains that share them. From the last marked
+one the rest of the way goes from node to node, at most ``stride - 1`` positions. A stride of 16 makes the
+index, and all work on it, 16 times smaller; it is what kept a pool of millions of blocks from stalling
+the engine each time the dict grew.
 
 The tree moves positions, nothing else: slots, policy and jobs are the allocator's.
 """
@@ -20,6 +26,9 @@ import numpy as np
 
 from allocator.slot_pool import Slots
 
+STRIDE = 16
+"""Every so manieth position of a chain is marked."""
+
 
 class Node:
     """A segment: consecutive chain positions without a branch between them. Compared by identity."""
@@ -30,7 +39,7 @@ class Node:
         self.parent = parent
         self.start = start
         self.hashes = hashes
-        self.children: set[Node] = set()
+        self.children: dict[bytes, Node] = {}  # by their first hash
         self.pins: set[Pin] = set()
         self.resident = 0
         self._buffer = slots
@@ -69,7 +78,8 @@ class Node:
 
     def truncate(self, size: int) -> "Removed":
         """Keep the first ``size`` positions and return the others."""
-        removed = Removed(self, self.hashes[size:], self.slots[size:].copy(), max(0, self.resident - size))
+        hashes, slots = self.hashes[size:], self.slots[size:].copy()
+        removed = Removed(self, self.start + size, hashes, slots, max(0, self.resident - size))
         del self.hashes[size:]
         self.resident = min(self.resident, size)
         if size * 4 < len(self._buffer):
@@ -107,9 +117,10 @@ class Place(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Positions that left ``node``: the first ``resident`` of them were resident, the others filling."""
+    """Positions from ``start`` on that left ``node``: the first ``resident`` were resident, the others filling."""
 
     node: Node
+    start: int
     hashes: list[bytes]
     slots: Slots
     resident: int
@@ -118,32 +129,44 @@ class Removed(NamedTuple):
 class PrefixTree:
     """Segments and their index. Columns: slots per chain position, one for models with one cache group."""
 
-    def __init__(self, columns: int = 1) -> None:
+    def __init__(self, columns: int = 1, stride: int = STRIDE) -> None:
         self.root = Node(None, 0, [], np.empty((0, columns), dtype=np.int32))
         self.columns = columns
+        self.stride = stride
         self._index: dict[bytes, Node] = {}
-
-    def __len__(self) -> int:
-        """Positions with a slot, resident or filling."""
-        return len(self._index)
-
-    def __contains__(self, prefix_hash: bytes) -> bool:
-        return prefix_hash in self._index
 
     def find(self, chain: Sequence[bytes], stop: int) -> Place:
         """The longest known part of the first ``stop`` positions of ``chain``, resident or filling.
 
         Membership along a chain is a run of yes and then a run of no, so a binary search finds the
-        border in O(log n) probes; both common cases, all of it and none of it, take one or two.
+        border in O(log n) probes; both common cases, all of it and none of it, take a few.
         """
-        index = self._index
+        index, stride = self._index, self.stride
         size = min(stop, len(chain))
         if size < 1 or chain[0] not in index:
             return Place(self.root, 0)
-        if chain[size - 1] in index:
-            return Place(index[chain[size - 1]], size)
-        depth = bisect_left(range(1, size - 1), True, key=lambda i: chain[i] not in index) + 1
-        return Place(index[chain[depth - 1]], depth)
+        last = (size - 1) // stride
+        if chain[last * stride] not in index:
+            last = bisect_left(range(1, last), True, key=lambda mark: chain[mark * stride] not in index)
+            size = (last + 1) * stride
+        return self._descend(index[chain[last * stride]], chain, 0, last * stride + 1, size)
+
+    def node_at(self, hashes: Sequence[bytes], first: int, position: int) -> Node | None:
+        """The node that holds ``position`` of a chain; None if it is unknown.
+
+        ``hashes`` are those of positions ``first, first + 1, ...``, beginning no later than at the last
+        marked one before ``position``.
+        """
+        mark = position - position % self.stride
+        node = self._index.get(hashes[mark - first])
+        if node is None:
+            return None
+        place = self._descend(node, hashes, first, mark + 1, position + 1)
+        return place.node if place.depth > position else None
+
+    def lead(self, chain: Sequence[bytes], start: int) -> list[bytes]:
+        """Hashes before ``start`` that ``node_at`` may need for positions from ``start - 1`` on."""
+        return list(chain[max(start - 1, 0) // self.stride * self.stride : start])
 
     def resident_part(self, place: Place) -> Place:
         """The resident part of the chain that leads to ``place``. O(segments being filled)."""
@@ -154,11 +177,6 @@ class PrefixTree:
                 break
             node = node.parent
         return Place(node, depth)
-
-    def is_resident(self, prefix_hash: bytes, position: int) -> bool:
-        """Whether the position with that hash is resident."""
-        node = self._index.get(prefix_hash)
-        return node is not None and position < node.start + node.resident
 
     def slots_of(self, place: Place, start: int) -> Slots:
         """Slots of positions ``start <= p < place.depth``, as a fresh array of one row per position."""
@@ -175,11 +193,11 @@ class PrefixTree:
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root, parents before children."""
-        stack = list(self.root.children)
+        stack = list(self.root.children.values())
         while stack:
             node = stack.pop()
             yield node
-            stack.extend(node.children)
+            stack.extend(node.children.values())
 
     def append(self, place: Place, hashes: Sequence[bytes], slots: Slots) -> Node:
         """Hang filling positions below ``place``, which must be the end of its node.
@@ -191,11 +209,11 @@ class PrefixTree:
         assert depth == node.end, f"{place} is not at the end of its node; split first"
         if node.parent is None or node.children or node.pins:
             child = Node(node, depth, list(hashes), slots.copy())
-            node.children.add(child)
+            node.children[hashes[0]] = child
             node = child
         else:
             node.extend(hashes, slots)
-        self._index.update(zip(hashes, repeat(node)))
+        self._point(hashes, depth, node)
         return node
 
     def split(self, place: Place) -> Node:
@@ -211,28 +229,27 @@ class PrefixTree:
             new = self._split_off_tail(node, size)
         else:
             new = self._split_off_head(node, size)
-        self._index.update(zip(new.hashes, repeat(new)))
+        self._point(new.hashes, new.start, new)
         return new
 
-    def settle(self, last_hash: bytes, start: int, stop: int) -> Node:
+    def settle(self, last: Node, start: int, stop: int) -> None:
         """Filling positions ``start <= p < stop`` are resident now, as is everything before them.
 
-        Returns the node of the last of them, whose hash is ``last_hash``. O(segments).
+        ``last`` is the node of the last of them. O(segments).
         """
-        last = node = self._index[last_hash]
+        node = last
         node.resident = stop - node.start
         while node.start > start and node.parent is not None:
             node = node.parent
             node.resident = len(node)
-        return last
 
     def trim(self, node: Node, num_positions: int) -> Removed:
         """Remove the last positions of a childless node, and the node itself when nothing is left."""
         assert not node.children, f"{node!r} has children"
         removed = node.truncate(len(node) - num_positions)
-        self._forget(removed.hashes)
+        self._forget(removed)
         if not node.hashes:
-            self._unlink(node)
+            self._unlink(node, removed.hashes[0])
         return removed
 
     def cut(self, place: Place) -> list[Removed]:
@@ -241,55 +258,73 @@ class PrefixTree:
         Pins keep what is left of their positions. ``Place(root, 0)`` empties the tree.
         """
         node, depth = place
-        pruned = list(node.children)
+        pruned = list(node.children.values())
         for below in pruned:
-            pruned.extend(below.children)
-        node.children = set()
+            pruned.extend(below.children.values())
+        node.children = {}
         removed = [below.truncate(0) for below in pruned]
         if depth < node.end:
             removed.append(node.truncate(depth - node.start))
         for part in removed:
-            self._forget(part.hashes)
+            self._forget(part)
         left = node if node.hashes or node.parent is None else node.parent
         self._hand_pins(removed, left)
         for below in pruned:
             below.parent = None
         if left is not node:
-            self._unlink(node)
+            self._unlink(node, removed[-1].hashes[0])
         return removed
-
-    def place_of(self, prefix_hash: bytes) -> Place | None:
-        """The place before the position with that hash, or None if it is unknown. O(segment)."""
-        node = self._index.get(prefix_hash)
-        return None if node is None else Place(node, node.start + node.hashes.index(prefix_hash))
 
     def check_invariants(self) -> None:
         """Index, links and borders agree."""
-        seen = 0
+        marked: dict[bytes, Node] = {}
         for node in self.nodes():
             parent = node.parent
-            assert parent is not None and node in parent.children, f"{node!r} is not its parent's child"
             assert node.hashes, f"{node!r} is empty"
+            assert parent is not None and parent.children.get(node.hashes[0]) is node, (
+                f"{node!r} is not its parent's child"
+            )
             assert node.start == parent.end, f"{node!r} hangs below {parent!r}"
             assert 0 <= node.resident <= len(node), f"{node!r} has its border outside"
             if parent is not self.root and parent.resident < len(parent):
                 assert node.resident == 0, f"{node!r} is resident below filling {parent!r}"
             assert node.slots.shape == (len(node), self.columns), f"{node!r} has slots {node.slots.shape}"
-            for prefix_hash in node.hashes:
-                found = self._index.get(prefix_hash)
-                assert found is node, f"index says {found!r} for a hash of {node!r}"
             for pin in node.pins:
                 assert pin.node is node, f"a pin of {node!r} says it hangs on {pin.node!r}"
-            seen += len(node)
-        assert seen == len(self._index), f"{seen} positions in nodes, {len(self._index)} in the index"
+            marked.update(zip(self._marked(node.hashes, node.start), repeat(node)))
+        for prefix_hash, node in marked.items():
+            found = self._index.get(prefix_hash)
+            assert found is node, f"index says {found!r} for a hash of {node!r}"
+        assert len(marked) == len(self._index), f"{len(marked)} marked, {len(self._index)} in the index"
+
+    def _descend(
+        self, node: Node, hashes: Sequence[bytes], first: int, depth: int, stop: int
+    ) -> Place:
+        """The longest known part up to ``stop`` of a chain whose first ``depth`` positions are known.
+
+        ``node`` holds the last of these, ``hashes`` begin at position ``first``.
+        """
+        while depth < stop:
+            if depth == node.end:
+                child = node.children.get(hashes[depth - first])
+                if child is None:
+                    break
+                node = child
+            start, size = node.start, min(stop, node.end)
+            if node.hashes[size - 1 - start] != hashes[size - 1 - first]:
+                differs = lambda position: node.hashes[position - start] != hashes[position - first]
+                depth += bisect_left(range(depth, size - 1), True, key=differs)
+                break
+            depth = size
+        return Place(node, depth)
 
     def _split_off_tail(self, node: Node, size: int) -> Node:
         part = node.truncate(size)
         tail = Node(node, node.end, part.hashes, part.slots)
         tail.resident = part.resident
-        tail.children, node.children = node.children, {tail}
+        tail.children, node.children = node.children, {tail.hashes[0]: tail}
         tail.pins, node.pins = node.pins, set()
-        for child in tail.children:
+        for child in tail.children.values():
             child.parent = tail
         for pin in tail.pins:
             pin.node = tail
@@ -300,19 +335,25 @@ class PrefixTree:
         assert parent is not None
         head = Node(parent, node.start, node.hashes[:size], node.slots[:size].copy())
         head.resident = min(node.resident, size)
-        head.children = {node}
-        parent.children.remove(node)
-        parent.children.add(head)
+        parent.children[head.hashes[0]] = head
         node.behead(size)
+        head.children = {node.hashes[0]: node}
         node.parent = head
         return head
 
-    def _forget(self, hashes: list[bytes]) -> None:
-        deque(map(self._index.__delitem__, hashes), maxlen=0)
+    def _marked(self, hashes: Sequence[bytes], start: int) -> Sequence[bytes]:
+        """Those of consecutive positions from ``start`` on that are marked."""
+        return hashes[-start % self.stride :: self.stride]
 
-    def _unlink(self, node: Node) -> None:
+    def _point(self, hashes: Sequence[bytes], start: int, node: Node) -> None:
+        self._index.update(zip(self._marked(hashes, start), repeat(node)))
+
+    def _forget(self, removed: Removed) -> None:
+        deque(map(self._index.__delitem__, self._marked(removed.hashes, removed.start)), maxlen=0)
+
+    def _unlink(self, node: Node, first_hash: bytes) -> None:
         assert node.parent is not None
-        node.parent.children.remove(node)
+        del node.parent.children[first_hash]
         node.parent = None
 
     def _hand_pins(self, removed: list[Removed], left: Node) -> None:

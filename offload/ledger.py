@@ -31,10 +31,9 @@ class Restore:
     Attributes:
         restore_id: the id of its first job.
         request: who gets the KV.
-        root: first prefix hash of the chain.
         first: chain position of the first block.
         pin: holds the slots.
-        hashes: prefix hashes of the blocks.
+        chain: prefix hashes of the request's blocks, up to the last one loaded.
         block_ids: GPU blocks that are filled.
         parts_left: its load jobs in flight.
         num_landed: leading blocks that are complete on all ranks.
@@ -46,10 +45,9 @@ class Restore:
     """
 
     request: Any
-    root: bytes
     first: int
     pin: Pin
-    hashes: list[bytes]
+    chain: list[bytes]
     block_ids: Ids
     restore_id: int = -1
     parts_left: int = 0
@@ -63,8 +61,8 @@ class Restore:
 
     def num_common(self, chain: Sequence[bytes]) -> int:
         """How many leading blocks are also of ``chain``. O(log n): equal hashes have equal beginnings."""
-        size = min(len(self.hashes), len(chain) - self.first)
-        return bisect_left(range(size), True, key=lambda i: self.hashes[i] != chain[self.first + i])
+        size = min(len(self.chain), len(chain)) - self.first
+        return bisect_left(range(size), True, key=lambda i: self.chain[self.first + i] != chain[self.first + i])
 
     def end_part(self, start: int, good_stop: int) -> None:
         """The part that began at ``start`` has ended, good up to ``good_stop``."""

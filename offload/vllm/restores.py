@@ -78,11 +78,10 @@ class Restores:
         """
         hashes = request.block_hashes
         pin = self._allocator.pin(hashes, positions.start, positions.stop)
-        wanted = hashes[positions.start : positions.stop]
-        restore = Restore(request, hashes[0], positions.start, pin, wanted, block_ids)
+        restore = Restore(request, positions.start, pin, hashes[: positions.stop], block_ids)
         parts = planner.load_parts(len(positions), self.first_part)
         jobs = [self._ledger.open_load(restore, *part) for part in parts]
-        self._families.setdefault(restore.root, []).append(restore)
+        self._families.setdefault(restore.chain[0], []).append(restore)
         slots = pin.slots[:, 0].astype(np.int64)
         named = [LoadPart(job.job_id, job.start, job.stop) for job in jobs]
         return LoadOrder(request.request_id, named, slots, filled_by[slots], block_ids)
@@ -108,7 +107,7 @@ class Restores:
         if progress.fell_short:
             restore.is_void = True
             if not restore.is_cancelled:
-                self._allocator.drop(restore.hashes[job.start + job.num_copied])
+                self._allocator.drop(restore.chain, restore.first + job.start + job.num_copied)
         if progress.gave_up:
             self._share(restore, restore.num_landed)
             restore.was_stuck = True
@@ -118,16 +117,16 @@ class Restores:
         if not progress.ended:
             return None
         self._block_pool.free_blocks(reversed(job.blocks))
+        depths = [d for d in restore.followers.values() if d <= restore.num_landed or not restore.parts_left]
+        self._share(restore, min(max(depths, default=0), restore.num_landed))
         if restore.parts_left:
-            needed = [depth for depth in restore.followers.values() if depth <= restore.num_landed]
-            self._share(restore, max(needed, default=0))
             return None
-        self._share(restore, restore.num_landed)
         self._allocator.unpin(restore.pin)
-        family = self._families[restore.root]
+        root = restore.chain[0]
+        family = self._families[root]
         family.remove(restore)
         if not family:
-            del self._families[restore.root]
+            del self._families[root]
         return restore
 
     def _share(self, restore: Restore, num_blocks: int) -> None:

@@ -314,7 +314,7 @@ class SchedulerSide:
         self.metrics.count("restored_requests", num_blocks > 0)
         self.metrics.count("restored_tokens", num_blocks * self.block_size)
         self.metrics.count("loaded_bytes", num_blocks * self._slot_bytes)
-        if num_blocks == len(restore.hashes):
+        if num_blocks == len(restore.block_ids):
             self.load_breaker.succeeded(restore.restore_id)
         elif restore.is_cancelled:
             self.load_breaker.dismissed(restore.restore_id)

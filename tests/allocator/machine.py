@@ -34,11 +34,16 @@ class AllocatorMachine(RuleBasedStateMachine):
     ended_plans = Bundle("ended_plans")
     ended_pins = Bundle("ended_pins")
 
-    @initialize(positions=st.integers(1, 12), columns=st.sampled_from([1, 1, 2]), odd=st.booleans())
-    def make(self, positions: int, columns: int, odd: bool) -> None:
+    @initialize(
+        positions=st.integers(1, 12),
+        columns=st.sampled_from([1, 1, 2]),
+        odd=st.booleans(),
+        stride=st.sampled_from([1, 2, 3, 16]),
+    )
+    def make(self, positions: int, columns: int, odd: bool, stride: int) -> None:
         capacity = positions * columns + (odd and columns > 1)
         kind = LruPair if self.policy == "lru" else Pair
-        self.pair = kind(capacity, columns, make_policy(self.policy))
+        self.pair = kind(capacity, columns, make_policy(self.policy), stride)
         self.pair.seen = self.seen
 
     @invariant()
@@ -118,7 +123,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._resident())
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
-        self.pair.drop(data.draw(st.sampled_from(self._resident())).prefix_hash)
+        self.pair.drop([each.prefix_hash for each in data.draw(st.sampled_from(self._resident())).path])
 
     @rule(chain=chains(), start=st.integers(-2, MAX_LENGTH), stop=st.integers(-2, MAX_LENGTH + 2))
     def ask_for_what_is_not_resident(self, chain: list[bytes], start: int, stop: int) -> None:
@@ -127,7 +132,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             with pytest.raises(ChainError):
                 self.pair.allocator.pin(chain, start, stop)
         if depth < len(chain):
-            self.pair.drop(chain[-1])
+            self.pair.drop(chain)
 
     @precondition(lambda self: self.pair.model.pins and self.pair.model.stores)
     @rule()

@@ -18,10 +18,13 @@ class Pair:
     may_refuse: ClassVar[bool] = True
     """Whether the policy may find newcomers worth less than all that is here."""
 
-    def __init__(self, capacity: int, columns: int = 1, policy: EvictionPolicy[Any] | None = None) -> None:
+    def __init__(
+        self, capacity: int, columns: int = 1, policy: EvictionPolicy[Any] | None = None, stride: int = 2
+    ) -> None:
         self.allocator = CpuOffloadingBlockAllocator(
             capacity, columns=columns, policy=policy, record_events=True
         )
+        self.allocator._tree.stride = stride  # chains here are short
         self.model = AllocatorModel(capacity, columns)
         self.seen: Counter[str] = Counter()
         """How often each of the rarer situations came up."""
@@ -120,12 +123,14 @@ class Pair:
         self._replay_evictions(before + num_slots)
         assert freed == len(self.model.free) - before
 
-    def drop(self, prefix_hash: bytes) -> None:
+    def drop(self, chain: list[bytes]) -> None:
+        """The last position of ``chain``."""
+        prefix_hash = chain[-1]
         in_flight = [store for store in self.model.stores.values() if not store.orphaned]
         position = self.model.tree.positions.get(prefix_hash)
         is_resident = position is not None and position.resident
         gone = self.model.cut(self.model.tree.from_on(prefix_hash)) if is_resident else []
-        self.allocator.drop(prefix_hash)
+        self.allocator.drop(chain, len(chain) - 1)
         assert self._replay(Evicted) == _hashes(gone)
         self.seen["drop orphans a store"] += any(store.orphaned for store in in_flight)
         for pin in self.model.pins:
@@ -207,7 +212,9 @@ class LruPair(Pair):
 
     may_refuse = False
 
-    def __init__(self, capacity: int, columns: int = 1, policy: EvictionPolicy[Any] | None = None) -> None:
+    def __init__(
+        self, capacity: int, columns: int = 1, policy: EvictionPolicy[Any] | None = None, stride: int = 2
+    ) -> None:
         super().__init__(capacity, columns, policy or LruPolicy())
 
     def expect_victim(self, victim: Position, candidates: Sequence[Position]) -> None:

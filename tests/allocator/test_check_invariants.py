@@ -84,7 +84,7 @@ def empty_segment(allocator: CpuOffloadingBlockAllocator) -> None:
     allocator._tree.trim(node := _node_at(allocator, LONG[5]), len(node))
     parent = _node_at(allocator, LONG[0])
     node.parent = parent
-    parent.children.add(node)
+    parent.children[LONG[5]] = node
 
 
 @seen_as("is resident below filling")
@@ -140,6 +140,7 @@ def full_blocks_without_hashes(allocator: CpuOffloadingBlockAllocator) -> None:
 @pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
 def test_damage_is_seen(damage: Damage, message: str) -> None:
     allocator = CpuOffloadingBlockAllocator(17)
+    allocator._tree.stride = 1
     for chain in (LONG, OTHER):
         plan = allocator.plan_store(chain, len(chain))
         assert plan is not None

@@ -149,7 +149,7 @@ def test_a_long_history_leaves_nothing_behind() -> None:
             if depth:
                 pin = allocator.pin(chain, 0, rng.randrange(depth) + 1)
                 if rng.random() < 0.1:
-                    allocator.drop(chain[0])
+                    allocator.drop(chain, 0)
                 allocator.unpin(pin)
             if rng.random() < 0.01:
                 allocator.reset()

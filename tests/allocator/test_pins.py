@@ -31,7 +31,7 @@ def test_a_pin_survives_the_split_of_its_segment() -> None:
 def test_dropped_slots_stay_leaving_until_the_last_load_ends() -> None:
     pair = pair_with(LONG, capacity=6)
     one, other = pair.pin(LONG, 0, 6), pair.pin(LONG, 4, 6)
-    pair.drop(LONG[4])
+    pair.drop(LONG[:5])
     pair.check()
     assert (pair.allocator.num_leaving, pair.allocator.num_free) == (2, 0)
     pair.unpin(one)
@@ -45,7 +45,7 @@ def test_dropped_slots_stay_leaving_until_the_last_load_ends() -> None:
 def test_a_pin_keeps_what_a_drop_has_left_of_it() -> None:
     pair = pair_with(LONG, capacity=6)
     pin = pair.pin(LONG, 0, 6)
-    pair.drop(LONG[5])
+    pair.drop(LONG[:6])
     pair.evict(6)
     pair.check()
     assert pair.allocator.resident_depth(LONG) == 5

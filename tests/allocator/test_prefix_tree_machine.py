@@ -27,9 +27,9 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     seen: ClassVar[Counter[str]] = Counter()
     """How often each of the rarer situations came up, in all runs."""
 
-    @initialize(columns=st.sampled_from([1, 2]))
-    def make(self, columns: int) -> None:
-        self.tree = PrefixTree(columns)
+    @initialize(columns=st.sampled_from([1, 2]), stride=st.sampled_from([1, 2, 3, 16]))
+    def make(self, columns: int, stride: int) -> None:
+        self.tree = PrefixTree(columns, stride)
         self.model = TreeModel()
         self.pins: list[tuple[Pin, PinModel]] = []
         self.slots = count()
@@ -62,8 +62,10 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         stop = start + round(share * (stop - start))
         if start >= stop:
             return
-        last = self.tree.settle(chain[stop - 1], start, stop)
+        last = self._node_at(chain, stop - 1)
+        assert last is not None
         assert chain[stop - 1] in last.hashes
+        self.tree.settle(last, start, stop)
         for position in self.model.known(chain)[:stop]:
             position.resident = True
 
@@ -82,9 +84,9 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cut(self, data: st.DataObject) -> None:
         path = self._draw_path(data)
-        place = self.tree.place_of(path[-1].prefix_hash)
-        assert place is not None
-        assert place.depth == len(path) - 1
+        node = self._node_at([position.prefix_hash for position in path], len(path) - 1)
+        assert node is not None
+        place = Place(node, len(path) - 1)
         self._agree_on_removed(self.tree.cut(place), self.model.from_on(path[-1].prefix_hash))
 
     @precondition(lambda self: self.pins)
@@ -93,7 +95,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
         if really:
             removed = self.tree.cut(Place(self.tree.root, 0))
             self._agree_on_removed(removed, list(self.model.positions.values()))
-            assert len(self.tree) == 0
+            assert not list(self.tree.nodes())
 
     @precondition(lambda self: self.model.positions)
     @rule(data=st.data())
@@ -124,19 +126,15 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             assert self.tree.slots_of(each, start).tolist() == self.model.rows(chain, start, each.depth)
         for position, prefix_hash in enumerate(chain):
             known = self.model.positions.get(prefix_hash)
-            assert (prefix_hash in self.tree) == (known is not None)
-            assert self.tree.is_resident(prefix_hash, position) == (known is not None and known.resident)
-
-    @rule(chain=chains())
-    def ask_for_unknown(self, chain: list[bytes]) -> None:
-        if chain[-1] in self.model.positions:
-            return
-        assert self.tree.place_of(chain[-1]) is None
+            node = self._node_at(chain, position)
+            assert (node is not None) == (known is not None)
+            if node is not None and known is not None:
+                assert node.hashes[position - node.start] == prefix_hash
+                assert (position < node.start + node.resident) == known.resident
 
     @invariant()
     def agrees(self) -> None:
         self.tree.check_invariants()
-        assert len(self.tree) == len(self.model.positions)
         slots: dict[bytes, tuple[int, ...]] = {}
         for node in self.tree.nodes():
             slots.update(zip(node.hashes, map(tuple, node.slots.tolist()), strict=True))
@@ -159,6 +157,11 @@ class PrefixTreeMachine(RuleBasedStateMachine):
                 assert pin.node.hashes[-1] == kept[-1].prefix_hash
 
     # Helpers
+
+    def _node_at(self, chain: list[bytes], position: int) -> Node | None:
+        """As a caller that remembers no more of the chain than it must."""
+        lead = self.tree.lead(chain, position)
+        return self.tree.node_at(lead + chain[position : position + 1], position - len(lead), position)
 
     def _end_segment_at(self, place: Place) -> Place:
         if place.depth == place.node.end:

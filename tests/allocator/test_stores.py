@@ -121,7 +121,7 @@ def test_events_say_what_became_resident_and_what_left() -> None:
     plan = allocator.plan_store(LONG, 5)
     assert plan is not None
     allocator.abort(plan)
-    allocator.drop(LONG[1])
+    allocator.drop(LONG, 1)
     assert allocator.take_events() == [
         Stored(OTHER, None),
         Evicted(OTHER[3:]),

@@ -114,18 +114,18 @@ def compare_tiers(engine: Engine) -> Comparison:
     """Compare the KV of every prefix hash that both tiers have."""
     engine.settle()
     tree = _scheduler_side(engine).allocator._tree
-    on_gpu = {
-        get_block_hash(block.block_hash): block.block_id
-        for block in engine.scheduler.kv_cache_manager.block_pool.blocks
-        if block.block_hash is not None
+    slot_of = {
+        prefix_hash: int(slot)
+        for node in tree.nodes()
+        for prefix_hash, slot in zip(node.hashes, node.slots[:, 0], strict=True)
     }
     block_ids: list[int] = []
     slots: list[int] = []
-    for prefix_hash, block_id in on_gpu.items():
-        place = tree.place_of(prefix_hash)
-        if place is not None:
-            block_ids.append(block_id)
-            slots.append(int(place.node.slots[place.depth - place.node.start, 0]))
+    for block in engine.scheduler.kv_cache_manager.block_pool.blocks:
+        prefix_hash = block.block_hash and get_block_hash(block.block_hash)
+        if prefix_hash in slot_of:
+            block_ids.append(block.block_id)
+            slots.append(slot_of[prefix_hash])
     pairs = zip(engine.probe("read_blocks", block_ids), engine.probe("read_slots", slots), strict=True)
     differences = [
         np.abs(np.frombuffer(one, np.float32) - np.frombuffer(other, np.float32)).max()

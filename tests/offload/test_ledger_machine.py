@@ -35,8 +35,8 @@ class JobModel:
 
 
 def restore_of(num_blocks: int, first: int = 0) -> Restore:
-    hashes = [bytes([index]) for index in range(num_blocks)]
-    return Restore("a request", b"root", first, NO_PIN, hashes, np.arange(num_blocks))
+    hashes = [b"root"] * first + [bytes([index]) for index in range(num_blocks)]
+    return Restore("a request", first, NO_PIN, hashes, np.arange(num_blocks))
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -144,7 +144,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """The leading blocks that are good are those before the first that is not here."""
         ended = self.good_stops[id(job.restore)]
         ended.update(dict.fromkeys(range(job.start, job.start + model.num_copied)))
-        expected = next(index for index in range(len(job.restore.hashes) + 1) if index not in ended)
+        expected = next(index for index in range(len(job.restore.block_ids) + 1) if index not in ended)
         assert job.restore.num_landed == expected
         left = [other for other in self.model.values() if other.restore is job.restore]
         assert job.restore.parts_left == len(left)

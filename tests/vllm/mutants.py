@@ -237,7 +237,7 @@ def blocks_are_shared_before_they_have_landed(patch: pytest.MonkeyPatch) -> None
     original = Restores._share
 
     def share(self: Restores, restore: Restore, num_blocks: int) -> None:
-        original(self, restore, len(restore.hashes))
+        original(self, restore, len(restore.block_ids))
 
     patch.setattr(Restores, "_share", share)
 
@@ -249,7 +249,7 @@ def blocks_of_a_void_restore_are_shared(patch: pytest.MonkeyPatch) -> None:
     def advance(self: Restores, job: LoadJob, progress: Any) -> Any:
         ended = original(self, job, progress)
         if job.restore.is_void:
-            self._share(job.restore, len(job.restore.hashes))
+            self._share(job.restore, len(job.restore.block_ids))
         return ended
 
     patch.setattr(Restores, "advance", advance)

@@ -60,7 +60,7 @@ def test_trap_03_abort_during_a_load_stores_nothing(engines: Engines) -> None:
     hold(engine, LOAD)
     request = engine.add(tokens(20), 4)
     step_until(engine, lambda: request.status == LOADING)
-    engine.side.allocator.drop(request.block_hashes[0])  # as when another's load of it fails
+    engine.side.allocator.drop(request.block_hashes, 0)  # as when another's load of it fails
     assert request.num_computed_tokens == 20 and depth_of(engine, request) == 0
     engine.abort(request.request_id)
     assert engine.side.allocator.num_filling == 0, "a store of blocks that nobody has filled"
