@@ -190,8 +190,9 @@ class CpuOffloadingBlockAllocator:
         node = self._end_segment_at(place)
         self._policy.leave(node)
         hashes = list(chain[place.depth : place.depth + wanted])
-        self._make_room(Newcomer(node, hashes), wanted * self.columns)
-        del hashes[self.num_free // self.columns :]
+        if self.num_free < wanted * self.columns:
+            self._make_room(Newcomer(node, hashes), wanted * self.columns)
+            del hashes[self.num_free // self.columns :]
         if not hashes:
             self._refresh(node)
             return None
@@ -212,9 +213,9 @@ class CpuOffloadingBlockAllocator:
         if self._ends_orphan(plan):
             return
         self._landed[plan.plan_id] = self._copying.pop(plan.plan_id)
-        while ready := [landed for landed in self._landed.values() if self._follows_resident(landed)]:
-            for landed in ready:
-                self._settle(landed)
+        if self._settle(plan):
+            while any(self._settle(landed) for landed in list(self._landed.values())):
+                pass  # one that settled may be what another waited for
 
     def abort(self, plan: StorePlan) -> None:
         """The bytes of ``plan`` will not come: its positions and all after them leave the pool.
@@ -379,28 +380,25 @@ class CpuOffloadingBlockAllocator:
         self._pool.move(_flat(plan.slots), SlotState.FILLING, SlotState.FREE)
         return True
 
-    def _follows_resident(self, plan: StorePlan) -> bool:
-        if not plan.start:
-            return True
-        node = self._node_at(plan, plan.start - 1)
-        return node is not None and node.start + node.resident >= plan.start
-
     def _node_at(self, plan: StorePlan, position: int) -> Node | None:
-        """The node that holds a position of ``plan`` or the one before it; None if that left the tree."""
+        """The node that holds a position of ``plan``; None if it left the tree."""
         if position >= plan.start + self._tree.stride:
             return self._tree.node_at(plan.hashes, plan.start, position)
         hashes = plan.lead + plan.hashes[: self._tree.stride]
         return self._tree.node_at(hashes, plan.start - len(plan.lead), position)
 
-    def _settle(self, plan: StorePlan) -> None:
-        del self._landed[plan.plan_id]
+    def _settle(self, plan: StorePlan) -> bool:
+        """Make a landed plan resident, if what is before it is."""
         stop = plan.start + len(plan.hashes)
         last = self._node_at(plan, stop - 1)
         assert last is not None, f"store plan {plan.plan_id} has landed but is not in the tree"
-        self._tree.settle(last, plan.start, stop)
+        if not self._tree.settle(last, plan.start, stop):
+            return False
+        del self._landed[plan.plan_id]
         self._pool.move(_flat(plan.slots), SlotState.FILLING, SlotState.RESIDENT)
         self._record(Stored(plan.hashes, plan.parent_hash))
         self._refresh(last)
+        return True
 
     def _record(self, event: Stored | Evicted) -> None:
         if self._events is not None and event.hashes:

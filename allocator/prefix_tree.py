@@ -117,7 +117,7 @@ class Place(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Positions from ``start`` on that left ``node``: the first ``resident`` were resident, the others filling."""
+    """Positions from ``start`` on that left ``node``: ``resident`` ones first, the others were filling."""
 
     node: Node
     start: int
@@ -232,16 +232,22 @@ class PrefixTree:
         self._point(new.hashes, new.start, new)
         return new
 
-    def settle(self, last: Node, start: int, stop: int) -> None:
-        """Filling positions ``start <= p < stop`` are resident now, as is everything before them.
+    def settle(self, last: Node, start: int, stop: int) -> bool:
+        """Make filling positions ``start <= p < stop`` resident, if everything before them is.
 
-        ``last`` is the node of the last of them. O(segments).
+        ``last`` is the node of the last of them. Returns whether it was done. O(segments).
         """
-        node = last
-        node.resident = stop - node.start
+        node, full = last, []
         while node.start > start and node.parent is not None:
             node = node.parent
+            full.append(node)
+        before = node.parent if node.start == start and node.parent is not None else node
+        if before.start + before.resident < start:
+            return False
+        for node in full:
             node.resident = len(node)
+        last.resident = stop - last.start
+        return True
 
     def trim(self, node: Node, num_positions: int) -> Removed:
         """Remove the last positions of a childless node, and the node itself when nothing is left."""
@@ -297,25 +303,25 @@ class PrefixTree:
             assert found is node, f"index says {found!r} for a hash of {node!r}"
         assert len(marked) == len(self._index), f"{len(marked)} marked, {len(self._index)} in the index"
 
-    def _descend(
-        self, node: Node, hashes: Sequence[bytes], first: int, depth: int, stop: int
-    ) -> Place:
+    def _descend(self, node: Node, hashes: Sequence[bytes], first: int, depth: int, stop: int) -> Place:
         """The longest known part up to ``stop`` of a chain whose first ``depth`` positions are known.
 
         ``node`` holds the last of these, ``hashes`` begin at position ``first``.
         """
         while depth < stop:
-            if depth == node.end:
+            mine, offset = node.hashes, node.start - first
+            end = min(stop, node.start + len(mine))
+            if depth == end:
                 child = node.children.get(hashes[depth - first])
                 if child is None:
                     break
                 node = child
-            start, size = node.start, min(stop, node.end)
-            if node.hashes[size - 1 - start] != hashes[size - 1 - first]:
-                differs = lambda position: node.hashes[position - start] != hashes[position - first]
-                depth += bisect_left(range(depth, size - 1), True, key=differs)
+            elif mine[end - 1 - node.start] == hashes[end - 1 - first]:
+                depth = end
+            else:
+                rest = range(depth - node.start, end - 1 - node.start)
+                depth += bisect_left(rest, True, key=lambda i: mine[i] != hashes[i + offset])
                 break
-            depth = size
         return Place(node, depth)
 
     def _split_off_tail(self, node: Node, size: int) -> Node:

@@ -61,8 +61,9 @@ class Restore:
 
     def num_common(self, chain: Sequence[bytes]) -> int:
         """How many leading blocks are also of ``chain``. O(log n): equal hashes have equal beginnings."""
-        size = min(len(self.chain), len(chain)) - self.first
-        return bisect_left(range(size), True, key=lambda i: self.chain[self.first + i] != chain[self.first + i])
+        first = self.first
+        size = min(len(self.chain), len(chain)) - first
+        return bisect_left(range(size), True, key=lambda i: self.chain[first + i] != chain[first + i])
 
     def end_part(self, start: int, good_stop: int) -> None:
         """The part that began at ``start`` has ended, good up to ``good_stop``."""

@@ -4,24 +4,45 @@ from itertools import pairwise
 
 _FIRST_PART_BYTES = 16 << 20  # less than a millisecond of PCIe
 _LEAST_PART_BLOCKS = 16
+_ANSWER_RUN_TOKENS = 256  # computed again in some ten milliseconds
 
 
-def storable_blocks(
-    num_computed: int, num_scheduled: int, num_tokens: int, num_hashes: int, block_size: int
-) -> int:
+def storable_blocks(num_computed: int, num_tokens: int, num_hashes: int, block_size: int) -> int:
     """Leading blocks of a running request that are full once this step has run.
 
-    Plans are made before the engine advances ``num_computed``, and that counter is optimistic (drafts,
-    tokens not sampled yet), so known tokens and hashes bound it.
+    The engine's own counter is optimistic (drafts, tokens not sampled yet), so known tokens and hashes
+    bound it.
 
     Args:
-        num_computed: tokens computed before this step.
-        num_scheduled: tokens computed in this step.
+        num_computed: tokens computed when this step has run.
         num_tokens: tokens whose ids are known.
         num_hashes: prefix hashes that exist.
         block_size: tokens per block.
     """
-    return min(min(num_computed + num_scheduled, num_tokens) // block_size, num_hashes)
+    return min(min(num_computed, num_tokens) // block_size, num_hashes)
+
+
+def is_worth_storing(num_full: int, num_seen: int, num_prompt_blocks: int, run: int) -> bool:
+    """Whether to look for uncached blocks when ``num_full`` are full and ``num_seen`` were at the last look.
+
+    A prompt's blocks are stored as soon as they are full. Those of an answer fill one at a time, and a store
+    of one block costs as much scheduler time as one of hundreds: they are stored ``run`` at a time, and the
+    rest when the request ends. If it is preempted before, no more than that is computed again.
+    """
+    return num_full < num_seen or num_seen < min(num_full, num_prompt_blocks) or num_full >= num_seen + run
+
+
+def tokens_to_next_look(
+    num_tokens: int, num_seen: int, num_prompt_blocks: int, run: int, block_size: int
+) -> int:
+    """Tokens until ``is_worth_storing`` may turn true, for a request with ``num_tokens`` computed."""
+    target = num_tokens // block_size + 1 if num_seen < num_prompt_blocks else num_seen + run
+    return target * block_size - num_tokens
+
+
+def answer_run_blocks(block_size: int) -> int:
+    """How many blocks of an answer are stored at a time."""
+    return max(1, _ANSWER_RUN_TOKENS // block_size)
 
 
 def storable_blocks_at_finish(

@@ -31,7 +31,7 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.outputs import KVConnectorOutput
 
-from allocator import Stored
+from allocator import Evicted, Stored
 from offload.errors import UnsupportedError
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.messages import StepPlan, WorkerFacts, WorkerReport
@@ -176,22 +176,9 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def take_events(self) -> Iterable[KVCacheEvent]:
         if self._scheduler is None:
-            return
-        for event in self._scheduler.allocator.take_events():
-            hashes = [maybe_convert_block_hash(prefix_hash) for prefix_hash in event.hashes]
-            if isinstance(event, Stored):
-                parent = event.parent_hash
-                yield BlockStored(
-                    block_hashes=hashes,
-                    parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
-                    token_ids=[],
-                    block_size=self._scheduler.block_size,
-                    lora_id=None,
-                    medium=_MEDIUM,
-                    lora_name=None,
-                )
-            else:
-                yield BlockRemoved(block_hashes=hashes, medium=_MEDIUM)
+            return ()
+        block_size = self._scheduler.block_size
+        return [_published(event, block_size) for event in self._scheduler.allocator.take_events()]
 
     # Worker side
 
@@ -260,3 +247,20 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             fingerprint=self._fingerprint,
             clock=self._clock,
         )
+
+
+def _published(event: Stored | Evicted, block_size: int) -> KVCacheEvent:
+    """An event of the allocator as vLLM publishes it."""
+    hashes = list(map(maybe_convert_block_hash, event.hashes))
+    if isinstance(event, Evicted):
+        return BlockRemoved(block_hashes=hashes, medium=_MEDIUM)
+    parent = event.parent_hash
+    return BlockStored(
+        block_hashes=hashes,
+        parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
+        token_ids=[],
+        block_size=block_size,
+        lora_id=None,
+        medium=_MEDIUM,
+        lora_name=None,
+    )

@@ -9,9 +9,9 @@ One step of the engine, top to bottom::
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from offload.config import OffloadConfig
 from offload.hints import read_hints
 from offload.layout import Ids
 from offload.ledger import JobLedger, LoadJob, Progress, Restore, StoreJob
+from offload.lookout import Lookout
 from offload.metrics import Metrics
 from offload.vllm.fingerprint import Fingerprint
 from offload.vllm.messages import StepPlan, StoreOrder, WorkerReport
@@ -105,10 +106,14 @@ class SchedulerSide:
         )
         self._filled_by: Ids = np.full(num_slots, -1, dtype=np.int64)  # the store job, for every slot
         self._requests: dict[str, _Tracked] = {}
+        self._lookout: Lookout[str] = Lookout()
+        self._answers: deque[str] = deque()  # in line for a run of theirs to be stored
+        self.answer_run = planner.answer_run_blocks(block_size)
+        """Blocks of an answer that are stored at a time."""
         self._local_tokens: dict[str, int] = {}
         self._fingerprint = fingerprint
         self._next = StepPlan(fingerprint)
-        self._num_evicted_seen = 0
+        self._shown = (0, -1, 0, 0, False)  # the figures of the last take_metrics
 
     # Loads
 
@@ -145,6 +150,7 @@ class SchedulerSide:
             self._requests[request_id] = _Tracked(request, may_be_stored)
         else:
             tracked.num_full = tracked.num_planned = 0
+        self._lookout.expect(request_id, 1)
         if not num_external:
             self.allocator.touch(request.block_hashes)
             return
@@ -160,29 +166,57 @@ class SchedulerSide:
         """Everything the workers are to do in this step."""
         for request_id in output.preempted_req_ids or ():
             self.allocator.forget_owner(request_id)
+            self._lookout.forget(request_id)
         scheduled = output.num_scheduled_tokens
-        for request_id, num_scheduled in scheduled.items():
-            tracked = self._requests.get(request_id)
-            if tracked is None or not tracked.may_be_stored:
-                continue
-            request = tracked.request
-            num_full = planner.storable_blocks(
-                request.num_computed_tokens,
-                num_scheduled,
-                self._storable_tokens(request),
-                len(request.block_hashes),
-                self.block_size,
-            )
-            if num_full != tracked.num_full:  # fewer if the scheduler took back a sibling's failed load
-                tracked.num_full = num_full
-                tracked.num_planned = min(tracked.num_planned, num_full)
-                self.allocator.note_full(request_id, request.block_hashes, num_full)
-        for run in self.allocator.uncached():
+        self._note_full_blocks(scheduled, output.total_num_scheduled_tokens)
+        for run in self.allocator.uncached() if self._may_store() else ():
             tracked = self._requests[str(run.owner)]
             if run.owner in scheduled and not self._open_store(tracked, run.start, run.stop):
                 break
         plan, self._next = self._next, StepPlan(self._fingerprint)
         return plan
+
+    def _note_full_blocks(self, scheduled: dict[str, int], num_tokens: int) -> None:
+        """Note the full blocks of requests that have filled enough of them.
+
+        Looks at requests that compute more than one token now, and at those whose turn it is by the
+        lookout: it counts on a token per step, so it may be early, and never late. Of answers one run is
+        noted in a step; others wait in line, and theirs grow meanwhile.
+        """
+        due = self._lookout.due()
+        if num_tokens > len(scheduled):
+            due += [request_id for request_id, num in scheduled.items() if num > 1]
+        for request_id in due:
+            self._look_at(request_id, scheduled.get(request_id), may_note_answer=False)
+        if self._answers:
+            request_id = self._answers.popleft()
+            self._look_at(request_id, scheduled.get(request_id), may_note_answer=True)
+
+    def _look_at(self, request_id: str, num_scheduled: int | None, *, may_note_answer: bool) -> None:
+        tracked = self._requests.get(request_id)
+        if tracked is None or not tracked.may_be_stored:
+            return
+        if num_scheduled is None:  # it waits for its KV, or for its turn
+            self._lookout.expect(request_id, 1)
+            return
+        request, block_size = tracked.request, self.block_size
+        num_computed = request.num_computed_tokens + num_scheduled
+        num_full = planner.storable_blocks(
+            num_computed, self._storable_tokens(request), len(request.block_hashes), block_size
+        )
+        num_prompt_blocks = request.num_prompt_tokens // block_size
+        if planner.is_worth_storing(num_full, tracked.num_full, num_prompt_blocks, self.answer_run):
+            if num_full > num_prompt_blocks and not may_note_answer:
+                self._answers.append(request_id)
+                return
+            tracked.num_full = num_full
+            tracked.num_planned = min(tracked.num_planned, num_full)
+            self.allocator.note_full(request_id, request.block_hashes, num_full)
+        if num_full < num_prompt_blocks or self._config.store_decode_blocks:
+            steps = planner.tokens_to_next_look(
+                num_computed, tracked.num_full, num_prompt_blocks, self.answer_run, block_size
+            )
+            self._lookout.expect(request_id, steps)
 
     def finish(self, request: "Request") -> None:
         """``request`` is over, in whatever state; its blocks are freed right after this returns.
@@ -193,6 +227,7 @@ class SchedulerSide:
         self._local_tokens.pop(request_id, None)
         tracked = self._requests.pop(request_id, None)
         self.allocator.forget_owner(request_id)
+        self._lookout.forget(request_id)
         if tracked is not None and tracked.may_be_stored and request.status in COMPLETED:
             num_full = planner.storable_blocks_at_finish(
                 request.num_computed_tokens,
@@ -204,7 +239,8 @@ class SchedulerSide:
             )
             num_full = min(num_full, len(self._manager.get_blocks(request_id).blocks[0]))
             start = self.allocator.known_depth(request.block_hashes, num_full)
-            self._open_store(tracked, start, num_full)
+            if start < num_full and self._may_store():
+                self._open_store(tracked, start, num_full)
 
     # Workers' reports
 
@@ -234,13 +270,18 @@ class SchedulerSide:
 
     def take_metrics(self) -> dict[str, float]:
         """Counts since the last call, and the gauges."""
-        self.metrics.count("evicted_blocks", self.allocator.num_evicted - self._num_evicted_seen)
-        self._num_evicted_seen = self.allocator.num_evicted
-        self.metrics.show("pool_blocks", self.allocator.capacity)
-        self.metrics.show("pool_used_blocks", self.allocator.capacity - self.allocator.num_free)
-        self.metrics.show("jobs_in_flight", len(self.ledger))
-        self.metrics.show("stuck_jobs", self.ledger.num_given_up)
-        self.metrics.show("paused", self.load_breaker.is_outage or self.store_breaker.is_outage)
+        allocator, ledger = self.allocator, self.ledger
+        num_used = allocator.capacity - allocator.num_free
+        is_paused = self.load_breaker.is_outage or self.store_breaker.is_outage
+        shown = (allocator.num_evicted, num_used, len(ledger), ledger.num_given_up, is_paused)
+        if shown != self._shown:
+            self.metrics.count("evicted_blocks", allocator.num_evicted - self._shown[0])
+            self.metrics.show("pool_blocks", allocator.capacity)
+            self.metrics.show("pool_used_blocks", num_used)
+            self.metrics.show("jobs_in_flight", len(ledger))
+            self.metrics.show("stuck_jobs", ledger.num_given_up)
+            self.metrics.show("paused", is_paused)
+            self._shown = shown
         return self.metrics.take()
 
     # Private
@@ -253,19 +294,24 @@ class SchedulerSide:
     def _open_store(self, tracked: _Tracked, start: int, stop: int) -> bool:
         """Store the request's full blocks from position ``start`` on. False when no more may be now."""
         request = tracked.request
-        if start < tracked.num_planned:
-            self.allocator.forget_owner(request.request_id)
-            return True
-        limit = planner.holdable_blocks(self._block_pool.num_gpu_blocks, self.ledger.num_held_blocks)
-        if not limit or not self.store_breaker.allows:
-            return False
+        limit = self._num_holdable()
         if self.store_breaker.is_outage:
             limit = 1  # if the trial hangs too, its slot is lost to the pool
-        plan = self.allocator.plan_store(request.block_hashes, stop, limit)
-        if plan is not None:
-            tracked.num_planned = plan.start + len(plan.hashes)
-            self._hold_and_order(request, plan)
-        return True
+        plan = None
+        if start >= tracked.num_planned:
+            plan = self.allocator.plan_store(request.block_hashes, stop, limit)
+        if plan is None:  # stored and evicted before, or worth less than all that is here
+            self.allocator.forget_owner(request.request_id)
+            return True
+        tracked.num_planned = plan.start + len(plan.hashes)
+        self._hold_and_order(request, plan)
+        return self._may_store()
+
+    def _may_store(self) -> bool:
+        return self._num_holdable() > 0 and self.store_breaker.allows
+
+    def _num_holdable(self) -> int:
+        return planner.holdable_blocks(self._block_pool.num_gpu_blocks, self.ledger.num_held_blocks)
 
     def _hold_and_order(self, request: "Request", plan: StorePlan) -> None:
         blocks = self._blocks_of(request.request_id, plan.start, plan.start + len(plan.hashes))
@@ -278,7 +324,8 @@ class SchedulerSide:
 
     def _blocks_of(self, request_id: str, start: int, stop: int) -> list[Any]:
         """GPU blocks at these positions of the request's table, as it is now."""
-        return list(islice(self._manager.get_blocks(request_id).blocks[0], start, stop))
+        blocks: list[Any] = self._manager.get_blocks(request_id).blocks[0][start:stop]
+        return blocks
 
     def _advance(self, progress: Progress) -> None:
         job = progress.job

@@ -7,14 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.planner import (
+    answer_run_blocks,
     first_part_blocks,
     holdable_blocks,
+    is_worth_storing,
     load_parts,
     load_range,
     loadable_tokens,
     may_load,
     storable_blocks,
     storable_blocks_at_finish,
+    tokens_to_next_look,
 )
 from tests.strategies import thorough
 
@@ -40,20 +43,67 @@ class TestStorableBlocks:
     def test_what_is_known_hashed_and_computed(
         self, num_computed: int, num_scheduled: int, num_tokens: int, num_hashes: int, blocks: int
     ) -> None:
-        assert storable_blocks(num_computed, num_scheduled, num_tokens, num_hashes, 16) == blocks
+        assert storable_blocks(num_computed + num_scheduled, num_tokens, num_hashes, 16) == blocks
 
-    @given(computed=COUNTS, scheduled=COUNTS, tokens=COUNTS, hashes=COUNTS, block_size=BLOCK_SIZES)
+    @given(computed=COUNTS, tokens=COUNTS, hashes=COUNTS, block_size=BLOCK_SIZES)
     @thorough(300)
     def test_is_the_most_that_every_bound_allows(
-        self, computed: int, scheduled: int, tokens: int, hashes: int, block_size: int
+        self, computed: int, tokens: int, hashes: int, block_size: int
     ) -> None:
         def allowed(blocks: int) -> bool:
             end = blocks * block_size
-            return end <= computed + scheduled and end <= tokens and blocks <= hashes
+            return end <= computed and end <= tokens and blocks <= hashes
 
-        blocks = storable_blocks(computed, scheduled, tokens, hashes, block_size)
+        blocks = storable_blocks(computed, tokens, hashes, block_size)
         assert allowed(blocks)
         assert not allowed(blocks + 1)
+
+
+class TestWhenToLook:
+    @pytest.mark.parametrize(
+        ("num_full", "num_seen", "worth"),
+        [
+            (0, 0, False),
+            (1, 0, True),  # of a prompt of ten blocks every one
+            (9, 8, True),
+            (10, 9, True),
+            (10, 10, False),
+            (13, 10, False),  # of the answer four at a time
+            (14, 10, True),
+            (17, 14, False),
+            (18, 14, True),
+            (14, 0, True),  # it was preempted and computed the beginning again
+            (3, 5, True),  # the scheduler took tokens back
+        ],
+    )
+    def test_a_prompt_is_stored_at_once_and_an_answer_in_runs(
+        self, num_full: int, num_seen: int, worth: bool
+    ) -> None:
+        assert is_worth_storing(num_full, num_seen, 10, 4) == worth
+
+    @given(
+        num_prompt=st.integers(1, 100),
+        num_answer=st.integers(0, 200),
+        run=st.integers(1, 5),
+        block_size=BLOCK_SIZES,
+    )
+    @thorough(200)
+    def test_one_token_per_step_is_looked_at_in_time(
+        self, num_prompt: int, num_answer: int, run: int, block_size: int
+    ) -> None:
+        """And not when nothing can have changed."""
+        num_seen, look_at, num_prompt_blocks = 0, 1, num_prompt // block_size
+        for num_computed in range(1, num_prompt + num_answer + 1):
+            worth = is_worth_storing(num_computed // block_size, num_seen, num_prompt_blocks, run)
+            assert worth == (look_at == num_computed) or num_computed == 1
+            if look_at == num_computed:
+                num_seen = num_computed // block_size if worth else num_seen
+                steps = tokens_to_next_look(num_computed, num_seen, num_prompt_blocks, run, block_size)
+                assert steps > 0
+                look_at = num_computed + steps
+
+    def test_an_answer_is_stored_a_few_hundred_tokens_at_a_time(self) -> None:
+        assert [answer_run_blocks(block_size) for block_size in (16, 128, 256, 1024)] == [16, 2, 1, 1]
 
 
 class TestStorableBlocksAtFinish:

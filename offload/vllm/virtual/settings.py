@@ -59,6 +59,7 @@ class VirtualSettings:
         verify_loads: as in the connector's configuration.
         seals_of_blocks: checksums are taken where a CPU engine takes them, not as beside a GPU.
         first_part: blocks in the first part of a load.
+        answer_run: blocks of an answer that are stored at a time.
         step_seconds: time that the connector's clock advances with each step.
         rot_rate: how often, per step, a byte of a resident slot changes by itself.
         copies: when copies end, and which of them fail.
@@ -82,6 +83,7 @@ class VirtualSettings:
     verify_loads: str = "always"
     seals_of_blocks: bool = True
     first_part: int = 16
+    answer_run: int = 1
     step_seconds: float = 1.0
     rot_rate: float = 0.0
     copies: CopySchedule = field(default_factory=CopySchedule)
@@ -135,6 +137,7 @@ def draw_settings(
         verify_loads=verify,
         seals_of_blocks=seals_of_blocks,
         first_part=rng.choice([1, 2, 16]),
+        answer_run=rng.choice([1, 1, 3]),
         rot_rate=rng.choice([0.0, 0.05]) if faults and verify == "always" else 0.0,
         copies=CopySchedule(
             longest_delay=rng.choice([0, 1, 3, 12]),

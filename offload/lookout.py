@@ -1,0 +1,45 @@
+"""When to look at what next, so that nobody looks at everything in every step."""
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Lookout(Generic[K]):
+    """Keys by the step in which they are due. Each is due once at most; the last word counts.
+
+    Every call is O(1), ``due`` O(keys due).
+    """
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._due_in: dict[K, int] = {}
+        self._by_step: dict[int, list[K]] = {}
+
+    def expect(self, key: K, steps: int) -> None:
+        """``key`` is due in the ``steps``-th step from now, at least 1."""
+        step = self._step + max(steps, 1)
+        if self._due_in.get(key) != step:
+            self._due_in[key] = step
+            self._by_step.setdefault(step, []).append(key)
+
+    def forget(self, key: K) -> None:
+        """``key`` is not due any longer."""
+        self._due_in.pop(key, None)
+
+    def due(self) -> list[K]:
+        """A step begins: the keys that are due in it, in the order in which they were expected."""
+        self._step += 1
+        keys = []
+        for key in self._by_step.pop(self._step, ()):
+            if self._due_in.get(key) == self._step:
+                del self._due_in[key]
+                keys.append(key)
+        return keys
+
+    def check_invariants(self) -> None:
+        """Whoever is due is found in time."""
+        for key, step in self._due_in.items():
+            assert step > self._step, f"{key!r} was due in step {step}, it is step {self._step}"
+            assert key in self._by_step.get(step, ()), f"{key!r} is not among those due in step {step}"
