@@ -6,11 +6,13 @@ import random
 
 from benchmarks.control.prompts import WrongRunError, fresh_hashes
 from benchmarks.control.sizes import BLOCK_TOKENS, DECODE_PROMPT_TOKENS, DECODE_REQUESTS
-from benchmarks.replay import ReplayEngine, ReplaySettings
+from benchmarks.replay import ReplayEngine, ReplaySettings, TimeModel
 
 __all__ = ["DecodeEngine"]
 
-_WARM_UP_STEPS = 64
+_WARM_UP_STEPS = 24
+_LINK = 100e9
+"""Bytes per second: the stores of all prompts are over soon, and those of a step within the next."""
 
 
 class DecodeEngine:
@@ -31,6 +33,7 @@ class DecodeEngine:
                 max_num_seqs=DECODE_REQUESTS,
                 chunk=sum(self._lengths),
                 max_model_len=longest,
+                time=TimeModel(link_bytes_per_second=_LINK),
             )
         )
 
@@ -42,7 +45,9 @@ class DecodeEngine:
         model = engine.settings.time
         prompt_blocks = DECODE_REQUESTS * DECODE_PROMPT_TOKENS // BLOCK_TOKENS
         engine.step()
-        stored_at = engine.clock.now + prompt_blocks * model.block_bytes / model.link_bytes_per_second
+        stored_at = (
+            engine.clock.now + 2 * prompt_blocks * model.block_bytes / _LINK
+        )  # not all planned at once
         for _ in range(_WARM_UP_STEPS):
             engine.step()
         if engine.clock.now <= stored_at:
