@@ -45,9 +45,8 @@ class DecodeEngine:
         model = engine.settings.time
         prompt_blocks = DECODE_REQUESTS * DECODE_PROMPT_TOKENS // BLOCK_TOKENS
         engine.step()
-        stored_at = (
-            engine.clock.now + 2 * prompt_blocks * model.block_bytes / _LINK
-        )  # not all planned at once
+        store_seconds = prompt_blocks * model.block_bytes / _LINK
+        stored_at = engine.clock.now + 2 * store_seconds  # they may not all be planned at once
         for _ in range(_WARM_UP_STEPS):
             engine.step()
         if engine.clock.now <= stored_at:
