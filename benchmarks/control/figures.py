@@ -43,7 +43,8 @@ _TIMES_FASTER = {
 _GROWTH = (32_768, 1_048_576, 3)
 """The lookup of a prompt of that many tokens, and of that many: at most so many times as long."""
 _DECODE_MICROSECONDS = 50
-_BYTES_PER_BLOCK = 250
+_BYTES_PER_BLOCK = {1_000_000: 250}
+"""By resident blocks; the fewer, the more do the fixed parts weigh."""
 
 Row = dict[str, Any]
 
@@ -176,8 +177,11 @@ def format_decode(rows: Sequence[Row]) -> str:
 def format_memory(rows: Sequence[Row]) -> str:
     """Memory of the scheduler's process that the pool's bookkeeping takes."""
     names = ("connector", "phase", "resident_blocks", "churned_blocks", "mib", "bytes_per_block", "at_most")
-    bar = {"at_most": _BYTES_PER_BLOCK}
-    found = [row | (bar if row["connector"] == OURS else {}) for row in rows if row["state"] == "memory"]
+    found = [row for row in rows if row["state"] == "memory"]
+    found = [
+        row | ({"at_most": _BYTES_PER_BLOCK.get(row["resident_blocks"])} if row["connector"] == OURS else {})
+        for row in found
+    ]
     head = "memory of the scheduler's process\n"
     return head + _table(
         names, found, "bytes_per_block", lambda row: row["bytes_per_block"] <= row["at_most"]
