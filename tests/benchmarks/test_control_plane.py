@@ -1,0 +1,75 @@
+"""The benchmark of the scheduler's side, tiny: that it runs, and what its rows are made of."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import control_plane
+from benchmarks.control import figures
+
+PHASES = {"lookup", "plan", "complete", "finish", "other", "total"}
+COLUMNS = {"connector", "tokens", "state", "phase", "us_per_block", "ms", "resident_blocks"}
+CONNECTORS = ("offload", *control_plane.PEERS)
+TINY = "--tokens 2048,4096 --runs 1 --resident 4096 --decode-steps 4 --churn 8192"
+
+
+def test_rows(tmp_path: Path) -> None:
+    """A warm run that did not restore everything, or a cold one that did not compute it, would fail."""
+    path = tmp_path / "rows.json"
+    assert control_plane.main([*TINY.split(), "--json", str(path)]) == 0
+    written = json.loads(path.read_text())
+    rows: list[dict[str, Any]] = written["rows"]
+    assert all(row.keys() >= COLUMNS for row in rows)
+    resident = {"cold": (0, 4096), "warm": (0, 4096), "evicting": (4096 + 128 + 256,)}
+    found = {
+        tuple(row[name] for name in ("connector", "tokens", "state", "phase", "resident_blocks"))
+        for row in rows
+    }
+    assert found >= {
+        (connector, tokens, state, phase, blocks)
+        for connector in CONNECTORS
+        for tokens in (2048, 4096)
+        for state in resident
+        for blocks in resident[state]
+        for phase in PHASES
+    }
+    for row in rows:
+        if row["phase"] == "total":
+            assert row["us_per_block"] == pytest.approx(row["ms"] * 1000 / (row["tokens"] / 16), rel=0.01)
+    decode = [row for row in rows if (row["state"], row["phase"]) == ("decode", "step")]
+    assert [row["connector"] for row in decode] == list(CONNECTORS)
+    assert all(0 < row["us_median"] <= row["us_p99"] <= row["us_max"] for row in decode)
+    memory = [(row["connector"], row["churned_blocks"]) for row in rows if row["state"] == "memory"]
+    assert memory == [*(("offload", churned) for churned in range(0, 8193, 2048)), ("native-lru", 0)]
+    assert len(written["meta"]["ratios"]) == len(control_plane.PEERS) * 2 * 5
+    assert all(row["ratio"] > 0 for row in written["meta"]["lookup_growth"])
+
+
+def test_bars() -> None:
+    """A ratio has a bar where one is set, and a mark if it is below."""
+    runs = {"offload": 10, "native-lru": 70, "simple": 20}
+    rows = [
+        row
+        for connector, spent in runs.items()
+        for row in figures.phase_rows(connector, 32768, "warm", 0, [{"plan": spent * 1_000_000}])
+    ]
+    ratios = figures.ratios(rows)
+    assert [(row["ratio"], row["at_least"]) for row in ratios] == [(7.0, 8), (2.0, None)]
+    assert "7.0 (!)" in figures.format_ratios(ratios)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--tokens 100", "100: must be a multiple of 16"),
+        ("--tokens many", "'many': must be a whole number"),
+        ("--peers best", "unknown peer 'best': must be of native-lru, native-arc, simple"),
+        ("--runs 0", "0: must be at least 1"),
+    ],
+)
+def test_bad_values(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        control_plane.main(arguments.split())
+    assert message in capsys.readouterr().err
