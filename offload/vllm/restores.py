@@ -9,9 +9,12 @@ from vllm.v1.request import RequestStatus
 
 from allocator import CpuOffloadingBlockAllocator
 from offload import planner
+from offload.breaker import CircuitBreaker
 from offload.layout import Ids
 from offload.ledger import JobLedger, LoadJob, Progress, Restore
+from offload.metrics import Metrics
 from offload.vllm.messages import LoadOrder, LoadPart
+from offload.vllm.stores import block_ids_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -32,12 +35,29 @@ class Restores:
         allocator: CpuOffloadingBlockAllocator,
         ledger: JobLedger,
         kv_cache_manager: "KVCacheManager",
+        breaker: CircuitBreaker,
+        metrics: Metrics,
         *,
         block_size: int,
+        slot_bytes: int,
         first_part: int,
     ) -> None:
-        """``first_part``: blocks in the first part of a restore; ``block_size`` in tokens."""
+        """Begin with none.
+
+        Args:
+            allocator: of the pool.
+            ledger: of the jobs.
+            kv_cache_manager: the scheduler's.
+            breaker: pauses restores.
+            metrics: counts them.
+            block_size: tokens per block.
+            slot_bytes: bytes of a block on all ranks.
+            first_part: blocks in the first part of a restore.
+        """
+        self.breaker = breaker
         self.first_part = first_part
+        self._metrics = metrics
+        self._slot_bytes = slot_bytes
         self._allocator = allocator
         self._ledger = ledger
         self._manager = kv_cache_manager
@@ -67,24 +87,24 @@ class Restores:
                 return True
         return False
 
-    def open(self, request: "Request", positions: range, block_ids: Ids, filled_by: Ids) -> LoadOrder:
-        """Begin to load these chain positions of ``request`` into GPU blocks.
+    def open(self, request: "Request", positions: range, filled_by: Ids) -> LoadOrder:
+        """Begin to load these chain positions, all resident, for a request that has blocks for them.
 
-        Args:
-            request: waits for it.
-            positions: all resident.
-            block_ids: one for each position, held by the request until the restore has ended.
-            filled_by: for every slot of the pool the store job that filled it.
+        It holds these blocks until the restore has ended. ``filled_by``: for every slot of the pool the store
+        job that filled it.
         """
-        hashes = request.block_hashes
-        pin = self._allocator.pin(hashes, positions.start, positions.stop)
-        restore = Restore(request, positions.start, pin, hashes[: positions.stop], block_ids)
+        first, stop = positions.start, positions.stop
+        chain, request_id = request.block_hashes[:stop], request.request_id
+        pin = self._allocator.pin(chain, first, stop)
+        block_ids = block_ids_of(self._manager.get_blocks(request_id).blocks[0][first:stop])
+        restore = Restore(request, first, pin, chain, block_ids)
         parts = planner.load_parts(len(positions), self.first_part)
         jobs = [self._ledger.open_load(restore, *part) for part in parts]
-        self._families.setdefault(restore.chain[0], []).append(restore)
+        self._families.setdefault(chain[0], []).append(restore)
+        self.breaker.began(restore.restore_id)
         slots = pin.slots[:, 0].astype(np.int64)
         named = [LoadPart(job.job_id, job.start, job.stop) for job in jobs]
-        return LoadOrder(request.request_id, named, slots, filled_by[slots], block_ids)
+        return LoadOrder(request_id, named, slots, filled_by[slots], block_ids)
 
     def cancel(self) -> list[int]:
         """Nothing under way is wanted any longer. Returns the jobs."""
@@ -97,8 +117,8 @@ class Restores:
         waited_for = (restore for restore in self if not restore.was_stuck)
         return {block_id for restore in waited_for for block_id in restore.block_ids.tolist()}
 
-    def advance(self, job: LoadJob, progress: Progress) -> Restore | None:
-        """Take in what became of a part. Returns its restore if that has ended now.
+    def advance(self, job: LoadJob, progress: Progress) -> None:
+        """Take in what became of a part.
 
         What failed leaves the pool, what landed is shared, and the memory that a stuck copy may still
         write to is held until it has ended.
@@ -109,25 +129,40 @@ class Restores:
             if not restore.is_cancelled:
                 self._allocator.drop(restore.chain, restore.first + job.start + job.num_copied)
         if progress.gave_up:
+            if not restore.was_stuck:
+                self._metrics.count("failed_jobs")
+                self.breaker.failed(restore.restore_id, hangs=True)
             self._share(restore, restore.num_landed)
             restore.was_stuck = True
             block_ids = restore.block_ids[job.start : job.stop].tolist()
             job.blocks = [self._block_pool.blocks[block_id] for block_id in block_ids]
             self._block_pool.touch(job.blocks)
         if not progress.ended:
-            return None
+            return
         self._block_pool.free_blocks(reversed(job.blocks))
         depths = [d for d in restore.followers.values() if d <= restore.num_landed or not restore.parts_left]
         self._share(restore, min(max(depths, default=0), restore.num_landed))
-        if restore.parts_left:
-            return None
+        if not restore.parts_left:
+            self._end(restore)
+
+    def _end(self, restore: Restore) -> None:
         self._allocator.unpin(restore.pin)
         root = restore.chain[0]
         family = self._families[root]
         family.remove(restore)
         if not family:
             del self._families[root]
-        return restore
+        num_blocks = 0 if restore.was_stuck else restore.num_landed
+        self._metrics.count("restored_requests", num_blocks > 0)
+        self._metrics.count("restored_tokens", num_blocks * self._block_size)
+        self._metrics.count("loaded_bytes", num_blocks * self._slot_bytes)
+        if num_blocks == len(restore.block_ids):
+            self.breaker.succeeded(restore.restore_id)
+        elif restore.is_cancelled:
+            self.breaker.dismissed(restore.restore_id)
+        elif not restore.was_stuck:
+            self._metrics.count("failed_jobs")
+            self.breaker.failed(restore.restore_id)
 
     def _share(self, restore: Restore, num_blocks: int) -> None:
         """Hand over that many leading blocks, which have landed.

@@ -87,7 +87,7 @@ def end_pauses(engine: Engine) -> None:
 
 def _breakers(engine: Engine) -> list[CircuitBreaker]:
     side = _scheduler_side(engine)
-    return [side.load_breaker, side.store_breaker]
+    return [side.restores.breaker, side.stores.breaker]
 
 
 def check_idle(engine: Engine) -> None:
@@ -100,7 +100,9 @@ def check_idle(engine: Engine) -> None:
     assert not side.ledger.num_held_blocks, f"{side.ledger.num_held_blocks} GPU blocks held"
     assert not side.allocator.num_filling, f"{side.allocator.num_filling} slots filling"
     assert not side.allocator.num_leaving, f"{side.allocator.num_leaving} slots leaving"
-    assert not side._requests and not side._local_tokens, "requests remembered that have ended"
+    assert not side._admitted and not side._local_tokens and not side.stores, (
+        "requests remembered that have ended"
+    )
     assert not len(side.allocator._uncached), "GPU blocks of ended requests remembered"
     pool = engine.scheduler.kv_cache_manager.block_pool
     referenced = {

@@ -17,6 +17,7 @@ from offload.vllm.connector import CpuOffloadConnector
 from offload.vllm.messages import WorkerReport
 from offload.vllm.restores import Restores
 from offload.vllm.scheduler_side import SchedulerSide
+from offload.vllm.stores import Stores
 from offload.vllm.virtual.copier import SeededCopier
 from offload.vllm.worker_side import WorkerSide
 
@@ -52,29 +53,30 @@ class _NoReferences:
 
 @mutant
 def source_blocks_are_not_held_during_a_store(patch: pytest.MonkeyPatch) -> None:
-    original = SchedulerSide.__init__
+    original = Stores.__init__
 
-    def init(self: SchedulerSide, *args: Any, **kwargs: Any) -> None:
+    def init(self: Stores, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         self._block_pool = _NoReferences(self._block_pool)
 
-    patch.setattr(SchedulerSide, "__init__", init)
+    patch.setattr(Stores, "__init__", init)
 
 
 @mutant
 def held_blocks_are_released_at_finish(patch: pytest.MonkeyPatch) -> None:
-    original = SchedulerSide.finish
+    original = Stores.finish
 
-    def finish(self: SchedulerSide, request: Any) -> None:
-        original(self, request)
+    def finish(self: Stores, request: Any) -> Any:
+        orders = original(self, request)
         table = {block.block_id for block in self._manager.get_blocks(request.request_id).blocks[0]}
-        for job in self.ledger._jobs.values():
+        for job in self._ledger._jobs.values():
             if isinstance(job, StoreJob) and table.intersection(block.block_id for block in job.blocks):
-                self.ledger.num_held_blocks -= len(job.blocks)
+                self._ledger.num_held_blocks -= len(job.blocks)
                 self._block_pool.free_blocks(reversed(job.blocks))
                 job.blocks = []
+        return orders
 
-    patch.setattr(SchedulerSide, "finish", finish)
+    patch.setattr(Stores, "finish", finish)
 
 
 @mutant
@@ -348,13 +350,13 @@ def loads_go_to_the_head_of_the_table(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def held_blocks_are_never_released(patch: pytest.MonkeyPatch) -> None:
-    original = SchedulerSide._end_store
+    original = Stores._end
 
-    def end_store(self: SchedulerSide, job: StoreJob) -> None:
+    def end(self: Stores, job: StoreJob) -> None:
         job.blocks = []
         original(self, job)
 
-    patch.setattr(SchedulerSide, "_end_store", end_store)
+    patch.setattr(Stores, "_end", end)
 
 
 @mutant
@@ -379,11 +381,11 @@ def the_salt_of_a_request_is_ignored(patch: pytest.MonkeyPatch) -> None:
 def block_tables_are_remembered(patch: pytest.MonkeyPatch) -> None:
     """Stores read the blocks a request had when it was admitted first, plus what it gained since."""
     tables: dict[tuple[int, str], list[Any]] = {}
-    original = SchedulerSide._hold_and_order
+    original = Stores._open
 
     class Remembering:
-        def __init__(self, side: SchedulerSide) -> None:
-            self._manager = side._manager
+        def __init__(self, stores: Stores) -> None:
+            self._manager = stores._manager
 
         def get_blocks(self, req_id: str) -> Any:
             now = self._manager.get_blocks(req_id)
@@ -391,12 +393,13 @@ def block_tables_are_remembered(patch: pytest.MonkeyPatch) -> None:
             table.extend(now.blocks[0][len(table) :])
             return SimpleNamespace(blocks=(table,))
 
-    def hold_and_order(self: SchedulerSide, request_id: str, plan: Any) -> None:
+    def open_store(self: Stores, *arguments: Any) -> Any:
         manager, self._manager = self._manager, Remembering(self)
-        original(self, request_id, plan)
+        orders = original(self, *arguments)
         self._manager = manager
+        return orders
 
-    patch.setattr(SchedulerSide, "_hold_and_order", hold_and_order)
+    patch.setattr(Stores, "_open", open_store)
 
 
 @mutant

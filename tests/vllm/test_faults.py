@@ -233,7 +233,7 @@ def test_offload_pauses_while_copies_fail_and_goes_on_when_they_do_not(
     warm(engine, PROMPT)
     logging.disable(logging.NOTSET)
     engine.copiers[0].force(STORE, *[Fault.FAIL] * 1000)
-    breaker = engine.side.store_breaker
+    breaker = engine.side.stores.breaker
     first = 1
     while not breaker.is_outage:
         serve(engine, tokens(8, first))
@@ -257,10 +257,10 @@ def test_failing_restores_pause_offload_though_stores_succeed(engines: Engines) 
     warm(engine, PROMPT)
     engine.copiers[0].force(LOAD, *[Fault.FAIL] * 1000)
     for _ in range(FAILURES_TO_OPEN):
-        assert not engine.side.load_breaker.is_outage
+        assert not engine.side.restores.breaker.is_outage
         serve(engine, PROMPT)
         forget_gpu(engine)
-    assert engine.side.load_breaker.is_outage
+    assert engine.side.restores.breaker.is_outage
     num_loads = engine.counts["loads"]
     computed = watch(engine)
     missed = serve(engine, PROMPT)
@@ -273,7 +273,7 @@ def test_a_restore_of_many_parts_is_one_failure(engines: Engines) -> None:
     engine.copiers[0].force(LOAD, *[Fault.FAIL] * 20)
     serve(engine, tokens(160))
     assert engine.counts["load fail"] == 7
-    assert not engine.side.load_breaker.is_outage
+    assert not engine.side.restores.breaker.is_outage
 
 
 def test_after_a_pause_a_single_restore_is_tried(engines: Engines) -> None:
@@ -282,8 +282,8 @@ def test_after_a_pause_a_single_restore_is_tried(engines: Engines) -> None:
     for prompt in prompts:
         serve(engine, prompt)
     forget_gpu(engine)
-    engine.side.load_breaker.failed("an earlier one", hangs=True)
-    while not engine.side.load_breaker.allows:
+    engine.side.restores.breaker.failed("an earlier one", hangs=True)
+    while not engine.side.restores.breaker.allows:
         serve(engine, tokens(3))
     hold(engine, LOAD)
     for prompt in prompts:
@@ -292,7 +292,7 @@ def test_after_a_pause_a_single_restore_is_tried(engines: Engines) -> None:
         engine.step()
     assert engine.counts["loads"] == 1
     come_to_rest(engine)
-    assert not engine.side.load_breaker.is_outage
+    assert not engine.side.restores.breaker.is_outage
 
 
 def test_loads_that_hang_one_after_another_leave_room_to_run_in(engines: Engines) -> None:
@@ -370,7 +370,7 @@ def test_spoiled_stores_are_no_fault_of_copies(engines: Engines) -> None:
         serve_one(engine, tokens(4, first))
     engine.side.ledger.spoil_stores()
     come_to_rest(engine)
-    assert not engine.side.store_breaker.is_outage
+    assert not engine.side.stores.breaker.is_outage
 
 
 def test_without_threads_for_checksums_no_other_job_is_ended(engines: Engines) -> None:
@@ -394,12 +394,12 @@ def test_a_dead_copier_opens_the_breaker_and_stops_nobody(engines: Engines) -> N
     engine.copiers[0].force(STORE, Fault.DIE)
     served = [serve_one(engine, tokens(24, first)) for first in range(1, 30)]
     assert all(request.is_finished() for request in served)
-    assert engine.side.store_breaker.is_outage
+    assert engine.side.stores.breaker.is_outage
     come_to_rest(engine)
     release(engine)
     for first in range(100, 160):
         serve(engine, tokens(24, first))
-    assert not engine.side.store_breaker.is_outage
+    assert not engine.side.stores.breaker.is_outage
 
 
 def test_the_pool_stays_mapped_while_a_stuck_copy_may_use_it(engines: Engines) -> None:

@@ -114,8 +114,8 @@ class Audit(SchedulerAudit):
         assert allocator.num_free + allocator.num_resident == allocator.capacity, (
             f"{allocator.num_filling} slots filling, {allocator.num_leaving} leaving with no job in flight"
         )
-        assert not side._requests and not side._local_tokens and not list(side.restores), (
-            f"{side._requests} {side._local_tokens} {list(side.restores)} are gone"
+        assert not (side._admitted or side._local_tokens or len(side.stores) or list(side.restores)), (
+            f"{side._admitted} {side._local_tokens} {list(side.restores)} are gone"
         )
         assert len(allocator._uncached) == 0, "owners of uncached blocks that are gone"
         super().check_drained()
