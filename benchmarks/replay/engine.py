@@ -101,8 +101,7 @@ class Step:
 class ReplayEngine:
     """One request queue, one scheduler, one rank. The caller decides when requests arrive.
 
-    As in vLLM's engine, garbage is collected while it runs, and what exists when it starts is frozen:
-    no collection looks at it, until ``close``.
+    As in vLLM's engine, garbage is collected while it runs, but not what exists when it starts.
     """
 
     def __init__(self, settings: ReplaySettings) -> None:
@@ -226,9 +225,10 @@ class ReplayEngine:
         if num_tokens:
             self.clock.now += model.step_seconds + num_tokens / model.tokens_per_second
         else:
-            events = (self._copier.next_end, next_arrival)
-            ahead = [event for event in events if event is not None and event > self.clock.now]
-            self.clock.wait_until(min(ahead, default=self.clock.now + _YIELD_SECONDS))
+            events = [event for event in (self._copier.next_end, next_arrival) if event is not None]
+            if output.preempted_req_ids or not events:  # a preempted request may go on at once
+                events.append(self.clock.now + _YIELD_SECONDS)
+            self.clock.wait_until(min(events))
         transfers: KVConnectorOutput | None = None
         if worker is not None:
             transfers = end_step(worker, output.finished_req_ids)
