@@ -112,14 +112,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     parser.add_argument(
-        "--rounds", type=_positive, metavar="N", help="default: 3 of longdoc, 1 of a trace; medians are told"
+        "--rounds", type=_positive, metavar="N", help="default: 5 of longdoc, 1 of a trace; medians are told"
     )
 
-    def group(title: str, *options: tuple[str, Any, str]) -> None:
-        add = parser.add_argument_group(title).add_argument
+    def group(title: str, *options: tuple[str, Any, str]) -> Any:
+        made = parser.add_argument_group(title)
         for name, default, what in options:
             kind = _positive_number if isinstance(default, float) else _positive
-            add(f"--{name}", type=kind, default=default, metavar="N", help=f"{what} (default: {default:,})")
+            told = f"{what} (default: {default:,})"
+            made.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=told)
+        return made
 
     group(
         "engine",
@@ -142,14 +144,13 @@ def _parser() -> argparse.ArgumentParser:
         ("warm-passes", 3, "after the cold one"),
         ("concurrency", 1, "requests under way"),
     )
-    group(
+    traces = group(
         "traces",
         ("speed", 1.0, "how fast time runs in the trace"),
         ("gpu-blocks", 32_768, "of the GPU cache"),
         ("cpu-blocks", 262_144, "of the CPU pool"),
         ("max-model-len", 262_144, "tokens of a request at most; longer ones are skipped"),
     )
-    traces = parser.add_argument_group("of a trace")
     traces.add_argument(
         "--requests",
         type=functools.partial(_positive, least=0),
@@ -215,7 +216,7 @@ def _longdoc_rounds(options: argparse.Namespace) -> Iterator[list[Row]]:
         f"{_LONGDOC}-fits": (options.documents + options.concurrency) * each + 1,
         _LONGDOC: options.gpu_documents * each + 1,
     }
-    for number in range(options.rounds or 3):
+    for number in range(options.rounds or 5):
         rows = []
         for workload, gpu_blocks in sizes.items():
             settings = replace(
