@@ -7,8 +7,8 @@ The same requests go through vLLM's real scheduler with each connector (`benchma
 and no bytes move; a simple model of a GPU says how long a step takes on a virtual clock: `--step-seconds` +
 tokens / `--tokens-per-second`, and a copy blocks * `--block-mib` / `--link-gb-per-second`. Times to first
 token and virtual seconds are on that clock; everything in milliseconds was measured on this machine: as CPU
-time of the scheduler's thread, which waits for nothing here, so that other work on the machine does not
-count; with `--timer wall` as elapsed time.
+time of the scheduler's thread, which waits for nothing here, so that other work on the machine counts less
+(it still makes cores slower: compare within a run, on a machine at rest); with `--timer wall` as elapsed time.
 
 Workload `longdoc`: 24 documents of 6,000 tokens, each asked about once per pass, one request after the other
 (`--concurrency`). One pass is cold, the passes after it are warm, and each is a row:
@@ -67,9 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
-    if options.timer == "wall":
-        for remark in report.load_note():
-            print(remark)
+    notes = report.load_note()
+    for remark in notes:
+        print(remark)
     began = time.monotonic()
     if options.workload == _LONGDOC:
         rounds = _longdoc_rounds(options)
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         settings = {name: value for name, value in vars(options).items() if name != "json"}
         settings["workload"] = _name(options.workload)
-        meta = report.meta(settings=settings, run_seconds=round(time.monotonic() - began))
+        meta = report.meta(settings=settings, notes=notes, run_seconds=round(time.monotonic() - began))
         report.write_json(options.json, meta, rows)
         print(f"rows: {options.json}")
     return 0
