@@ -8,7 +8,7 @@ and no bytes move; a simple model of a GPU says how long a step takes on a virtu
 tokens / `--tokens-per-second`, and a copy blocks * `--block-mib` / `--link-gb-per-second`. Times to first
 token and virtual seconds are on that clock; everything in milliseconds was measured on this machine: as CPU
 time of the scheduler's thread, which waits for nothing here, so that other work on the machine counts less
-(it still makes cores slower: compare within a run, on a machine at rest); with `--timer wall` as elapsed time.
+(it still makes cores slower: compare within a run, on a machine at rest); `--timer wall`: as elapsed time.
 
 Workload `longdoc`: 24 documents of 6,000 tokens, each asked about once per pass, one request after the other
 (`--concurrency`). One pass is cold, the passes after it are warm, and each is a row:
