@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +13,12 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.sampling_params import SamplingParams
+from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
@@ -34,6 +38,8 @@ CONNECTORS = ("none", "native", "native-lru", "native-arc", "simple", "offload")
 """`native` is vLLM's OffloadingConnector with its default policy, `simple` its SimpleCPUOffloadConnector."""
 
 _POOL_KEY = "cpu_bytes_to_use"
+_YIELD_SECONDS = 0.001
+"""What vLLM's engine sleeps after a step that ran no model, if nothing else tells when to go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,12 @@ class TimeModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """Sizes of the engine, in blocks of ``block_size`` tokens, tokens and requests."""
+    """Sizes of the engine, in blocks of ``block_size`` tokens, tokens and requests.
+
+    ``timer`` gives the nanoseconds of this machine that scheduler time is measured in: elapsed ones, or with
+    ``time.thread_time_ns`` those that the scheduler's thread had a processor. ``watch``: measure the
+    connector's calls as well, which makes a step longer by some microseconds.
+    """
 
     connector: str
     gpu_blocks: int
@@ -61,6 +72,8 @@ class ReplaySettings:
     max_num_seqs: int = 256
     chunk: int = 8192
     max_model_len: int = 131_072
+    timer: Callable[[], int] = time.perf_counter_ns
+    watch: bool = True
     time: TimeModel = TimeModel()
 
 
@@ -74,6 +87,7 @@ class Step:
         update_ns: in ``Scheduler.update_from_output``, connector included.
         connector_ns: of both, in the connector's scheduler side, by phase.
         seconds: virtual time that passed.
+        answers: what each request that generated a token in this step got.
     """
 
     output: SchedulerOutput
@@ -81,10 +95,14 @@ class Step:
     update_ns: int
     connector_ns: dict[str, int]
     seconds: float
+    answers: list[EngineCoreOutput]
 
 
 class ReplayEngine:
-    """One request queue, one scheduler, one rank. The caller decides when requests arrive."""
+    """One request queue, one scheduler, one rank. The caller decides when requests arrive.
+
+    As in vLLM's engine, garbage is collected while it runs, but not what exists when it starts.
+    """
 
     def __init__(self, settings: ReplaySettings) -> None:
         self.settings = settings
@@ -122,7 +140,10 @@ class ReplayEngine:
         if settings.connector == "offload":
             facts = {(0, 0): self._worker.get_handshake_metadata()}
             self.connector.set_xfer_handshake_metadata_pp_aware(facts)
-        self._stopwatch = Stopwatch(self.connector) if self.connector is not None else None
+        self._stopwatch: Stopwatch | None = None
+        if settings.watch and self.connector is not None:
+            self._stopwatch = Stopwatch(self.connector, settings.timer)
+        freeze_gc_heap()
 
     def add(
         self, req_id: str, prompt_hashes: list[bytes], num_prompt: int, num_output: int, arrival: float = 0.0
@@ -147,19 +168,25 @@ class ReplayEngine:
         self.scheduler.add_request(request)
         return request
 
-    def step(self) -> Step:
-        """Schedule, let virtual time pass, update."""
-        began = time.perf_counter_ns()
+    def step(self, next_arrival: float | None = None) -> Step:
+        """Schedule, let virtual time pass, update.
+
+        A step without tokens waits for the next end of a copy, but not past ``next_arrival`` (virtual
+        seconds; None: nobody is expected). With neither in sight it takes a millisecond.
+        """
+        timer = self.settings.timer
+        began = timer()
         output = self.scheduler.schedule()
-        scheduled = time.perf_counter_ns()
+        scheduled = timer()
         before = self.clock.now
-        result = self._execute(output)
+        result = self._execute(output, next_arrival)
         seconds = self.clock.now - before
-        ready = time.perf_counter_ns()
-        self.scheduler.update_from_output(output, result)
-        updated = time.perf_counter_ns()
+        ready = timer()
+        updates = self.scheduler.update_from_output(output, result)
+        updated = timer()
         spent = self._stopwatch.take() if self._stopwatch else {}
-        return Step(output, scheduled - began, updated - ready, spent, seconds)
+        answers = [answer for update in updates.values() for answer in update.outputs]
+        return Step(output, scheduled - began, updated - ready, spent, seconds, answers)
 
     def is_idle(self) -> bool:
         """Whether nothing is left to do until the next request arrives."""
@@ -170,6 +197,7 @@ class ReplayEngine:
         if self._worker is not None:
             self._worker.shutdown()
         self.scheduler.shutdown()
+        gc.unfreeze()
 
     def _prepare_worker(self, kv_cache_config: KVCacheConfig) -> None:
         worker = self._worker
@@ -187,7 +215,7 @@ class ReplayEngine:
         pages = backing.view(self.settings.gpu_blocks, self.settings.block_size * CELL_BYTES)
         worker.register_kv_caches({tensor.layers[0]: pages})
 
-    def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+    def _execute(self, output: SchedulerOutput, next_arrival: float | None) -> ModelRunnerOutput:
         worker, model = self._worker, self.settings.time
         if worker is not None:
             worker.handle_preemptions(output.kv_connector_metadata)
@@ -196,8 +224,11 @@ class ReplayEngine:
         num_tokens = output.total_num_scheduled_tokens
         if num_tokens:
             self.clock.now += model.step_seconds + num_tokens / model.tokens_per_second
-        elif worker is not None and self._copier.next_end is not None:
-            self.clock.wait_until(self._copier.next_end)
+        else:
+            events = [event for event in (self._copier.next_end, next_arrival) if event is not None]
+            if output.preempted_req_ids or not events:  # a preempted request may go on at once
+                events.append(self.clock.now + _YIELD_SECONDS)
+            self.clock.wait_until(min(events))
         transfers: KVConnectorOutput | None = None
         if worker is not None:
             transfers = end_step(worker, output.finished_req_ids)
@@ -220,11 +251,12 @@ class ReplayEngine:
 
 
 class _Hashes:
-    """Gives a request prefix hashes that are known beforehand; blocks it generates get names of their own."""
+    """Gives a request hashes that are known beforehand; blocks it generates get hashes of their own."""
 
     def __init__(self, req_id: str, prompt_hashes: Sequence[bytes], block_size: int) -> None:
         self._req_id = req_id
         self._prompt_hashes = prompt_hashes
+        self._num_prompt = len(prompt_hashes)
         self._block_size = block_size
 
     def __call__(self, request: Request) -> list[bytes]:
@@ -232,8 +264,15 @@ class _Hashes:
         if known == full:
             return []
         prompt = self._prompt_hashes[known:full]
-        generated = range(max(known, len(self._prompt_hashes)), full)
-        return [*prompt, *(f"{self._req_id}/{position}".encode().rjust(32, b"\0") for position in generated)]
+        if full >= self._num_prompt:
+            self._prompt_hashes = ()  # the request has them all; no need to keep them twice
+        generated = range(max(known, self._num_prompt), full)
+        return [*prompt, *(own_hash(self._req_id, position) for position in generated)]
+
+
+def own_hash(req_id: str, position: int) -> bytes:
+    """The hash, 32 bytes, of a block that no other request has."""
+    return hashlib.sha256(f"{req_id}/{position}".encode()).digest()
 
 
 def _transfer_config(settings: ReplaySettings, slot_bytes: int) -> dict[str, Any] | None:

@@ -25,9 +25,10 @@ PHASES = {
 
 
 class Stopwatch:
-    """Nanoseconds spent in a connector of scheduler role since the last ``take``, by phase."""
+    """Nanoseconds of ``clock`` spent in a connector of scheduler role since the last ``take``, by phase."""
 
-    def __init__(self, connector: Any) -> None:
+    def __init__(self, connector: Any, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._clock = clock
         self._spent: dict[str, int] = {}
         for name, phase in PHASES.items():
             setattr(connector, name, self._timed(getattr(connector, name), phase))
@@ -38,7 +39,7 @@ class Stopwatch:
         return spent
 
     def _timed(self, method: Callable[..., Any], phase: str) -> Callable[..., Any]:
-        clock = time.perf_counter_ns
+        clock = self._clock
 
         def timed(*arguments: Any) -> Any:
             began = clock()

@@ -1,0 +1,89 @@
+"""Reads prefix-hash traces as published with the Mooncake paper (FAST 2025): one JSON object per line.
+
+`timestamp` is in milliseconds, `input_length` and `output_length` are in tokens, and `hash_ids` has an id for
+every 512 tokens of the prompt that stands for them and all before them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["IDS_BLOCK_TOKENS", "TraceError", "TraceRequest", "read_trace"]
+
+IDS_BLOCK_TOKENS = 512
+"""Tokens that one id of a trace stands for."""
+
+
+class TraceError(ValueError):
+    """A line is not a request; the message names file, line and value."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One line of a trace.
+
+    Attributes:
+        timestamp_seconds: of its arrival, since the trace began.
+        input_length: of the prompt, in tokens.
+        output_length: of the answer, in tokens, at least 1.
+        hash_ids: of the full blocks of ``IDS_BLOCK_TOKENS`` tokens of its prompt.
+    """
+
+    timestamp_seconds: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+
+def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
+    """The first ``limit`` requests of a trace (None: all), in order of arrival. O(file).
+
+    The last id of a prompt is dropped if it stands for a partial block, which no engine caches.
+
+    Raises:
+        TraceError: a line that is not a request.
+        OSError: the file cannot be read.
+    """
+    requests: list[TraceRequest] = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if limit is not None and len(requests) >= limit:
+                break
+            if line.strip():
+                requests.append(_parse(line, f"{path}, line {number}"))
+    if not requests:
+        raise TraceError(f"{path}: has no requests")
+    return sorted(requests, key=lambda request: request.timestamp_seconds)
+
+
+def _parse(line: str, where: str) -> TraceRequest:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise TraceError(f"{where}: {line.strip()[:80]!r} is not JSON ({error})") from None
+    if not isinstance(fields, dict):
+        raise TraceError(f"{where}: {line.strip()[:80]!r} must be a JSON object")
+    timestamp = _number(fields, "timestamp", where, int | float, 0)
+    input_length = _number(fields, "input_length", where, int, 1)
+    output_length = _number(fields, "output_length", where, int, 1)
+    ids = fields.get("hash_ids")
+    if not isinstance(ids, list) or any(type(each) is not int for each in ids):
+        raise TraceError(f"{where}: hash_ids={str(ids)[:80]}: must be a list of whole numbers")
+    full, covering = input_length // IDS_BLOCK_TOKENS, -(-input_length // IDS_BLOCK_TOKENS)
+    if not full <= len(ids) <= covering:
+        raise TraceError(
+            f"{where}: hash_ids has {len(ids)} ids; input_length={input_length} takes {full} for full blocks "
+            f"of {IDS_BLOCK_TOKENS} tokens, or {covering} with a partial one"
+        )
+    return TraceRequest(timestamp / 1000, input_length, output_length, tuple(ids[:full]))
+
+
+def _number(fields: dict[str, Any], name: str, where: str, kind: Any, least: int) -> Any:
+    value = fields.get(name)
+    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < float("inf"):
+        what = "whole number" if kind is int else "number"
+        raise TraceError(f"{where}: {name}={value!r}: must be a {what}, at least {least}")
+    return value
