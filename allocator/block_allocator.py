@@ -160,6 +160,11 @@ class CpuOffloadingBlockAllocator:
         """``owner`` no longer holds its GPU blocks."""
         self._uncached.forget(owner)
 
+    @property
+    def has_uncached(self) -> bool:
+        """Whether ``uncached`` may have something to say."""
+        return len(self._uncached) > 0
+
     def uncached(self) -> list[UncachedRun]:
         """Blocks without a copy below, by owner, deepest shared prefix first."""
         return self._uncached.runs(self._tree)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 _FIRST_PART_BYTES = 16 << 20  # less than a millisecond of PCIe
 _LEAST_PART_BLOCKS = 16
-_ANSWER_RUN_TOKENS = 256  # computed again in some ten milliseconds
+_ANSWER_RUN_TOKENS = 512  # computed again in some ten milliseconds
 
 
 def storable_blocks(num_computed: int, num_tokens: int, num_hashes: int, block_size: int) -> int:

@@ -226,7 +226,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Everything is counted on the scheduler side; workers report none."""
-        return OffloadStats(data=self._scheduler.take_metrics()) if self._scheduler is not None else None
+        metrics = self._scheduler.take_metrics() if self._scheduler is not None else None
+        return OffloadStats(data=metrics) if metrics else None
 
     def shutdown(self) -> None:
         if self._worker is not None:

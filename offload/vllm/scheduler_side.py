@@ -79,7 +79,8 @@ class SchedulerSide:
         self._local_tokens: dict[str, int] = {}  # of waiting requests: what the GPU has
         self._fingerprint = fingerprint
         self._next = StepPlan(fingerprint)
-        self._shown = (0, -1, 0, 0, False)  # the figures of the last take_metrics
+        self._num_evicted_seen = 0
+        self._has_news = True  # something may have changed a figure since the last take_metrics
 
     # One step
 
@@ -122,15 +123,19 @@ class SchedulerSide:
 
     def build_plan(self, output: "SchedulerOutput") -> StepPlan:
         """Everything the workers are to do in this step."""
-        self._next.stores += self.stores.plan(output)
         plan, self._next = self._next, StepPlan(self._fingerprint)
+        plan.stores += self.stores.plan(output)
+        self._has_news = self._has_news or bool(plan.stores or plan.loads)
         return plan
 
     def receive(self, report: WorkerReport | None, invalid_block_ids: set[int]) -> None:
         """Jobs ended; ``invalid_block_ids`` are GPU blocks that some connector failed to fill."""
         if invalid_block_ids and not invalid_block_ids <= self.restores.blocks():
             self.ledger.spoil_stores()  # a sibling's load failed, and a step has computed on top of it
-        for job_id, job_report in (report.jobs if report else {}).items():
+        if report is None:
+            return
+        self._has_news = True
+        for job_id, job_report in report.jobs.items():
             progress = self.ledger.report(job_id, *job_report)
             if progress is not None:
                 self._advance(progress)
@@ -148,6 +153,7 @@ class SchedulerSide:
         self.allocator.reset()
         self.stores.stop_storing()
         self._next.cancelled += self.restores.cancel()
+        self._has_news = True
 
     @property
     def has_pending_work(self) -> bool:
@@ -158,19 +164,17 @@ class SchedulerSide:
         return len(self.ledger) > self.ledger.num_given_up
 
     def take_metrics(self) -> dict[str, float]:
-        """Counts since the last call, and the gauges."""
-        allocator, ledger = self.allocator, self.ledger
-        num_used = allocator.capacity - allocator.num_free
-        is_paused = self.restores.breaker.is_outage or self.stores.breaker.is_outage
-        shown = (allocator.num_evicted, num_used, len(ledger), ledger.num_given_up, is_paused)
-        if shown != self._shown:
-            self.metrics.count("evicted_blocks", allocator.num_evicted - self._shown[0])
-            self.metrics.show("pool_blocks", allocator.capacity)
-            self.metrics.show("pool_used_blocks", num_used)
-            self.metrics.show("jobs_in_flight", len(ledger))
-            self.metrics.show("stuck_jobs", ledger.num_given_up)
-            self.metrics.show("paused", is_paused)
-            self._shown = shown
+        """Counts since the last call, and the gauges; nothing if nothing has happened."""
+        if not self._has_news:
+            return {}
+        self._has_news = False
+        self.metrics.count("evicted_blocks", self.allocator.num_evicted - self._num_evicted_seen)
+        self._num_evicted_seen = self.allocator.num_evicted
+        self.metrics.show("pool_blocks", self.allocator.capacity)
+        self.metrics.show("pool_used_blocks", self.allocator.capacity - self.allocator.num_free)
+        self.metrics.show("jobs_in_flight", len(self.ledger))
+        self.metrics.show("stuck_jobs", self.ledger.num_given_up)
+        self.metrics.show("paused", self.restores.breaker.is_outage or self.stores.breaker.is_outage)
         return self.metrics.take()
 
     # Private

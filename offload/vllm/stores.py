@@ -115,8 +115,10 @@ class Stores:
             self._lookout.forget(request_id)
         scheduled = output.num_scheduled_tokens
         self._note_full_blocks(scheduled, output.total_num_scheduled_tokens)
+        if not self._allocator.has_uncached or not self._may_store():
+            return []
         orders: list[StoreOrder] = []
-        for run in self._allocator.uncached() if self._may_store() else ():
+        for run in self._allocator.uncached():
             if run.owner in scheduled and self._may_store():
                 orders += self._open(self._requests[str(run.owner)], run.start, run.stop)
         return orders

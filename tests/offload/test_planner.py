@@ -103,7 +103,7 @@ class TestWhenToLook:
                 look_at = num_computed + steps
 
     def test_an_answer_is_stored_a_few_hundred_tokens_at_a_time(self) -> None:
-        assert [answer_run_blocks(block_size) for block_size in (16, 128, 256, 1024)] == [16, 2, 1, 1]
+        assert [answer_run_blocks(block_size) for block_size in (16, 128, 512, 1024)] == [32, 4, 1, 1]
 
 
 class TestStorableBlocksAtFinish:
