@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from allocator.errors import ChainError, StalePlanError
+from allocator.in_flight import PlansInFlight
 from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
 from allocator.prefix_tree import Node, Pin, Place, PrefixTree
-from allocator.slot_pool import SlotPool, Slots, SlotState
+from allocator.slot_pool import SlotPool, Slots, SlotState, flat
 from allocator.uncached import UncachedBlocks
 from evictor import EvictionPolicy, LruPolicy, Newcomer
 
@@ -52,9 +53,7 @@ class CpuOffloadingBlockAllocator:
         self._uncached = UncachedBlocks()
         self._pins: set[Pin] = set()
         self._plan_ids = count()
-        self._copying: dict[int, StorePlan] = {}  # bytes on their way, positions in the tree
-        self._landed: dict[int, StorePlan] = {}  # bytes here, an earlier position's are not
-        self._orphans: dict[int, StorePlan] = {}  # bytes on their way, positions no longer wanted
+        self._plans = PlansInFlight()
         self._events: list[Stored | Evicted] | None = [] if record_events else None
         self.num_evicted = 0
         """Positions evicted to make room, ever."""
@@ -144,7 +143,7 @@ class CpuOffloadingBlockAllocator:
             pin.node.pins.remove(pin)
             self._refresh(pin.node)
         if self.num_leaving:
-            leaving = self._pool.select(_flat(pin.slots), SlotState.LEAVING)
+            leaving = self._pool.select(flat(pin.slots), SlotState.LEAVING)
             self._pool.move(self._not_pinned(leaving), SlotState.LEAVING, SlotState.FREE)
 
     def note_full(self, owner: Hashable, chain: Sequence[bytes], num_full: int) -> None:
@@ -206,7 +205,7 @@ class CpuOffloadingBlockAllocator:
         self._policy.stored(grown, hashes)
         lead = self._tree.lead(chain, place.depth)
         plan = StorePlan(next(self._plan_ids), place.depth, hashes, slots, lead)
-        self._copying[plan.plan_id] = plan
+        self._plans.begin(plan)
         return plan
 
     def commit(self, plan: StorePlan) -> None:
@@ -217,9 +216,9 @@ class CpuOffloadingBlockAllocator:
         """
         if self._ends_orphan(plan):
             return
-        self._landed[plan.plan_id] = self._copying.pop(plan.plan_id)
+        self._plans.land(plan)
         if self._settle(plan):
-            while any(self._settle(landed) for landed in list(self._landed.values())):
+            while any(self._settle(landed) for landed in self._plans.landed()):
                 pass  # one that settled may be what another waited for
 
     def abort(self, plan: StorePlan) -> None:
@@ -237,14 +236,10 @@ class CpuOffloadingBlockAllocator:
         Raises:
             StalePlanError: the plan was ended before.
         """
-        if plan.plan_id in self._orphans:
-            return
-        if plan.plan_id not in self._copying:
-            raise _stale(plan)
-        self._orphans[plan.plan_id] = self._copying.pop(plan.plan_id)
-        node = self._node_at(plan, plan.start)
-        assert node is not None, f"store plan {plan.plan_id} is in flight but not in the tree"
-        self._cut(Place(node, plan.start))
+        if self._plans.orphan(plan):
+            node = self._tree.node_at(plan.hashes, plan.start, plan.start, plan.lead)
+            assert node is not None, f"store plan {plan.plan_id} is in flight but not in the tree"
+            self._cut(Place(node, plan.start))
 
     def evict(self, num_slots: int) -> int:
         """Evict until ``num_slots`` more are free or nothing is evictable; return how many became free."""
@@ -279,17 +274,18 @@ class CpuOffloadingBlockAllocator:
         self._tree.check_invariants()
         self._policy.check_invariants()
         self._uncached.check_invariants()
-        resident = [_flat(node.slots[: node.resident]) for node in self._tree.nodes()]
-        filling = [_flat(node.slots[node.resident :]) for node in self._tree.nodes()]
-        orphaned = [_flat(plan.slots) for plan in self._orphans.values()]
+        self._plans.check_invariants()
+        resident = [flat(node.slots[: node.resident]) for node in self._tree.nodes()]
+        filling = [flat(node.slots[node.resident :]) for node in self._tree.nodes()]
+        orphaned = [self._plans.orphaned_slots()]
         leaving = self._pool.select(np.arange(self.capacity, dtype=np.int32), SlotState.LEAVING)
         owned = np.concatenate([*resident, *filling, *orphaned, leaving, np.empty(0, dtype=np.int32)])
         assert len(np.unique(owned)) == len(owned), "a slot has two owners"
         assert len(owned) + self.num_free == self.capacity, f"{len(owned)} owned, {self.num_free} free"
         assert sum(map(len, resident)) == self.num_resident, f"{self.num_resident} slots resident"
         assert sum(map(len, [*filling, *orphaned])) == self.num_filling, f"{self.num_filling} slots filling"
-        planned = [_flat(plan.slots) for plan in [*self._copying.values(), *self._landed.values()]]
-        assert sum(map(len, planned)) == sum(map(len, filling)), "filling positions and plans differ"
+        num_planned = len(self._plans.wanted_slots())
+        assert num_planned == sum(map(len, filling)), "filling positions and plans differ"
         pinned = {pin for node in self._tree.nodes() for pin in node.pins}
         assert pinned == {pin for pin in self._pins if pin.node is not None}, "a pin hangs on the wrong node"
         candidate = self._policy.choose()
@@ -329,7 +325,7 @@ class CpuOffloadingBlockAllocator:
             removed = self._tree.trim(leaf, min(-(-shortage // self.columns), len(leaf)))
             self._policy.evicted(leaf, removed.hashes)
             self.num_evicted += len(removed.hashes)
-            self._pool.move(_flat(removed.slots), SlotState.RESIDENT, SlotState.FREE)
+            self._pool.move(flat(removed.slots), SlotState.RESIDENT, SlotState.FREE)
             self._record(Evicted(removed.hashes))
             if not leaf.hashes:
                 if parent is not self._tree.root:
@@ -342,7 +338,7 @@ class CpuOffloadingBlockAllocator:
         parent = place.node.parent
         removed = self._tree.cut(place)
         left = place.node if place.node.hashes else parent
-        gone = [_flat(part.slots[: part.resident]) for part in removed]
+        gone = [flat(part.slots[: part.resident]) for part in removed]
         for part in removed:
             self._record(Evicted(part.hashes[: part.resident]))
             if not part.node.hashes:
@@ -365,42 +361,31 @@ class CpuOffloadingBlockAllocator:
     def _not_pinned(self, slots: Slots) -> Slots:
         if not self._pins:
             return slots
-        pinned = np.concatenate([_flat(pin.slots) for pin in self._pins])
+        pinned = np.concatenate([flat(pin.slots) for pin in self._pins])
         return slots[~np.isin(slots, pinned)]
 
     def _orphan_plans(self) -> None:
         """Plans whose positions left the tree: free what has landed, remember what is still coming."""
-        for plans in (self._copying, self._landed):
-            for plan in [plan for plan in plans.values() if self._node_at(plan, plan.start) is None]:
-                self._orphans[plan.plan_id] = plans.pop(plan.plan_id)
-                if plans is self._landed:
-                    self._ends_orphan(plan)
+        for plan in self._plans.orphan_all(
+            lambda plan: self._tree.node_at(plan.hashes, plan.start, plan.start, plan.lead) is None
+        ):
+            self._pool.move(flat(plan.slots), SlotState.FILLING, SlotState.FREE)
 
     def _ends_orphan(self, plan: StorePlan) -> bool:
         """Free the slots of an orphaned plan. False if the plan is still wanted."""
-        if plan.plan_id in self._copying:
-            return False
-        if self._orphans.pop(plan.plan_id, None) is None:
-            raise _stale(plan)
-        self._pool.move(_flat(plan.slots), SlotState.FILLING, SlotState.FREE)
-        return True
-
-    def _node_at(self, plan: StorePlan, position: int) -> Node | None:
-        """The node that holds a position of ``plan``; None if it left the tree."""
-        if position >= plan.start + self._tree.stride:
-            return self._tree.node_at(plan.hashes, plan.start, position)
-        hashes = plan.lead + plan.hashes[: self._tree.stride]
-        return self._tree.node_at(hashes, plan.start - len(plan.lead), position)
+        if is_orphan := self._plans.end_orphan(plan):
+            self._pool.move(flat(plan.slots), SlotState.FILLING, SlotState.FREE)
+        return is_orphan
 
     def _settle(self, plan: StorePlan) -> bool:
         """Make a landed plan resident, if what is before it is."""
         stop = plan.start + len(plan.hashes)
-        last = self._node_at(plan, stop - 1)
+        last = self._tree.node_at(plan.hashes, plan.start, stop - 1, plan.lead)
         assert last is not None, f"store plan {plan.plan_id} has landed but is not in the tree"
         if not self._tree.settle(last, plan.start, stop):
             return False
-        del self._landed[plan.plan_id]
-        self._pool.move(_flat(plan.slots), SlotState.FILLING, SlotState.RESIDENT)
+        self._plans.end_landed(plan)
+        self._pool.move(flat(plan.slots), SlotState.FILLING, SlotState.RESIDENT)
         self._record(Stored(plan.hashes, plan.parent_hash))
         self._refresh(last)
         return True
@@ -413,13 +398,3 @@ class CpuOffloadingBlockAllocator:
 def _check_full(num_full: int, chain: Sequence[bytes]) -> None:
     if not 0 <= num_full <= len(chain):
         raise ChainError(f"{num_full} full blocks do not fit {len(chain)} prefix hashes")
-
-
-def _stale(plan: StorePlan) -> StalePlanError:
-    return StalePlanError(f"store plan {plan.plan_id} was ended before, or is not this allocator's")
-
-
-def _flat(slots: Slots) -> Slots:
-    """All slots of an array of rows, without the absent columns."""
-    flat = slots.reshape(-1)
-    return flat if slots.ndim == 1 or slots.shape[1] == 1 else flat[flat >= 0]

@@ -151,17 +151,20 @@ class PrefixTree:
             size = (last + 1) * stride
         return self._descend(index[chain[last * stride]], chain, 0, last * stride + 1, size)
 
-    def node_at(self, hashes: Sequence[bytes], first: int, position: int) -> Node | None:
+    def node_at(
+        self, hashes: Sequence[bytes], start: int, position: int, lead: Sequence[bytes] = ()
+    ) -> Node | None:
         """The node that holds ``position`` of a chain; None if it is unknown.
 
-        ``hashes`` are those of positions ``first, first + 1, ...``, beginning no later than at the last
-        marked one before ``position``.
+        ``hashes`` are those of positions ``start, start + 1, ...``, and ``lead`` what comes before.
         """
         mark = position - position % self.stride
-        node = self._index.get(hashes[mark - first])
+        if mark < start:
+            hashes, start = [*lead, *hashes[: self.stride]], start - len(lead)
+        node = self._index.get(hashes[mark - start])
         if node is None:
             return None
-        place = self._descend(node, hashes, first, mark + 1, position + 1)
+        place = self._descend(node, hashes, start, mark + 1, position + 1)
         return place.node if place.depth > position else None
 
     def lead(self, chain: Sequence[bytes], start: int) -> list[bytes]:

@@ -90,3 +90,9 @@ class SlotPool:
         assert (self._state[free] == SlotState.FREE).all(), (
             f"free list holds slots in states {self._state[free]}"
         )
+
+
+def flat(slots: Slots) -> Slots:
+    """All slots of an array of rows, without the absent columns."""
+    row = slots.reshape(-1)
+    return row if slots.ndim == 1 or slots.shape[1] == 1 else row[row >= 0]

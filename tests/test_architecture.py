@@ -13,6 +13,7 @@ PACKAGES = ("evictor", "allocator", "offload")
 
 STATEFUL = {
     "allocator.block_allocator.CpuOffloadingBlockAllocator",
+    "allocator.in_flight.PlansInFlight",
     "allocator.prefix_tree.PrefixTree",
     "allocator.slot_pool.SlotPool",
     "allocator.uncached.UncachedBlocks",

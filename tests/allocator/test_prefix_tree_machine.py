@@ -160,8 +160,8 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
     def _node_at(self, chain: list[bytes], position: int) -> Node | None:
         """As a caller that remembers no more of the chain than it must."""
-        lead = self.tree.lead(chain, position)
-        return self.tree.node_at(lead + chain[position : position + 1], position - len(lead), position)
+        start = max(0, position - 2)
+        return self.tree.node_at(chain[start:], start, position, self.tree.lead(chain, start))
 
     def _end_segment_at(self, place: Place) -> Place:
         if place.depth == place.node.end:

@@ -119,7 +119,7 @@ def what_follows_a_failed_store_is_not_aborted(patch: pytest.MonkeyPatch) -> Non
     """Followers become resident: the failed positions stay where they are, as if filled."""
 
     def abort(self: CpuOffloadingBlockAllocator, plan: Any) -> None:
-        followers = [p for p in self._copying.values() if p.parent_hash == plan.hashes[-1]]
+        followers = [p for p in self._plans._copying.values() if p.parent_hash == plan.hashes[-1]]
         self.commit(plan) if followers else original(self, plan)
 
     original = CpuOffloadingBlockAllocator.abort
