@@ -49,10 +49,12 @@ class _Tracked:
 class Stores:
     """What requests have stored, and the stores in flight.
 
-    A prompt's blocks are stored in the step that fills them; an answer's in runs of ``answer_run``, and the
-    rest when the request ends. Where a store begins is asked of the allocator each time. The source blocks
-    are held until their copy has ended.
+    A prompt's blocks are stored in the step that fills them; an answer's in runs of at least ``answer_run``,
+    one answer each ``answer_interval`` steps, and the rest when the request ends. Where a store begins is
+    asked of the allocator each time. The source blocks are held until their copy has ended.
     """
+
+    answer_interval = 4
 
     def __init__(
         self,
@@ -93,6 +95,7 @@ class Stores:
         self._requests: dict[str, _Tracked] = {}
         self._lookout: Lookout[str] = Lookout()
         self._answers: deque[str] = deque()  # in line for a run of theirs to be stored
+        self._steps_to_answer = 0
 
     def __len__(self) -> int:
         """Requests whose blocks may be stored."""
@@ -172,15 +175,17 @@ class Stores:
         """Note the full blocks of requests that have filled enough of them.
 
         Looks at requests that compute more than one token now, and at those whose turn it is by the
-        lookout: it counts on a token per step, so it may be early, and never late. Of answers one run is
-        noted in a step; others wait in line, and theirs grow meanwhile.
+        lookout: it counts on a token per step, so it may be early, and never late. Answers wait in line,
+        and their runs grow meanwhile.
         """
         due = self._lookout.due()
         if num_tokens > len(scheduled):
             due += [request_id for request_id, num in scheduled.items() if num > 1]
         for request_id in due:
             self._look_at(request_id, scheduled.get(request_id), may_note_answer=False)
-        if self._answers:
+        self._steps_to_answer -= 1
+        if self._answers and self._steps_to_answer <= 0:
+            self._steps_to_answer = self.answer_interval
             request_id = self._answers.popleft()
             self._look_at(request_id, scheduled.get(request_id), may_note_answer=True)
 

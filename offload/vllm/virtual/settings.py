@@ -59,7 +59,8 @@ class VirtualSettings:
         verify_loads: as in the connector's configuration.
         seals_of_blocks: checksums are taken where a CPU engine takes them, not as beside a GPU.
         first_part: blocks in the first part of a load.
-        answer_run: blocks of an answer that are stored at a time.
+        answer_run: blocks of an answer that are stored at a time, at least.
+        answer_interval: steps from one answer's store to the next one's.
         step_seconds: time that the connector's clock advances with each step.
         rot_rate: how often, per step, a byte of a resident slot changes by itself.
         copies: when copies end, and which of them fail.
@@ -84,6 +85,7 @@ class VirtualSettings:
     seals_of_blocks: bool = True
     first_part: int = 16
     answer_run: int = 1
+    answer_interval: int = 1
     step_seconds: float = 1.0
     rot_rate: float = 0.0
     copies: CopySchedule = field(default_factory=CopySchedule)
@@ -138,6 +140,7 @@ def draw_settings(
         seals_of_blocks=seals_of_blocks,
         first_part=rng.choice([1, 2, 16]),
         answer_run=rng.choice([1, 1, 3]),
+        answer_interval=rng.choice([1, 1, 4]),
         rot_rate=rng.choice([0.0, 0.05]) if faults and verify == "always" else 0.0,
         copies=CopySchedule(
             longest_delay=rng.choice([0, 1, 3, 12]),
