@@ -155,14 +155,14 @@ class CpuOffloadingBlockAllocator:
         _check_full(num_full, chain)
         self._uncached.note(owner, chain, num_full)
 
-    def forget_owner(self, owner: Hashable) -> None:
-        """``owner`` no longer holds its GPU blocks."""
-        self._uncached.forget(owner)
+    def forget_owner(self, owner: Hashable) -> bool:
+        """``owner`` no longer holds its GPU blocks. Returns whether some may have been uncached."""
+        return self._uncached.forget(owner)
 
     @property
-    def has_uncached(self) -> bool:
-        """Whether ``uncached`` may have something to say."""
-        return len(self._uncached) > 0
+    def num_owners(self) -> int:
+        """Who may hold uncached blocks."""
+        return len(self._uncached)
 
     def uncached(self) -> list[UncachedRun]:
         """Blocks without a copy below, by owner, deepest shared prefix first."""

@@ -117,8 +117,12 @@ class Stores:
             self._allocator.forget_owner(request_id)
             self._lookout.forget(request_id)
         scheduled = output.num_scheduled_tokens
-        self._note_full_blocks(scheduled, output.total_num_scheduled_tokens)
-        if not self._allocator.has_uncached or not self._may_store():
+        due = self._lookout.due()
+        if output.total_num_scheduled_tokens > len(scheduled):
+            due += [request_id for request_id, num in scheduled.items() if num > 1]
+        if due or self._answers:
+            self._note_full_blocks(due, scheduled)
+        if not self._allocator.num_owners or not self._may_store():
             return []
         orders: list[StoreOrder] = []
         for run in self._allocator.uncached():
@@ -133,7 +137,7 @@ class Stores:
         """
         request_id = request.request_id
         tracked = self._requests.pop(request_id, None)
-        self._allocator.forget_owner(request_id)
+        is_waiting = self._allocator.forget_owner(request_id)
         self._lookout.forget(request_id)
         if tracked is None or request.status not in COMPLETED:
             return []
@@ -146,8 +150,10 @@ class Stores:
             self._block_size,
         )
         num_full = min(num_full, len(self._manager.get_blocks(request_id).blocks[0]))
+        if (num_full <= tracked.num_full and not is_waiting) or not self._may_store():
+            return []
         start = self._allocator.known_depth(request.block_hashes, num_full)
-        return self._open(tracked, start, num_full) if start < num_full and self._may_store() else []
+        return self._open(tracked, start, num_full) if start < num_full else []
 
     def advance(self, job: StoreJob, progress: Progress) -> None:
         """Take in what became of a store."""
@@ -163,7 +169,7 @@ class Stores:
     def plan_anew(self) -> None:
         """Something has left the pool that was not evicted; whose chains went with it is not known here."""
         for tracked in self._requests.values():
-            tracked.num_planned = 0
+            tracked.num_full = tracked.num_planned = 0
 
     def stop_storing(self) -> None:
         """Nothing that was computed for these requests is ever stored: it may be of old weights."""
@@ -171,16 +177,12 @@ class Stores:
 
     # Which blocks
 
-    def _note_full_blocks(self, scheduled: dict[str, int], num_tokens: int) -> None:
-        """Note the full blocks of requests that have filled enough of them.
+    def _note_full_blocks(self, due: list[str], scheduled: dict[str, int]) -> None:
+        """Note the full blocks of requests that have filled enough of them. Answers wait in line.
 
-        Looks at requests that compute more than one token now, and at those whose turn it is by the
-        lookout: it counts on a token per step, so it may be early, and never late. Answers wait in line,
-        and their runs grow meanwhile.
+        ``due`` are those that compute more than one token now, and those whose turn it is by the lookout: it
+        counts on a token per step, so it may be early, and never late.
         """
-        due = self._lookout.due()
-        if num_tokens > len(scheduled):
-            due += [request_id for request_id, num in scheduled.items() if num > 1]
         for request_id in due:
             self._look_at(request_id, scheduled.get(request_id), may_note_answer=False)
         self._steps_to_answer -= 1
