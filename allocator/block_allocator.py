@@ -113,7 +113,7 @@ class CpuOffloadingBlockAllocator:
         """Promise the slots of resident positions ``start <= p < stop`` to a load, and touch them.
 
         Until ``unpin`` neither they nor anything before them is evicted or reused. O(log n) plus
-        copying the slots, which the pin carries as ``int32[stop - start, columns]``.
+        copying the slots, which the pin carries as ``int64[stop - start, columns]``.
 
         Raises:
             ChainError: not all of these positions are resident, or there are none.
@@ -143,7 +143,7 @@ class CpuOffloadingBlockAllocator:
             pin.node.pins.remove(pin)
             self._refresh(pin.node)
         if self.num_leaving:
-            leaving = self._pool.select(flat(pin.slots), SlotState.LEAVING)
+            leaving = self._pool.leaving(flat(pin.slots))
             self._pool.move(self._not_pinned(leaving), SlotState.LEAVING, SlotState.FREE)
 
     def note_full(self, owner: Hashable, chain: Sequence[bytes], num_full: int) -> None:
@@ -277,13 +277,13 @@ class CpuOffloadingBlockAllocator:
         self._plans.check_invariants()
         resident = [flat(node.slots[: node.resident]) for node in self._tree.nodes()]
         filling = [flat(node.slots[node.resident :]) for node in self._tree.nodes()]
-        orphaned = [self._plans.orphaned_slots()]
-        leaving = self._pool.select(np.arange(self.capacity, dtype=np.int32), SlotState.LEAVING)
-        owned = np.concatenate([*resident, *filling, *orphaned, leaving, np.empty(0, dtype=np.int32)])
+        orphaned = self._plans.orphaned_slots()
+        owned = np.concatenate([*resident, *filling, orphaned, self._pool.leaving()])
         assert len(np.unique(owned)) == len(owned), "a slot has two owners"
         assert len(owned) + self.num_free == self.capacity, f"{len(owned)} owned, {self.num_free} free"
+        assert not np.isin(self._pool.free(), owned).any(), "the free list holds slots that have an owner"
         assert sum(map(len, resident)) == self.num_resident, f"{self.num_resident} slots resident"
-        assert sum(map(len, [*filling, *orphaned])) == self.num_filling, f"{self.num_filling} slots filling"
+        assert sum(map(len, [*filling, orphaned])) == self.num_filling, f"{self.num_filling} slots filling"
         num_planned = len(self._plans.wanted_slots())
         assert num_planned == sum(map(len, filling)), "filling positions and plans differ"
         pinned = {pin for node in self._tree.nodes() for pin in node.pins}

@@ -89,7 +89,7 @@ class PlansInFlight:
 
 
 def _slots_of(plans: Iterable[StorePlan]) -> Slots:
-    return np.concatenate([*(flat(plan.slots) for plan in plans), np.empty(0, dtype=np.int32)])
+    return np.concatenate([*(flat(plan.slots) for plan in plans), np.empty(0, dtype=np.int64)])
 
 
 def _stale(plan: StorePlan) -> StalePlanError:

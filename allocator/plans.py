@@ -11,7 +11,7 @@ class Hit(NamedTuple):
 
     Attributes:
         depth: number of leading chain positions that are resident.
-        slots: ``int32[depth, columns]``, read-only; -1 where a column is absent.
+        slots: ``int64[depth, columns]``, read-only; -1 where a column is absent.
     """
 
     depth: int
@@ -25,7 +25,7 @@ class StorePlan(NamedTuple):
         plan_id: unique within one allocator.
         start: chain position of the first hash.
         hashes: prefix hashes of positions ``start, start + 1, ...``.
-        slots: where each goes, ``int32[len(hashes), columns]``.
+        slots: where each goes, ``int64[len(hashes), columns]``.
         lead: prefix hashes of a few positions right before ``start``; none only at the start of a chain.
     """
 

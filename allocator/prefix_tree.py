@@ -57,7 +57,7 @@ class Node:
 
     @property
     def slots(self) -> Slots:
-        """Slots by position and column, ``int32[len(self), columns]``; -1 where a column is absent."""
+        """Slots by position and column, ``int64[len(self), columns]``; -1 where a column is absent."""
         return self._buffer[: len(self.hashes)]
 
     @property
@@ -70,7 +70,7 @@ class Node:
         size = len(self.hashes)
         needed = size + len(hashes)
         if needed > len(self._buffer):
-            grown = np.empty((max(needed, 2 * size), self._buffer.shape[1]), dtype=np.int32)
+            grown = np.empty((max(needed, 2 * size), self._buffer.shape[1]), dtype=np.int64)
             grown[:size] = self._buffer[:size]
             self._buffer = grown
         self._buffer[size:needed] = slots
@@ -130,7 +130,7 @@ class PrefixTree:
     """Segments and their index. Columns: slots per chain position, one for models with one cache group."""
 
     def __init__(self, columns: int = 1, stride: int = STRIDE) -> None:
-        self.root = Node(None, 0, [], np.empty((0, columns), dtype=np.int32))
+        self.root = Node(None, 0, [], np.empty((0, columns), dtype=np.int64))
         self.columns = columns
         self.stride = stride
         self._index: dict[bytes, Node] = {}
@@ -192,7 +192,7 @@ class PrefixTree:
                 break
             node = node.parent
         parts.reverse()
-        return np.concatenate(parts) if parts else np.empty((0, self.columns), dtype=np.int32)
+        return np.concatenate(parts) if parts else np.empty((0, self.columns), dtype=np.int64)
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root, parents before children."""

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from allocator.errors import CapacityError
 
-Slots = npt.NDArray[np.int32]
+Slots = npt.NDArray[np.int64]
 
 
 class SlotState(IntEnum):
@@ -27,69 +27,68 @@ class SlotPool:
 
     ``free + filling + resident + leaving == capacity`` at all times. ``take`` prefers the slots given
     back last; a fresh pool hands them out in ascending order, so neighbours on the GPU become
-    neighbours in the pool.
+    neighbours in the pool. Of the slots in use it remembers only which are leaving: the owners of the
+    others know theirs.
     """
 
     def __init__(self, capacity: int) -> None:
         """``capacity``: number of slots, at least 1. Raises CapacityError otherwise."""
         if capacity < 1:
             raise CapacityError(f"a pool of {capacity} slots cannot hold one block; it needs at least 1")
-        self._stack: Slots = np.arange(capacity - 1, -1, -1, dtype=np.int32)
-        self._num_free = capacity
-        self._state = np.zeros(capacity, dtype=np.int8)
-        self._count = [capacity, 0, 0, 0]
-
-    @property
-    def capacity(self) -> int:
+        self.capacity = capacity
         """All slots."""
-        return len(self._stack)
-
-    @property
-    def num_free(self) -> int:
+        self.num_free = capacity
         """Slots that ``take`` can hand out now."""
-        return self._num_free
+        self._stack: Slots = np.arange(capacity - 1, -1, -1, dtype=np.int64)
+        self._is_leaving = np.zeros(capacity, dtype=np.bool_)
+        self._count = {SlotState.FILLING: 0, SlotState.RESIDENT: 0, SlotState.LEAVING: 0}
 
     def num_in(self, state: SlotState) -> int:
         """How many slots are in ``state``."""
-        return self._count[state]
+        return self.num_free if state is SlotState.FREE else self._count[state]
 
     def take(self, num_slots: int) -> Slots:
         """Turn ``num_slots`` free slots into filling ones and return them. Needs that many free ones."""
-        assert 0 <= num_slots <= self._num_free, f"asked for {num_slots} of {self._num_free} free slots"
-        rest = self._num_free - num_slots
-        slots: Slots = self._stack[rest : self._num_free][::-1].copy()
-        self._num_free = rest
-        self._state[slots] = SlotState.FILLING
-        self._count[SlotState.FREE] -= num_slots
+        assert 0 <= num_slots <= self.num_free, f"asked for {num_slots} of {self.num_free} free slots"
+        rest = self.num_free - num_slots
+        slots: Slots = self._stack[rest : self.num_free][::-1].copy()
+        self.num_free = rest
         self._count[SlotState.FILLING] += num_slots
         return slots
 
     def move(self, slots: Slots, source: SlotState, target: SlotState) -> None:
-        """Take ``slots`` from one state to another; to FREE makes them available again."""
+        """Take ``slots`` in use from one state to another; to FREE makes them available again."""
         num_slots = len(slots)
-        self._state[slots] = target
         self._count[source] -= num_slots
-        self._count[target] += num_slots
+        if SlotState.LEAVING in (source, target):
+            self._is_leaving[slots] = target is SlotState.LEAVING
         if target is SlotState.FREE:
-            self._stack[self._num_free : self._num_free + num_slots] = slots[::-1]
-            self._num_free += num_slots
+            self._stack[self.num_free : self.num_free + num_slots] = slots[::-1]
+            self.num_free += num_slots
+        else:
+            self._count[target] += num_slots
 
-    def select(self, slots: Slots, state: SlotState) -> Slots:
-        """The members of ``slots`` that are in ``state``, in the same order."""
-        selected: Slots = slots[self._state[slots] == state]
-        return selected
+    def free(self) -> Slots:
+        """Those that nobody uses."""
+        return self._stack[: self.num_free]
+
+    def leaving(self, slots: Slots | None = None) -> Slots:
+        """Those of ``slots`` that are leaving, in the same order; without ``slots`` all that are."""
+        if slots is None:
+            return np.flatnonzero(self._is_leaving)
+        leaving: Slots = slots[self._is_leaving[slots]]
+        return leaving
 
     def check_invariants(self) -> None:
-        """Every slot is counted once, in the state it is in."""
-        counted = np.bincount(self._state, minlength=len(SlotState)).tolist()
-        assert counted == self._count, f"states say {counted}, counters say {self._count}"
-        assert sum(self._count) == self.capacity, f"{self._count} do not add up to {self.capacity}"
-        free = self._stack[: self._num_free]
-        assert self._num_free == self._count[SlotState.FREE]
+        """Every slot is counted once, and no free one is in use."""
+        counted = self.num_free + sum(self._count.values())
+        assert counted == self.capacity, f"{self.num_free} free, {self._count}: not {self.capacity} in all"
+        assert min(self._count.values()) >= 0, f"{self._count}"
+        free = self.free()
         assert len(np.unique(free)) == len(free), "a slot is in the free list twice"
-        assert (self._state[free] == SlotState.FREE).all(), (
-            f"free list holds slots in states {self._state[free]}"
-        )
+        leaving = self.leaving()
+        assert len(leaving) == self._count[SlotState.LEAVING], f"{leaving} are leaving, {self._count} counted"
+        assert not np.isin(leaving, free).any(), "a slot that is leaving is in the free list"
 
 
 def flat(slots: Slots) -> Slots:

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import numpy as np
 from vllm.v1.request import RequestStatus
 
 from allocator import CpuOffloadingBlockAllocator
@@ -102,7 +101,7 @@ class Restores:
         jobs = [self._ledger.open_load(restore, *part) for part in parts]
         self._families.setdefault(chain[0], []).append(restore)
         self.breaker.began(restore.restore_id)
-        slots = pin.slots[:, 0].astype(np.int64)
+        slots = pin.slots[:, 0]
         named = [LoadPart(job.job_id, job.start, job.stop) for job in jobs]
         return LoadOrder(request_id, named, slots, filled_by[slots], block_ids)
 

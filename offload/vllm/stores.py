@@ -244,7 +244,7 @@ class Stores:
         self._block_pool.touch(blocks)
         job = self._ledger.open_store(plan, blocks)
         self.breaker.began(job.job_id)
-        slots = plan.slots[:, 0].astype(np.int64)
+        slots = plan.slots[:, 0]
         self.filled_by[slots] = job.job_id
         return [StoreOrder(job.job_id, block_ids_of(blocks), slots)]
 

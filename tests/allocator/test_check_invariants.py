@@ -26,7 +26,7 @@ def seen_as(message: str) -> Callable[[Damage], Damage]:
 # Each takes an allocator that holds LONG as [0..3) and [3..6), FORK's [3..5) filling, OTHER pinned, 5 free.
 
 
-@seen_as("free list holds slots in states")
+@seen_as("free list holds slots that have an owner")
 def slot_free_and_resident(allocator: CpuOffloadingBlockAllocator) -> None:
     pool = allocator._pool
     pool._stack[pool.num_free - 1] = allocator.lookup(LONG).slots[0, 0]
@@ -43,7 +43,7 @@ def slot_lost(allocator: CpuOffloadingBlockAllocator) -> None:
     allocator._pool.take(1)
 
 
-@seen_as("states say")
+@seen_as("not 17 in all")
 def slot_counted_twice(allocator: CpuOffloadingBlockAllocator) -> None:
     allocator._pool._count[SlotState.RESIDENT] += 1
 

@@ -101,7 +101,7 @@ def test_a_chain_that_is_only_extended_stays_one_segment() -> None:
     tree = PrefixTree()
     node = tree.root
     for start in range(0, LENGTH, 4096):
-        slots = np.arange(start, start + 4096, dtype=np.int32).reshape(-1, 1)
+        slots = np.arange(start, start + 4096, dtype=np.int64).reshape(-1, 1)
         node = tree.append(Place(node, start), DOCUMENT[start : start + 4096], slots)
     assert list(tree.nodes()) == [node]
     assert tree.slots_of(Place(node, LENGTH), 0).reshape(-1).tolist() == list(range(LENGTH))
@@ -119,7 +119,7 @@ def test_splits_repoint_few_positions(order: str) -> None:
         "halving": sorted(range(1, size), key=lambda depth: -(depth & -depth)),
     }[order]
     tree = PrefixTree()
-    node = tree.append(Place(tree.root, 0), DOCUMENT[:size], np.zeros((size, 1), dtype=np.int32))
+    node = tree.append(Place(tree.root, 0), DOCUMENT[:size], np.zeros((size, 1), dtype=np.int64))
     moved = 0
     for depth in depths:
         node = tree.find(DOCUMENT, depth).node

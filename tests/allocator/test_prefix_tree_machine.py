@@ -43,7 +43,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
             hashes = chain[place.depth :]
             if hashes:
                 rows = [[next(self.slots) for _ in range(self.tree.columns)] for _ in hashes]
-                slots = np.array(rows, dtype=np.int32)
+                slots = np.array(rows, dtype=np.int64)
                 node = self.tree.append(self._end_segment_at(place), hashes, slots)
                 assert node.end == len(chain)
                 self.model.append(chain[: place.depth], hashes, rows)
@@ -206,7 +206,7 @@ def _flags(node: Node) -> list[bool]:
 
 
 def test_the_tree_does_what_its_model_does() -> None:
-    run_state_machine_as_test(PrefixTreeMachine, settings=thorough(200))
+    run_state_machine_as_test(PrefixTreeMachine, settings=thorough(300))
     assert {situation for situation, times in PrefixTreeMachine.seen.items() if times} == {
         "pin lost a part",
         "pin lost all",
@@ -221,6 +221,6 @@ def test_the_tree_does_what_its_model_does() -> None:
 
 def test_append_needs_the_end_of_a_segment() -> None:
     tree = PrefixTree()
-    node = tree.append(Place(tree.root, 0), [b"a", b"b"], np.array([[0], [1]], dtype=np.int32))
+    node = tree.append(Place(tree.root, 0), [b"a", b"b"], np.array([[0], [1]], dtype=np.int64))
     with pytest.raises(AssertionError, match="split first"):
-        tree.append(Place(node, 1), [b"c"], np.array([[2]], dtype=np.int32))
+        tree.append(Place(node, 1), [b"c"], np.array([[2]], dtype=np.int64))

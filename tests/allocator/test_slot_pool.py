@@ -23,7 +23,7 @@ class SlotPoolMachine(RuleBasedStateMachine):
     def take(self, share: float) -> None:
         num_slots = round(share * self.pool.num_free)
         slots = self.pool.take(num_slots)
-        assert slots.dtype == np.int32
+        assert slots.dtype == np.int64
         assert slots.tolist() == self.model.take(num_slots)
 
     @rule(
@@ -36,11 +36,12 @@ class SlotPoolMachine(RuleBasedStateMachine):
         self.pool.move(slots, before, after)
         self.model.move(slots.tolist(), after)
 
-    @rule(data=st.data(), state=st.sampled_from(SlotState))
-    def select(self, data: st.DataObject, state: SlotState) -> None:
+    @rule(data=st.data())
+    def leaving(self, data: st.DataObject) -> None:
         slots = data.draw(_some_of(range(self.pool.capacity)))
-        of_state = [slot for slot in slots.tolist() if self.model.state[slot] is state]
-        assert self.pool.select(slots, state).tolist() == of_state
+        leaving = [slot for slot in slots.tolist() if self.model.state[slot] is LEAVING]
+        assert self.pool.leaving(slots).tolist() == leaving
+        assert self.pool.leaving().tolist() == self.model.slots_in(LEAVING)
 
     @rule()
     def taking_too_many_changes_nothing(self) -> None:
@@ -63,7 +64,7 @@ def _some_of(slots: "range | list[int]") -> st.SearchStrategy[Slots]:
 
 
 def _array(slots: list[int]) -> Slots:
-    return np.array(slots, dtype=np.int32)
+    return np.array(slots, dtype=np.int64)
 
 
 TestSlotPoolMachine = SlotPoolMachine.TestCase

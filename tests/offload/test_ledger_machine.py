@@ -53,7 +53,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(target=in_flight, block_ids=BLOCK_IDS)
     def open_store(self, block_ids: list[int]) -> int:
         hashes = [bytes([block_id]) for block_id in block_ids]
-        plan = StorePlan(0, 0, hashes, np.arange(len(hashes), dtype=np.int32)[:, None], None)
+        plan = StorePlan(0, 0, hashes, np.arange(len(hashes), dtype=np.int64)[:, None], None)
         blocks: list[Any] = list(block_ids)
         job = self.ledger.open_store(plan, blocks)
         assert isinstance(job, StoreJob)
@@ -168,7 +168,7 @@ def test_a_job_fails_as_soon_as_one_rank_falls_short_and_ends_with_the_last() ->
 
 def test_a_spoiled_store_ends_with_nothing_copied_whatever_is_reported() -> None:
     ledger = JobLedger(num_ranks=1)
-    plan = StorePlan(0, 0, [b"x", b"y"], np.zeros((2, 1), dtype=np.int32), None)
+    plan = StorePlan(0, 0, [b"x", b"y"], np.zeros((2, 1), dtype=np.int64), None)
     job = ledger.open_store(plan, [4, 5])
     ledger.spoil_stores()
     progress = ledger.report(job.job_id, 1, 2)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from vllm.v1.request import Request
 
-from allocator.slot_pool import SlotState
 from offload.breaker import FAILURES_TO_OPEN
 from offload.copiers import Fault
 from offload.transfer import DEADLINE_SECONDS
@@ -132,7 +131,7 @@ def test_a_stuck_load_is_computed_instead_and_its_memory_left_alone(
     assert free_gpu_blocks(engine) == room - BLOCKS, "blocks that are still written were given back"
     pool = engine.scheduler.kv_cache_manager.block_pool
     assert all(pool.blocks[block_id].ref_cnt == 1 for block_id in doomed)
-    in_use = engine.side.allocator._pool.select(slots, SlotState.LEAVING)
+    in_use = engine.side.allocator._pool.leaving(slots)
     assert in_use.tolist() == slots.tolist(), "slots that are still read were given back"
     assert engine.side.ledger.num_given_up == 1
     come_to_rest(engine)

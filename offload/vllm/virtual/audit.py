@@ -7,7 +7,6 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from allocator.prefix_tree import Node
-from allocator.slot_pool import SlotState
 from offload.ledger import LoadJob, StoreJob
 from offload.vllm.messages import JobReport, StepPlan, WorkerReport
 from offload.vllm.virtual.history import WrongBytesError
@@ -132,8 +131,9 @@ class Audit(SchedulerAudit):
     def _check_failed_slots(self) -> None:
         """Slots that just failed a load serve nobody."""
         if self._failed_slots:
-            failed = np.array(self._failed_slots, dtype=np.int32)
-            resident = self._engine.side.allocator._pool.select(failed, SlotState.RESIDENT).tolist()
+            nodes = self._engine.side.allocator._tree.nodes()
+            in_use = {slot for node in nodes for slot in node.slots[: node.resident, 0].tolist()}
+            resident = sorted(in_use.intersection(self._failed_slots))
             assert not resident, (
                 f"slots {resident} failed a load and are still resident\n"
                 f"{self._engine.history.of_slot(resident[0])}"
