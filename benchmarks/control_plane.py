@@ -156,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, default, least, what in (
         ("runs", 5, 1, "of each measurement, in alternation"),
         ("resident", 1_000_000, 1, "blocks in the pool of the second part, and of the memory"),
-        ("decode-steps", 512, 2, "that are measured"),
+        ("decode-steps", 1024, 2, "that are measured, after as many others"),
         ("churn", 10_000_000, _CHURN_PARTS, "blocks stored into a full pool before memory is read again"),
     ):
         add(

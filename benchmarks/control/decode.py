@@ -10,20 +10,24 @@ from benchmarks.replay import ReplayEngine, ReplaySettings, TimeModel
 
 __all__ = ["DecodeEngine"]
 
-_WARM_UP_STEPS = 24
+_LEAST_WARM_UP_STEPS = 24
 _LINK = 100e9
 """Bytes per second: the stores of all prompts are over soon, and those of a step within the next."""
 
 
 class DecodeEngine:
-    """256 running requests whose lengths are staggered, so that 16 of them fill a block in every step."""
+    """256 running requests whose lengths are staggered, so that 16 of them fill a block in every step.
+
+    As many steps as are measured go before: a connector may collect what is generated before it stores it.
+    """
 
     def __init__(self, connector: str, num_steps: int) -> None:
         self._num_steps = num_steps
+        self._num_warm_up = max(num_steps, _LEAST_WARM_UP_STEPS)
         self._lengths = [DECODE_PROMPT_TOKENS + index % BLOCK_TOKENS for index in range(DECODE_REQUESTS)]
-        longest = DECODE_PROMPT_TOKENS + BLOCK_TOKENS + num_steps + _WARM_UP_STEPS + 8
+        longest = DECODE_PROMPT_TOKENS + BLOCK_TOKENS + num_steps + self._num_warm_up + 8
         num_blocks = DECODE_REQUESTS * (longest // BLOCK_TOKENS + 1)
-        self._num_output = num_steps + _WARM_UP_STEPS + 8
+        self._num_output = num_steps + self._num_warm_up + 8
         self.engine = ReplayEngine(
             ReplaySettings(
                 connector=connector,
@@ -47,11 +51,11 @@ class DecodeEngine:
         engine.step()
         store_seconds = prompt_blocks * model.block_bytes / _LINK
         stored_at = engine.clock.now + 2 * store_seconds  # they may not all be planned at once
-        for _ in range(_WARM_UP_STEPS):
+        for _ in range(self._num_warm_up):
             engine.step()
         if engine.clock.now <= stored_at:
             raise WrongRunError(
-                f"{_WARM_UP_STEPS} steps are too few for the stores of {prompt_blocks} blocks"
+                f"{self._num_warm_up} steps are too few for the stores of {prompt_blocks} blocks"
             )
         spent = []
         for _ in range(self._num_steps):
