@@ -1,14 +1,12 @@
 """Least recently used leaf first."""
 
 from collections.abc import Hashable, Sequence
-from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Generic
 
-from evictor.policy import L, Newcomer
+from sortedcontainers import SortedDict
 
-_FEW = 64
-"""Outdated entries that are not worth a clean-up."""
+from evictor.policy import L, Newcomer
 
 
 class LruPolicy(Generic[L]):
@@ -16,19 +14,16 @@ class LruPolicy(Generic[L]):
 
     On a tree where using a node uses its ancestors this is the same order as LRU over single blocks
     (Mattson et al., 1970, "Evaluation techniques for storage hierarchies") with ties broken from the
-    tail: an ancestor is never older than its descendants.
-
-    Candidates lie in a heap by last use. One that is used again, or is no candidate any longer, leaves an
-    outdated entry behind, which is dropped when it comes up, or when a new one finds more of them than
-    candidates. Every call is O(log n) in the candidates, amortized.
+    tail: an ancestor is never older than its descendants. Every call is O(log n) in the candidates, at
+    worst: a heap with outdated entries is faster on average, but now and then has to clean up.
     """
 
     def __init__(self) -> None:
         self._clock = count()
         self._serial = count()  # nodes have no order, and two may have the same last use
         self._last_use: dict[L, int] = {}
-        self._candidates: dict[L, int] = {}  # the serial of the entry that counts
-        self._heap: list[tuple[int, int, L]] = []
+        self._keys: dict[L, tuple[int, int]] = {}  # of candidates: last use and serial
+        self._candidates: SortedDict[tuple[int, int], L] = SortedDict()
 
     def stored(self, node: L, keys: Sequence[Hashable]) -> None:
         self.touched(node)
@@ -41,19 +36,17 @@ class LruPolicy(Generic[L]):
             self._set_last_use(heir, self._last_use[source])
 
     def enter(self, leaf: L) -> None:
-        if leaf not in self._candidates:
-            self._push(leaf)
+        if leaf not in self._keys:
+            key = self._keys[leaf] = self._last_use[leaf], next(self._serial)
+            self._candidates[key] = leaf
 
     def leave(self, leaf: L) -> None:
-        self._candidates.pop(leaf, None)
+        key = self._keys.pop(leaf, None)
+        if key is not None:
+            del self._candidates[key]
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
-        while self._heap:
-            _, serial, leaf = self._heap[0]
-            if self._candidates.get(leaf) == serial:
-                return leaf
-            heappop(self._heap)
-        return None
+        return self._candidates.peekitem(0)[1] if self._candidates else None
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
         """LRU keeps no history."""
@@ -63,20 +56,15 @@ class LruPolicy(Generic[L]):
         self._last_use.pop(node, None)
 
     def check_invariants(self) -> None:
-        entries = {serial: (tick, leaf) for tick, serial, leaf in self._heap}
-        for leaf, serial in self._candidates.items():
-            assert entries.get(serial) == (self._last_use.get(leaf), leaf), (
-                f"{leaf!r} is filed under {entries.get(serial)}, used at {self._last_use.get(leaf)}"
+        assert len(self._keys) == len(self._candidates), f"{self._keys} and {self._candidates} differ"
+        for (tick, serial), leaf in self._candidates.items():
+            assert (self._last_use.get(leaf), self._keys.get(leaf)) == (tick, (tick, serial)), (
+                f"{leaf!r} is filed under {tick}, used at {self._last_use.get(leaf)}"
             )
 
-    def _push(self, leaf: L) -> None:
-        serial = self._candidates[leaf] = next(self._serial)
-        heappush(self._heap, (self._last_use[leaf], serial, leaf))
-        if len(self._heap) > 2 * len(self._candidates) + _FEW:
-            self._heap = [entry for entry in self._heap if self._candidates.get(entry[2]) == entry[1]]
-            heapify(self._heap)
-
     def _set_last_use(self, node: L, tick: int) -> None:
+        is_candidate = node in self._keys
+        self.leave(node)
         self._last_use[node] = tick
-        if node in self._candidates:
-            self._push(node)
+        if is_candidate:
+            self.enter(node)

@@ -1,6 +1,6 @@
 """Stores: which full GPU blocks are copied down, and when."""
 
-from collections import deque
+from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,9 @@ COMPLETED = frozenset(
 )
 """Ends that a request reaches by computing. An aborted one may count blocks that were never filled."""
 
+_ANSWERS_AT_ONCE = 4
+"""Answers of which a run is stored in one step. The first costs as much as the others together."""
+
 _block_id = attrgetter("block_id")
 
 
@@ -50,11 +53,11 @@ class Stores:
     """What requests have stored, and the stores in flight.
 
     A prompt's blocks are stored in the step that fills them; an answer's in runs of at least ``answer_run``,
-    one answer each ``answer_interval`` steps, and the rest when the request ends. Where a store begins is
+    a few answers each ``answer_interval`` steps, and the rest when the request ends. Where a store begins is
     asked of the allocator each time. The source blocks are held until their copy has ended.
     """
 
-    answer_interval = 4
+    answer_interval = 16
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class Stores:
         self._store_answers = store_answers
         self._requests: dict[str, _Tracked] = {}
         self._lookout: Lookout[str] = Lookout()
-        self._answers: deque[str] = deque()  # in line for a run of theirs to be stored
+        self._answers: dict[str, None] = {}  # in line for a run of theirs to be stored
         self._steps_to_answer = 0
 
     def __len__(self) -> int:
@@ -115,7 +118,9 @@ class Stores:
         """What to store once this step has run."""
         for request_id in output.preempted_req_ids or ():
             self._allocator.forget_owner(request_id)
-            self._lookout.forget(request_id)
+            tracked = self._requests.get(request_id)
+            if tracked is not None and tracked.request.status is RequestStatus.PREEMPTED:
+                self._forget(request_id)  # until it is admitted again, which may have happened already
         scheduled = output.num_scheduled_tokens
         due = self._lookout.due()
         if output.total_num_scheduled_tokens > len(scheduled):
@@ -138,7 +143,7 @@ class Stores:
         request_id = request.request_id
         tracked = self._requests.pop(request_id, None)
         is_waiting = self._allocator.forget_owner(request_id)
-        self._lookout.forget(request_id)
+        self._forget(request_id)
         if tracked is None or request.status not in COMPLETED:
             return []
         num_full = planner.storable_blocks_at_finish(
@@ -168,12 +173,14 @@ class Stores:
 
     def plan_anew(self) -> None:
         """Something has left the pool that was not evicted; whose chains went with it is not known here."""
-        for tracked in self._requests.values():
+        for request_id, tracked in self._requests.items():
             tracked.num_full = tracked.num_planned = 0
+            self._lookout.expect(request_id, 1)
 
     def stop_storing(self) -> None:
         """Nothing that was computed for these requests is ever stored: it may be of old weights."""
         self._requests.clear()
+        self._answers.clear()
 
     # Which blocks
 
@@ -188,8 +195,13 @@ class Stores:
         self._steps_to_answer -= 1
         if self._answers and self._steps_to_answer <= 0:
             self._steps_to_answer = self.answer_interval
-            request_id = self._answers.popleft()
-            self._look_at(request_id, scheduled.get(request_id), may_note_answer=True)
+            for request_id in list(islice(self._answers, _ANSWERS_AT_ONCE)):
+                del self._answers[request_id]
+                self._look_at(request_id, scheduled.get(request_id), may_note_answer=True)
+
+    def _forget(self, request_id: str) -> None:
+        self._lookout.forget(request_id)
+        self._answers.pop(request_id, None)
 
     def _look_at(self, request_id: str, num_scheduled: int | None, *, may_note_answer: bool) -> None:
         tracked = self._requests.get(request_id)
@@ -206,11 +218,16 @@ class Stores:
         num_prompt_blocks = request.num_prompt_tokens // block_size
         if planner.is_worth_storing(num_full, tracked.num_full, num_prompt_blocks, self.answer_run):
             if num_full > num_prompt_blocks and not may_note_answer:
-                self._answers.append(request_id)
-                return
-            tracked.num_full = num_full
-            tracked.num_planned = min(tracked.num_planned, num_full)
-            self._allocator.note_full(request_id, request.block_hashes, num_full)
+                noted = max(min(num_full, tracked.num_full), num_prompt_blocks)
+                if num_full >= noted + self.answer_run:
+                    self._answers[request_id] = None
+                num_full = noted
+            if num_full != tracked.num_full:
+                tracked.num_full = num_full
+                tracked.num_planned = min(tracked.num_planned, num_full)
+                self._allocator.note_full(request_id, request.block_hashes, num_full)
+        if request_id in self._answers:
+            return
         if num_full < num_prompt_blocks or self._store_answers:
             steps = planner.tokens_to_next_look(
                 num_computed, tracked.num_full, num_prompt_blocks, self.answer_run, block_size
@@ -232,12 +249,14 @@ class Stores:
     def _open(self, tracked: _Tracked, start: int, stop: int) -> list[StoreOrder]:
         """Store full blocks of a request from position ``start`` on; now or never."""
         request = tracked.request
-        limit = 1 if self.breaker.is_outage else self._num_holdable()  # a trial that hangs costs its slots
-        plan = None
-        if start >= tracked.num_planned:
-            plan = self._allocator.plan_store(request.block_hashes, stop, limit)
-        if plan is None:  # stored and evicted before, or worth less than all that is here
+        if start < tracked.num_planned:  # stored and evicted before
             self._allocator.forget_owner(request.request_id)
+            return []
+        limit = 1 if self.breaker.is_outage else self._num_holdable()  # a trial that hangs costs its slots
+        plan = self._allocator.plan_store(request.block_hashes, stop, limit)
+        if plan is None:  # worth less than all that is here now: another try at the next look
+            self._allocator.forget_owner(request.request_id)
+            tracked.num_full = 0
             return []
         stop = tracked.num_planned = plan.start + len(plan.hashes)
         blocks: list[Any] = self._manager.get_blocks(request.request_id).blocks[0][plan.start : stop]

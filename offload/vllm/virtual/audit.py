@@ -113,6 +113,7 @@ class Audit(SchedulerAudit):
         assert allocator.num_free + allocator.num_resident == allocator.capacity, (
             f"{allocator.num_filling} slots filling, {allocator.num_leaving} leaving with no job in flight"
         )
+        assert not side.stores._answers, f"{side.stores._answers} are gone"
         assert not (side._admitted or side._local_tokens or len(side.stores) or list(side.restores)), (
             f"{side._admitted} {side._local_tokens} {list(side.restores)} are gone"
         )
