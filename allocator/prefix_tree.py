@@ -168,7 +168,7 @@ class PrefixTree:
         return place.node if place.depth > position else None
 
     def lead(self, chain: Sequence[bytes], start: int) -> list[bytes]:
-        """Hashes before ``start`` that ``node_at`` may need for positions from ``start - 1`` on."""
+        """Hashes right before ``start``: what ``node_at`` may need, and always that of ``start - 1``."""
         return list(chain[max(start - 1, 0) // self.stride * self.stride : start])
 
     def resident_part(self, place: Place) -> Place:

@@ -1,5 +1,6 @@
 """Stores: which full GPU blocks are copied down, and when."""
 
+from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ _ANSWERS_AT_ONCE = 4
 _block_id = attrgetter("block_id")
 
 
+@dataclass(slots=True, eq=False)
 class _Tracked:
     """An admitted request whose blocks may be stored.
 
@@ -41,12 +43,9 @@ class _Tracked:
     blocks with every block they fill.
     """
 
-    __slots__ = ("num_full", "num_planned", "request")
-
-    def __init__(self, request: "Request") -> None:
-        self.request = request
-        self.num_full = 0
-        self.num_planned = 0
+    request: "Request"
+    num_full: int = 0
+    num_planned: int = 0
 
 
 class Stores:
@@ -247,7 +246,7 @@ class Stores:
         return planner.holdable_blocks(self._block_pool.num_gpu_blocks, self._ledger.num_held_blocks)
 
     def _open(self, tracked: _Tracked, start: int, stop: int) -> list[StoreOrder]:
-        """Store full blocks of a request from position ``start`` on; now or never."""
+        """Store full blocks of a request from position ``start`` on; as many as may be held now."""
         request = tracked.request
         if start < tracked.num_planned:  # stored and evicted before
             self._allocator.forget_owner(request.request_id)
