@@ -66,7 +66,9 @@ def test_the_line_of_answers_holds_only_those_that_run(engines: Any) -> None:
 
 
 def test_a_store_that_failed_is_made_again_soon(engines: Any) -> None:
-    engine = engines(gpu_blocks=200, cpu_slots=200, chunk=80, copies=CopySchedule(longest_delay=4))
+    engine = engines(
+        gpu_blocks=200, cpu_slots=200, chunk=80, answer_run=64, copies=CopySchedule(longest_delay=4)
+    )
     request = engine.add([1] * 80, 400)
     engine.step()
     engine.side.ledger.spoil_stores()
