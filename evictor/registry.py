@@ -1,19 +1,26 @@
 """Policies by name, so that a configuration can say ``eviction_policy="lru"``."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from evictor.lru import LruPolicy
 from evictor.policy import EvictionPolicy
 
-_FACTORIES: dict[str, Callable[[], EvictionPolicy[Any]]] = {"lru": LruPolicy}
+Clock = Callable[[], float]
+"""Seconds since some moment, never going back."""
+
+Factory = Callable[[int, Clock], EvictionPolicy[Any]]
+"""Makes a policy for a pool of so many positions that reads the time there."""
+
+_FACTORIES: dict[str, Factory] = {"lru": lambda capacity, clock: LruPolicy()}
 
 
 class UnknownPolicyError(ValueError):
     """A policy name that nobody registered; the message lists the names there are."""
 
 
-def register_policy(name: str, factory: Callable[[], EvictionPolicy[Any]]) -> None:
+def register_policy(name: str, factory: Factory) -> None:
     """Make ``factory`` available under ``name``.
 
     Raises:
@@ -29,8 +36,13 @@ def available_policies() -> list[str]:
     return sorted(_FACTORIES)
 
 
-def make_policy(name: str) -> EvictionPolicy[Any]:
+def make_policy(name: str, capacity: int, clock: Clock = time.monotonic) -> EvictionPolicy[Any]:
     """Make a fresh policy.
+
+    Args:
+        name: one of ``available_policies()``.
+        capacity: positions that fit the pool; what a policy remembers of the past is in proportion to it.
+        clock: the time, for policies that learn how long it takes until something is used again.
 
     Raises:
         UnknownPolicyError: no policy has that name.
@@ -40,4 +52,4 @@ def make_policy(name: str) -> EvictionPolicy[Any]:
     except KeyError:
         names = ", ".join(available_policies())
         raise UnknownPolicyError(f"eviction policy {name!r} is unknown; use one of: {names}") from None
-    return factory()
+    return factory(capacity, clock)

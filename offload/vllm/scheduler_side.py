@@ -50,7 +50,7 @@ class SchedulerSide:
         """``slot_bytes`` counts all ranks, ``num_slots`` is the least any rank has; ``clock`` in seconds."""
         self.block_size = block_size
         self.allocator = CpuOffloadingBlockAllocator(
-            num_slots, policy=make_policy(config.eviction_policy), record_events=record_events
+            num_slots, policy=make_policy(config.eviction_policy, num_slots), record_events=record_events
         )
         self.ledger = JobLedger(num_ranks)
         self.metrics = Metrics()

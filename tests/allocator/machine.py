@@ -43,7 +43,7 @@ class AllocatorMachine(RuleBasedStateMachine):
     def make(self, positions: int, columns: int, odd: bool, stride: int) -> None:
         capacity = positions * columns + (odd and columns > 1)
         kind = LruPair if self.policy == "lru" else Pair
-        self.pair = kind(capacity, columns, make_policy(self.policy), stride)
+        self.pair = kind(capacity, columns, make_policy(self.policy, capacity // columns), stride)
         self.pair.seen = self.seen
 
     @invariant()

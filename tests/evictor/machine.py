@@ -18,7 +18,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @initialize()
     def make(self) -> None:
-        self.driver = PolicyDriver(make_policy(self.policy))
+        self.driver = PolicyDriver(make_policy(self.policy, 64))
         self.gone: list[list[int]] = []
 
     @rule(data=st.data(), num_keys=st.integers(1, 4))

@@ -42,7 +42,7 @@ def chains(trace: str) -> Iterator[list[bytes]]:
 
 def hits(policy: str, trace: str, capacity: int) -> int:
     """Each request is looked up, computed and stored before the next one comes."""
-    allocator = CpuOffloadingBlockAllocator(capacity, policy=make_policy(policy))
+    allocator = CpuOffloadingBlockAllocator(capacity, policy=make_policy(policy, capacity))
     total = 0
     for chain in chains(trace):
         total += allocator.lookup(chain).depth

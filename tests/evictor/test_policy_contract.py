@@ -31,7 +31,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def driver(name: str) -> PolicyDriver:
-    return PolicyDriver(make_policy(name))
+    return PolicyDriver(make_policy(name, 64))
 
 
 def test_any_order_of_calls(name: str) -> None:
@@ -82,7 +82,7 @@ def test_every_key_goes_once_and_tails_before_heads(driver: PolicyDriver) -> Non
 
 def test_the_same_calls_choose_the_same_leaves(name: str) -> None:
     def history() -> list[str]:
-        driver = PolicyDriver(make_policy(name))
+        driver = PolicyDriver(make_policy(name, 64))
         leaves = [driver.grow(driver.root, 2) for _ in range(20)]
         for step in range(60):
             driver.touch(leaves[step * step % 20])
@@ -128,7 +128,7 @@ class CountedNode(Node):
 
 @pytest.mark.parametrize("num_leaves", [64, 4096])
 def test_no_call_visits_every_leaf(name: str, num_leaves: int) -> None:
-    policy: EvictionPolicy[Any] = make_policy(name)
+    policy: EvictionPolicy[Any] = make_policy(name, 64)
     leaves = [CountedNode(f"n{number}") for number in range(num_leaves)]
     for number, leaf in enumerate(leaves):
         policy.stored(leaf, [number])
