@@ -20,7 +20,7 @@ Workload `longdoc`: 24 documents of 6,000 tokens, each asked about once per pass
 Connectors take turns, `--rounds` times, each time with a fresh engine; numbers are medians of rounds, also
 those of the worst step.
 
-Workload TRACE.jsonl: a trace of prefix hashes (see `benchmarks.traces`), such as those published with the
+Workload TRACE.jsonl: a trace of prefix hashes (see `offload.trace`), such as those published with the
 Mooncake paper (FAST 2025, folder FAST25-release). Requests arrive at their times; an id becomes 32 blocks of
 16 tokens. Each connector runs in a process of its own. `most_waiting` shows whether the modelled GPU keeps
 up: if it grows with `--requests`, the load is too high for step times to mean much (`--speed` below 1 helps).
@@ -53,7 +53,7 @@ from benchmarks.replay import CONNECTORS, ReplayEngine, ReplaySettings, TimeMode
 from benchmarks.replay.driver import Measurement, replay
 from benchmarks.replay.rows import Row, compare, format_rows, merge
 from benchmarks.replay.workloads import LongDocuments, fits, of_trace
-from benchmarks.traces import TraceError, TraceRequest, read_trace
+from offload.trace import TraceError, TraceRequest, read_trace
 
 __all__ = ["main"]
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from offload.tables import format_table
+
 __all__ = ["format_table", "load_note", "meta", "write_json"]
 
 _QUIET_CORES = 0.3
@@ -57,29 +59,6 @@ def write_json(path: Path, meta: Mapping[str, Any], rows: Sequence[Mapping[str, 
     lines = ",\n".join("    " + json.dumps(row) for row in rows)
     head = json.dumps(meta, indent=2).replace("\n", "\n  ")
     path.write_text(f'{{\n  "meta": {head},\n  "rows": [\n{lines}\n  ]\n}}\n')
-
-
-def format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a text table: a header, a rule, then `rows`; numbers to the right, text to the left.
-
-    None prints as `-`; floats should come as text of the wanted precision.
-    """
-    cells = [["-" if value is None else str(value) for value in row] for row in rows]
-    widths = [max(len(line[i]) for line in [list(columns), *cells]) for i in range(len(columns))]
-    left = [all(_is_text(row[i]) for row in cells) for i in range(len(columns))]
-
-    def line(values: Sequence[str]) -> str:
-        padded = (
-            v.ljust(w) if is_left else v.rjust(w) for v, w, is_left in zip(values, widths, left, strict=True)
-        )
-        return "  ".join(padded).rstrip()
-
-    rule = "  ".join("-" * width for width in widths)
-    return "\n".join([line(list(columns)), rule, *map(line, cells)])
-
-
-def _is_text(cell: str) -> bool:
-    return cell != "-" and not cell[:1].isdigit() and cell[:1] not in "+-."
 
 
 def _cpu_model() -> str:

@@ -1,9 +1,10 @@
-"""Everything that is refused before the engine starts.
+"""Everything that is refused, before the engine starts or by the command.
 
     OffloadError (ValueError)
     ├── ConfigError            a key or value of kv_connector_extra_config
-    ├── UnsupportedError       a model, an engine setting or a vLLM version this release cannot serve
-    └── HostMemoryError        the pool's memory cannot be had or pinned
+    ├── UnsupportedError       a model, an engine setting or a vLLM version this release cannot serve or count
+    ├── HostMemoryError        the pool's memory cannot be had or pinned
+    └── TraceError             a file that is no trace of requests
 
 At run time nothing is raised towards the engine: a fault there is a failed job, and that a cache miss.
 """
@@ -23,3 +24,7 @@ class UnsupportedError(OffloadError):
 
 class HostMemoryError(OffloadError):
     """The pool's memory cannot be mapped or pinned; the message names the limit and what raises it."""
+
+
+class TraceError(OffloadError):
+    """A line of a trace is not a request; the message names file, line and value."""

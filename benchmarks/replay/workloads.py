@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.replay.engine import own_hash
-from benchmarks.traces import IDS_BLOCK_TOKENS, TraceRequest
+from offload.trace import IDS_BLOCK_TOKENS, TraceRequest
 
 _HASH_BYTES = 32
 

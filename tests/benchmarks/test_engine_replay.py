@@ -11,7 +11,7 @@ from benchmarks import engine_replay
 from benchmarks.replay import ReplayEngine, ReplaySettings
 from benchmarks.replay.driver import replay
 from benchmarks.replay.workloads import ReplayRequest, fits, of_trace
-from benchmarks.traces import TraceError, TraceRequest, read_trace
+from offload.trace import TraceRequest
 
 COLUMNS = [
     *("connector", "workload", "requests", "steps", "scheduler_ms_per_request"),
@@ -116,34 +116,6 @@ def test_equal_ids_are_equal_hashes() -> None:
     assert (first.arrival, second.arrival) == (4.0, 4.5)
     assert fits(trace[0], 1031, 100, 16) and not fits(trace[0], 1030, 100, 16)
     assert not fits(trace[0], 2000, 65, 16)
-
-
-def test_partial_blocks_of_a_trace_have_no_id(tmp_path: Path) -> None:
-    (request,) = read_trace(write(tmp_path / "t.jsonl", {**LINE, "timestamp": 1500}))
-    assert request == TraceRequest(1.5, 1030, 3, (1, 2))
-    assert len(read_trace(write(tmp_path / "t.jsonl", LINE, LINE, "", "never read"), limit=2)) == 2
-
-
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
-        ("{", "'{' is not JSON"),
-        ("[1]", "must be a JSON object"),
-        ({**LINE, "timestamp": "soon"}, "timestamp='soon'"),
-        ({**LINE, "timestamp": -1}, "timestamp=-1"),
-        ({**LINE, "input_length": 1.5}, "input_length=1.5"),
-        ({**LINE, "input_length": True}, "input_length=True"),
-        ({**LINE, "output_length": 0}, "output_length=0"),
-        ({**LINE, "hash_ids": [1, "2"]}, "hash_ids="),
-        ({**LINE, "hash_ids": [1]}, "has 1 ids"),
-        ({"timestamp": 0}, "input_length=None"),
-    ],
-)
-def test_a_malformed_line_is_named(tmp_path: Path, line: dict[str, Any] | str, value: str) -> None:
-    path = write(tmp_path / "bad.jsonl", LINE, line)
-    with pytest.raises(TraceError) as caught:
-        read_trace(path)
-    assert f"{path}, line 2: " in str(caught.value) and value in str(caught.value)
 
 
 def test_what_cannot_be_replayed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,8 @@
-"""Reads prefix-hash traces as published with the Mooncake paper (FAST 2025): one JSON object per line.
+"""Prefix-hash traces: reads the format published with the Mooncake paper (FAST 2025), a JSON object per line.
 
 `timestamp` is in milliseconds, `input_length` and `output_length` are in tokens, and `hash_ids` has an id for
-every 512 tokens of the prompt that stands for them and all before them.
+every 512 tokens of the prompt that stands for them and all before them. ``recorder`` writes the same from
+live traffic.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from offload.errors import TraceError
+
 __all__ = ["IDS_BLOCK_TOKENS", "TraceError", "TraceRequest", "read_trace"]
 
 IDS_BLOCK_TOKENS = 512
 """Tokens that one id of a trace stands for."""
 
-
-class TraceError(ValueError):
-    """A line is not a request; the message names file, line and value."""
+_TOO_LARGE = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
         OSError: the file cannot be read.
     """
     requests: list[TraceRequest] = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="replace") as lines:  # what is no text is no JSON either
         for number, line in enumerate(lines, 1):
             if limit is not None and len(requests) >= limit:
                 break
@@ -62,7 +63,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
 def _parse(line: str, where: str) -> TraceRequest:
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{where}: {line.strip()[:80]!r} is not JSON ({error})") from None
     if not isinstance(fields, dict):
         raise TraceError(f"{where}: {line.strip()[:80]!r} must be a JSON object")
@@ -83,7 +84,7 @@ def _parse(line: str, where: str) -> TraceRequest:
 
 def _number(fields: dict[str, Any], name: str, where: str, kind: Any, least: int) -> Any:
     value = fields.get(name)
-    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < _TOO_LARGE:
         what = "whole number" if kind is int else "number"
-        raise TraceError(f"{where}: {name}={value!r}: must be a {what}, at least {least}")
+        raise TraceError(f"{where}: {name}={value!r}: must be a {what}, at least {least} and below 2**63")
     return value
