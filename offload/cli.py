@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from offload.config import GIB, OffloadConfig, check_host_memory, host_memory_bytes
+from offload.config import GIB, OffloadConfig, check_host_memory, check_record_trace, host_memory_bytes
 from offload.errors import OffloadError
+from offload.size_command import add_size_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,16 +25,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="JSON",
         help="kv_connector_extra_config to check, such as '{\"cpu_gib\": 8}' (the default)",
     )
-    arguments = parser.parse_args(argv)
+    check.set_defaults(run=_check)
+    add_size_command(commands)
+    options = parser.parse_args(argv)
     try:
-        _check(arguments.config)
+        options.run(options)
     except OffloadError as error:
         print(f"refused: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _check(config_json: str) -> None:
+def _check(options: argparse.Namespace) -> None:
+    config_json: str = options.config
     try:
         settings = json.loads(config_json)
     except json.JSONDecodeError as error:
@@ -44,6 +48,7 @@ def _check(config_json: str) -> None:
         raise OffloadError(f'--config {config_json!r} is not a JSON object; use for example {{"cpu_gib": 8}}')
     config = OffloadConfig.from_mapping(settings)
     check_host_memory(config)
+    check_record_trace(config)
     print(f"memory   {host_memory_bytes() / GIB:.1f} GiB, {config.cpu_gib} of them for the pool")
     print(f"vLLM     {_vllm_version()}")
     transfer = {

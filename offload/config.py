@@ -26,6 +26,8 @@ class OffloadConfig:
         eviction_policy: which leaf goes when the pool is full; see ``evictor.available_policies()``.
         verify_loads: which blocks are checked against their checksums when they are restored: "always",
             "sampled" (one in 16, others each time) or "never".
+        record_trace: a file to write prefix hashes of finished requests to, for ``kv-offload size``; None
+            for none. See ``recorder``.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
@@ -35,6 +37,7 @@ class OffloadConfig:
     store_decode_blocks: bool = True
     eviction_policy: str = "lru"
     verify_loads: Verify = Verify.SAMPLED
+    record_trace: str | None = None
 
     def __post_init__(self) -> None:
         size = self.cpu_gib
@@ -53,6 +56,12 @@ class OffloadConfig:
             names = ", ".join(Verify)
             raise ConfigError(f"verify_loads is {self.verify_loads!r}; use one of: {names}")
         object.__setattr__(self, "verify_loads", Verify(self.verify_loads))
+        if self.record_trace is not None and (
+            not isinstance(self.record_trace, str) or not self.record_trace
+        ):
+            raise ConfigError(
+                f'record_trace is {self.record_trace!r}; name a file to write, such as "/tmp/trace.jsonl"'
+            )
 
     @property
     def cpu_bytes(self) -> int:
@@ -100,3 +109,32 @@ def check_host_memory(config: OffloadConfig, available: int | None = None) -> No
             f"cpu_gib is {config.cpu_gib} but this machine has {available / GIB:.1f} GiB of memory; "
             f"choose at most what the engine leaves free"
         )
+
+
+def check_record_trace(config: OffloadConfig) -> None:
+    """Refuse a trace that cannot be written where this process runs.
+
+    Raises:
+        ConfigError: ``config.record_trace`` is in no directory, or in one that may not be written to.
+    """
+    if config.record_trace is None:
+        return
+    reason = unwritable(Path(config.record_trace), beside=True)
+    if reason is not None:
+        raise ConfigError(
+            f"record_trace is {config.record_trace!r}: {reason}; name a file in a directory that the "
+            f"engine may write to"
+        )
+
+
+def unwritable(path: Path, *, beside: bool = False) -> str | None:
+    """Why no file can be written at ``path``, or under a new name ``beside`` it; None if it can."""
+    try:
+        if path.is_dir():
+            return "it is a directory"
+        if not path.parent.is_dir():
+            return f"there is no directory {path.parent}"
+        target = path if path.exists() and not beside else path.parent
+        return None if os.access(target, os.W_OK) else f"{target} may not be written to"
+    except (OSError, ValueError) as error:
+        return str(error)
