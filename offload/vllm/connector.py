@@ -232,6 +232,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self._worker is not None:
             self._worker.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
 
     def _make_scheduler_side(self, facts: list[WorkerFacts]) -> None:
         assert self._kv_cache_manager is not None

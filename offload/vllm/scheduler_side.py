@@ -10,6 +10,7 @@ One step of the engine, top to bottom::
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allocator import CpuOffloadingBlockAllocator
@@ -20,6 +21,7 @@ from offload.config import OffloadConfig
 from offload.hints import read_hints
 from offload.ledger import JobLedger, LoadJob, Progress
 from offload.metrics import Metrics
+from offload.recorder import TraceRecorder
 from offload.vllm.fingerprint import Fingerprint
 from offload.vllm.messages import StepPlan, WorkerReport
 from offload.vllm.restores import Restores
@@ -74,6 +76,8 @@ class SchedulerSide:
             slot_bytes=slot_bytes,
             first_part=planner.first_part_blocks(slot_bytes // num_ranks),
         )
+        path = config.record_trace
+        self._recorder = None if path is None else TraceRecorder(Path(path), block_size)
         self._num_gpu_blocks = kv_cache_manager.block_pool.num_gpu_blocks
         self._admitted: dict[str, bool] = {}  # requests, and whether KV may be loaded for them once more
         self._local_tokens: dict[str, int] = {}  # of waiting requests: what the GPU has
@@ -143,7 +147,14 @@ class SchedulerSide:
     def finish(self, request: "Request") -> None:
         """``request`` is over, in whatever state; its blocks are freed right after this returns."""
         self._local_tokens.pop(request.request_id, None)
-        self._admitted.pop(request.request_id, None)
+        was_admitted = self._admitted.pop(request.request_id, None) is not None
+        if self._recorder is not None and was_admitted:
+            self._recorder.record(
+                request.arrival_time,
+                request.num_prompt_tokens,
+                request.num_output_tokens,
+                request.block_hashes,
+            )
         self._next.stores += self.stores.finish(request)
 
     # Now and then
@@ -176,6 +187,11 @@ class SchedulerSide:
         self.metrics.show("stuck_jobs", self.ledger.num_given_up)
         self.metrics.show("paused", self.restores.breaker.is_outage or self.stores.breaker.is_outage)
         return self.metrics.take()
+
+    def close(self) -> None:
+        """The engine shuts down."""
+        if self._recorder is not None:
+            self._recorder.flush()
 
     # Private
 

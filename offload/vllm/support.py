@@ -13,9 +13,10 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from offload.config import GIB, OffloadConfig, check_host_memory, host_memory_bytes
+from offload.config import GIB, OffloadConfig, check_host_memory, check_record_trace, host_memory_bytes
 from offload.errors import ConfigError, UnsupportedError
 from offload.pin_probe import check_pinning
+from offload.recorder import check_divides
 from offload.vllm.plugin import CONNECTOR
 
 _MULTI_CONNECTOR = "MultiConnector"
@@ -36,12 +37,17 @@ def find_settings(transfer: KVTransferConfig | None) -> tuple[str, Mapping[str, 
 
 
 def check_before_start(vllm_config: VllmConfig) -> None:
-    """``check_engine``, and whether this machine lets us pin memory. For the process that configures.
+    """``check_engine``, and what this machine lets us do. For the process that configures.
 
     Raises:
-        OffloadError: as ``check_engine``; HostMemoryError if CUDA may not pin memory.
+        OffloadError: as ``check_engine``; ConfigError for a trace that cannot be written here;
+            HostMemoryError if CUDA may not pin memory.
     """
-    if check_engine(vllm_config) is not None and current_platform.is_cuda():
+    config = check_engine(vllm_config)
+    if config is None:
+        return
+    check_record_trace(config)
+    if current_platform.is_cuda():
         check_pinning()
 
 
@@ -76,6 +82,8 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
         )
     _check_parallelism(vllm_config)
     _check_one_block_fits(vllm_config, config)
+    if config.record_trace is not None and vllm_config.cache_config.block_size:
+        check_divides(vllm_config.cache_config.block_size)
     return config
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from offload import ConfigError, OffloadConfig
 from offload import config as config_module
-from offload.config import GIB, check_host_memory, host_memory_bytes
+from offload.config import GIB, check_host_memory, check_record_trace, host_memory_bytes, unwritable
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from offload.config import GIB, check_host_memory, host_memory_bytes
             {"cpu_gib": 8, "zzz": 1},
             "zzz",
             "",
-            "known keys: cpu_gib, store_decode_blocks, eviction_policy, verify_loads",
+            "known keys: cpu_gib, store_decode_blocks, eviction_policy, verify_loads, record_trace",
         ),
         ({"cpu_gib": 8, "": 1}, "''", "", "known keys: cpu_gib"),
         ({}, "cpu_gib", "lacks", 'add, say, "cpu_gib": 8'),
@@ -55,6 +55,9 @@ from offload.config import GIB, check_host_memory, host_memory_bytes
         ({"cpu_gib": 8, "eviction_policy": 3}, "eviction_policy", "3", "use one of: lru"),
         ({"cpu_gib": 8, "eviction_policy": ["lru"]}, "eviction_policy", "['lru']", "use one of: lru"),
         ({"cpu_gib": 8, "eviction_policy": None}, "eviction_policy", "None", "use one of: lru"),
+        ({"cpu_gib": 8, "record_trace": True}, "record_trace", "True", "name a file to write"),
+        ({"cpu_gib": 8, "record_trace": 3}, "record_trace", "3", "name a file to write"),
+        ({"cpu_gib": 8, "record_trace": ""}, "record_trace", "''", "name a file to write"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -79,7 +82,12 @@ def test_defaults() -> None:
 
 
 def test_all_settings_are_read() -> None:
-    settings = {"cpu_gib": 1.5, "store_decode_blocks": False, "eviction_policy": "lru"}
+    settings = {
+        "cpu_gib": 1.5,
+        "store_decode_blocks": False,
+        "eviction_policy": "lru",
+        "record_trace": "trace.jsonl",
+    }
     config = OffloadConfig.from_mapping(settings)
     assert {key: getattr(config, key) for key in settings} == settings
 
@@ -125,3 +133,35 @@ def test_a_control_groups_limit_counts(
         (tmp_path / "memory.max").write_text(limit)
     assert host_memory_bytes() == (1048576 if counts else without_limit)
     assert machine <= without_limit
+
+
+def test_a_trace_that_can_be_written_passes(tmp_path: Path) -> None:
+    check_record_trace(OffloadConfig(cpu_gib=8))
+    path = tmp_path / "trace.jsonl"
+    check_record_trace(OffloadConfig(cpu_gib=8, record_trace=str(path)))
+    path.touch()
+    check_record_trace(OffloadConfig(cpu_gib=8, record_trace=str(path)))
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("", "it is a directory"), ("no/trace.jsonl", "there is no directory"), ("x" * 999, "too long")],
+    ids=["directory", "missing", "long"],
+)
+def test_a_trace_that_cannot_is_refused(name: str, reason: str, tmp_path: Path) -> None:
+    path = str(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"record_trace is .*; name a file in a directory") as refused:
+        check_record_trace(OffloadConfig(cpu_gib=8, record_trace=path))
+    assert path in str(refused.value)
+    assert reason in str(refused.value)
+
+
+def test_a_trace_in_a_directory_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the file itself could be written: recordings are new files."""
+    path = tmp_path / "trace.jsonl"
+    path.touch()
+    monkeypatch.setattr(config_module.os, "access", lambda target, mode: Path(target) == path)
+    assert unwritable(path) is None
+    with pytest.raises(ConfigError, match="may not be written to"):
+        check_record_trace(OffloadConfig(cpu_gib=8, record_trace=str(path)))

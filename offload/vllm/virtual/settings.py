@@ -64,6 +64,7 @@ class VirtualSettings:
         step_seconds: time that the connector's clock advances with each step.
         rot_rate: how often, per step, a byte of a resident slot changes by itself.
         copies: when copies end, and which of them fail.
+        record_trace: as in the connector's configuration.
         log_stats: let the scheduler collect statistics as a served engine does.
     """
 
@@ -89,6 +90,7 @@ class VirtualSettings:
     step_seconds: float = 1.0
     rot_rate: float = 0.0
     copies: CopySchedule = field(default_factory=CopySchedule)
+    record_trace: str | None = None
     log_stats: bool = False
 
     def __post_init__(self) -> None:
@@ -223,6 +225,7 @@ def _transfer_config(settings: VirtualSettings) -> dict[str, Any] | None:
             "cpu_gib": cpu_bytes / GIB,
             "store_decode_blocks": settings.store_decode_blocks,
             "verify_loads": settings.verify_loads,
+            "record_trace": settings.record_trace,
         }
     return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
