@@ -1,7 +1,8 @@
 """Records live traffic as a trace: hashes and lengths of finished requests, never tokens.
 
 The format is that of ``trace``. An id stands for 512 tokens and all before them: the engine's own prefix hash
-at that position, cut to 63 bits.
+at that position, cut to 63 bits. Whether equal prompts have equal hashes in another run is for vLLM to say:
+with its sha256 algorithms they have, with xxhash only if ``PYTHONHASHSEED`` is set.
 """
 
 import errno
@@ -13,6 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
+
+import numpy as np
 
 from offload.errors import ConfigError
 from offload.trace import IDS_BLOCK_TOKENS
@@ -83,7 +86,7 @@ class TraceRecorder:
             "timestamp": max(0, round(1000 * (arrival - self._began))),
             "input_length": num_prompt,
             "output_length": max(1, num_output),
-            "hash_ids": [int.from_bytes(each[:_ID_BYTES], "big") >> 1 for each in ends],
+            "hash_ids": _ids_of(ends),
         }
         self._lines.append(json.dumps(line) + "\n")
         if not 0 <= self._clock() - self._flushed < _FLUSH_SECONDS:
@@ -108,6 +111,15 @@ class TraceRecorder:
     def check_invariants(self) -> None:
         """What cannot be written is not kept."""
         assert not (self._is_broken and self._lines), f"{len(self._lines)} lines wait for a broken file"
+
+
+def _ids_of(hashes: Sequence[bytes]) -> list[int]:
+    """The first 63 bits of each hash; all are of one length, at least 8 bytes."""
+    if not hashes:
+        return []
+    rows = np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(len(hashes), -1)
+    ids: list[int] = (rows[:, :_ID_BYTES].copy().view(">u8")[:, 0] >> 1).tolist()
+    return ids
 
 
 def _make(path: Path) -> Path:

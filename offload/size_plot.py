@@ -17,14 +17,11 @@ def draw(sizing: Sizing, title: str, share: float) -> bytes:
     gib, rates = [row.gib for row in sizing.rows], [100 * row.hit_rate for row in sizing.rows]
     axis.plot(gib, rates, marker="o", color="#2a9d4a")
     axis.axhline(100 * most.hit_rate, color="black", linewidth=0.8, linestyle=":")
-    axis.axvline(enough.gib, color="black", linewidth=0.8, linestyle=":")
-    axis.annotate(
-        f"{enough.gib:.3g} GiB: {enough.hit_rate:.1%}",
-        (enough.gib, 100 * enough.hit_rate),
-        xytext=(6, -14),
-        textcoords="offset points",
-    )
+    label = f"{enough.gib:,.4g} GiB: {enough.hit_rate:.1%}, at least {share:.0%} of what there is to find"
+    axis.axvline(enough.gib, color="black", linewidth=0.8, linestyle="--", label=label)
+    axis.legend(loc="lower right", frameon=False)
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axis.set_xlabel("GiB of pool")
     axis.set_ylabel("hit rate, % of tokens in full prompt blocks")
     axis.set_ylim(bottom=0)
