@@ -13,6 +13,7 @@ from offload.errors import ConfigError
 from offload.seals import Verify
 
 GIB = 1 << 30
+DEFAULT_POLICY = "lru"
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -35,7 +36,7 @@ class OffloadConfig:
 
     cpu_gib: float
     store_decode_blocks: bool = True
-    eviction_policy: str = "lru"
+    eviction_policy: str = DEFAULT_POLICY
     verify_loads: Verify = Verify.SAMPLED
     record_trace: str | None = None
 

@@ -100,9 +100,10 @@ class TraceRecorder:
         lines, self._lines = self._lines, []
         try:
             if not self._is_open:
-                self.path = _make(self.path)
+                asked_for, self.path = self.path, _make(self.path)
                 self._is_open = True
-                logger.info("recording a trace of finished requests in %s", self.path)
+                level = logging.INFO if self.path == asked_for else logging.WARNING
+                logger.log(level, "recording a trace of finished requests in %s", self.path)
             _append(self.path, "".join(lines).encode())
         except (OSError, ValueError) as error:
             self._is_broken = True

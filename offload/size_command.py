@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from evictor import available_policies
-from offload.config import unwritable
+from offload.config import DEFAULT_POLICY, unwritable
 from offload.errors import OffloadError
 from offload.kv_bytes import TokenBytes, bytes_per_token
 from offload.sizing import Sizing, size_pool
@@ -39,7 +39,10 @@ def add_size_command(commands: Any) -> None:
         help="the model's directory (its config.json is read), or its bytes of KV per token over all ranks",
     )
     parser.add_argument(
-        "--policy", default="lru", choices=available_policies(), help="eviction policy (default: %(default)s)"
+        "--policy",
+        default=DEFAULT_POLICY,
+        choices=available_policies(),
+        help="eviction policy (default: %(default)s)",
     )
     parser.add_argument(
         "--gib",

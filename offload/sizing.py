@@ -8,7 +8,7 @@ import xxhash
 
 from allocator import CpuOffloadingBlockAllocator
 from evictor import make_policy
-from offload.config import GIB
+from offload.config import DEFAULT_POLICY, GIB
 from offload.errors import OffloadError
 from offload.trace import IDS_BLOCK_TOKENS, TraceRequest
 
@@ -69,7 +69,7 @@ def size_pool(
     trace: Sequence[TraceRequest],
     bytes_per_token: int,
     *,
-    policy: str = "lru",
+    policy: str = DEFAULT_POLICY,
     gib: Iterable[float] | None = None,
 ) -> Sizing:
     """What pools of these sizes would have found, and one that never evicts.

@@ -102,7 +102,9 @@ def test_lines_are_written_together_every_few_seconds(recorder: TraceRecorder, c
     assert len(read_trace(recorder.path)) == 5
 
 
-def test_an_existing_file_is_left_alone(recorder: TraceRecorder, tmp_path: Path, clock: Clock) -> None:
+def test_an_existing_file_is_left_alone(
+    recorder: TraceRecorder, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     recorder.path.write_text("an earlier run")
     second = TraceRecorder(recorder.path, BLOCK, clock)  # another replica
     for each in (recorder, second):
@@ -111,6 +113,7 @@ def test_an_existing_file_is_left_alone(recorder: TraceRecorder, tmp_path: Path,
     assert (tmp_path / "trace.jsonl").read_text() == "an earlier run"
     assert [recorder.path.name, second.path.name] == ["trace.2.jsonl", "trace.3.jsonl"]
     assert len(read_trace(recorder.path)) == len(read_trace(second.path)) == 1
+    assert str(recorder.path) in caplog.text and str(second.path) in caplog.text
 
 
 def remove(path: Path) -> None:

@@ -26,7 +26,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_it_prints_a_table_and_an_answer(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["size", "--trace", str(trace), "--model-config", TOKEN]) == 0
+    assert main(["size", "--trace", str(trace), "--model-config", TOKEN, "--policy", "lru"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "requests   18, 12,600 prompt tokens, 18 full blocks of 512, 9 different",
         "KV         2,097,152 bytes per token",
@@ -59,7 +59,7 @@ def test_sizes_json_and_plot(trace: Path, tmp_path: Path, capsys: pytest.Capture
         "--json",
         str(rows),
     ]
-    assert main(["size", "--trace", str(trace), *options]) == 0
+    assert main(["size", "--trace", str(trace), "--policy", "lru", *options]) == 0
     printed = capsys.readouterr().out
     assert (
         "KV         2,048 bytes per token (2 layers, 4 KV heads of 2 x 64 elements, 2 bytes each)" in printed

@@ -44,7 +44,7 @@ def found_without_limit(trace: Iterable[TraceRequest]) -> int:
 def test_by_hand() -> None:
     """Two documents of two blocks in turns; with room for two blocks LRU finds none, with four all."""
     trace = [request(1, 2), request(3, 4, rest=100), request(1, 2), request(3, 4)]
-    sizing = size_pool(trace, TOKEN, gib=[2, 3, 4, 99])
+    sizing = size_pool(trace, TOKEN, policy="lru", gib=[2, 3, 4, 99])
     assert (sizing.requests, sizing.prompt_tokens, sizing.prompt_blocks) == (4, 4 * 1024 + 100, 8)
     assert sizing.distinct_blocks == 4
     rows = [(row.capacity_blocks, row.gib, row.capacity_fraction) for row in sizing.rows]
