@@ -31,6 +31,7 @@ def test_a_good_configuration_prints_the_flag(capsys: pytest.CaptureFixture[str]
         ('{"cpu_gb": 8}', "did you mean 'cpu_gib'"),
         ('{"cpu_gib": 1e300}', "GiB of memory"),
         ('{"cpu_gib": NaN}', "a positive number"),
+        ('{"cpu_gib": 0.5, "record_trace": "/nowhere/t.jsonl"}', "there is no directory /nowhere"),
     ],
 )
 def test_a_bad_one_is_refused(config: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
