@@ -112,8 +112,8 @@ def _evicting_ns(replayed: Replayed, part: slice) -> int:
 def summary(rows: Sequence[Row]) -> list[Row]:
     """What each policy comes to over all traces and capacities, beside leaf-LRU, which has to be among them.
 
-    In percentage points of hit rate: `worst_to_lru` (where: `worst_trace`, `worst_fraction`), `best_to_lru` and
-    `mean_to_lru`; `mean_gap_closed`.
+    In percentage points of hit rate: `worst_to_lru` (in `worst_trace` at `worst_fraction`), `best_to_lru`,
+    `mean_to_lru`; and `mean_gap_closed`.
     """
     whole = [row for row in rows if row["pass"] is None]
     lru = {_place(row): row["hit_rate"] for row in whole if row["policy_name"] == LRU}
