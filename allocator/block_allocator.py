@@ -104,13 +104,13 @@ class CpuOffloadingBlockAllocator:
         return self._tree.find(chain, stop).depth
 
     def touch(self, chain: Sequence[bytes]) -> None:
-        """A request uses ``chain``: what is known of it becomes recent. O(log n)."""
+        """A request asks for ``chain``: tell the policy, once per request. O(log n), O(segments) of it."""
         place = self._tree.find(chain, len(chain))
-        if place.depth:
-            self._policy.touched(self._end_segment_at(place))
+        node = self._end_segment_at(place) if place.depth else self._tree.root
+        self._policy.used(self._tree.path(node), chain, place.depth)
 
     def pin(self, chain: Sequence[bytes], start: int, stop: int) -> Pin:
-        """Promise the slots of resident positions ``start <= p < stop`` to a load, and touch them.
+        """Promise the slots of resident positions ``start <= p < stop`` to a load.
 
         Until ``unpin`` neither they nor anything before them is evicted or reused. O(log n) plus
         copying the slots, which the pin carries as ``int64[stop - start, columns]``.
@@ -127,7 +127,6 @@ class CpuOffloadingBlockAllocator:
         pin = Pin(node, self._tree.slots_of(place, start))
         self._pins.add(pin)
         self._policy.leave(node)
-        self._policy.touched(node)
         return pin
 
     def unpin(self, pin: Pin) -> None:
@@ -171,7 +170,7 @@ class CpuOffloadingBlockAllocator:
     def plan_store(self, chain: Sequence[bytes], stop: int, limit: int | None = None) -> StorePlan | None:
         """Give slots to the unknown ones of the first ``stop`` positions of ``chain``.
 
-        Evicts others where that pays. The stored run, and with it all before it, becomes recent.
+        Evicts others where that pays, for one stretch of equal past after the other.
 
         Args:
             chain: prefix hashes.
@@ -194,15 +193,16 @@ class CpuOffloadingBlockAllocator:
         node = self._end_segment_at(place)
         self._policy.leave(node)
         hashes = list(chain[place.depth : place.depth + wanted])
-        if self.num_free < wanted * self.columns:
-            self._make_room(Newcomer(node, hashes), wanted * self.columns)
-            del hashes[self.num_free // self.columns :]
-        if not hashes:
+        num_stored = self._admit(node, hashes)
+        if not num_stored:
             self._refresh(node)
             return None
-        slots = self._pool.take(len(hashes) * self.columns).reshape(-1, self.columns)
-        grown = self._tree.append(Place(node, place.depth), hashes, slots)
-        self._policy.stored(grown, hashes)
+        del hashes[num_stored:]
+        slots = self._pool.take(num_stored * self.columns).reshape(-1, self.columns)
+        next_at = place.depth + num_stored
+        self._append(
+            Place(node, place.depth), hashes, slots, chain[next_at] if next_at < len(chain) else None
+        )
         lead = self._tree.lead(chain, place.depth)
         plan = StorePlan(next(self._plan_ids), place.depth, hashes, slots, lead)
         self._plans.begin(plan)
@@ -313,6 +313,28 @@ class CpuOffloadingBlockAllocator:
             self._policy.enter(node)
         else:
             self._policy.leave(node)
+
+    def _admit(self, parent: Node, hashes: Sequence[bytes]) -> int:
+        """Make room for ``hashes`` below ``parent`` as far as that pays; return how many then fit."""
+        stop = 0
+        while stop < len(hashes):
+            start, stop = stop, stop + self._policy.num_alike(hashes, stop)
+            if self.num_free < stop * self.columns:
+                self._make_room(Newcomer(parent, hashes[start:stop]), stop * self.columns)
+                if self.num_free < stop * self.columns:
+                    return self.num_free // self.columns
+        return stop
+
+    def _append(self, place: Place, hashes: list[bytes], slots: Slots, next_hash: bytes | None) -> None:
+        """Hang positions below ``place``, those of equal past in one node; ``next_hash`` comes after them."""
+        node, depth = place
+        stop = 0
+        while stop < len(hashes):
+            start, stop = stop, stop + self._policy.num_alike(hashes, stop)
+            part = hashes[start:stop]
+            may_grow = self._policy.joins(node, part[0])
+            node = self._tree.append(Place(node, depth + start), part, slots[start:stop], may_grow)
+            self._policy.stored(node, part, hashes[stop] if stop < len(hashes) else next_hash)
 
     def _make_room(self, newcomer: Newcomer[Node] | None, num_slots: int) -> None:
         """Evict from the tails of leaves until ``num_slots`` are free or the policy would rather not."""

@@ -202,15 +202,23 @@ class PrefixTree:
             yield node
             stack.extend(node.children.values())
 
-    def append(self, place: Place, hashes: Sequence[bytes], slots: Slots) -> Node:
+    def path(self, node: Node) -> list[Node]:
+        """``node`` and its ancestors but the root, upwards. O(segments)."""
+        path = []
+        while node.parent is not None:
+            path.append(node)
+            node = node.parent
+        return path
+
+    def append(self, place: Place, hashes: Sequence[bytes], slots: Slots, may_grow: bool = True) -> Node:
         """Hang filling positions below ``place``, which must be the end of its node.
 
-        A childless node grows in place, so a chain that is only ever extended stays one segment; not a
-        pinned one, whose pins end where it ends.
+        A childless node that ``may_grow`` does so in place, so a chain that is only ever extended stays one
+        segment; not a pinned one, whose pins end where it ends.
         """
         node, depth = place
         assert depth == node.end, f"{place} is not at the end of its node; split first"
-        if node.parent is None or node.children or node.pins:
+        if node.parent is None or node.children or node.pins or not may_grow:
             child = Node(node, depth, list(hashes), slots.copy())
             node.children[hashes[0]] = child
             node = child

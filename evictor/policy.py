@@ -2,10 +2,11 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-L = TypeVar("L", bound=Hashable)
-"""A node of the caller's tree. Opaque: a policy may hash and compare it by identity, nothing else."""
+L = TypeVar("L", bound=Any)
+"""A node of the caller's tree. Opaque: a policy may hash it, compare it by identity and take its ``len()``,
+which is its number of positions; nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,8 @@ class Newcomer(Generic[L]):
 
     Attributes:
         parent: the node they would hang from; the tree's root for a new chain.
-        keys: their names in chain order. A position keeps its name for ever, also across evictions.
+        keys: their names in chain order. A position keeps its name for ever, also across evictions. A name
+            stands for the position and all before it: whoever asks for it asks for those too.
     """
 
     parent: L
@@ -26,27 +28,39 @@ class EvictionPolicy(Protocol[L]):
 
     The life of a node, as the policy sees it::
 
-        stored --> touched* --> enter <--> leave        evictable or not: pins and children come and go
-                                  |
-                       chosen --> evicted* --> forget   the tail goes first, in one or several bites
+        stored --> used* --> enter <--> leave        evictable or not: pins and children come and go
+                               |
+                    chosen --> evicted* --> forget   the tail goes first, in one or several bites
 
     Between ``enter`` and ``leave`` a node is a candidate. Every other call may come at any time after
     the first ``stored``; ``forget`` ends the life of a node and implies ``leave``. A policy that keeps
     history of what was evicted keys it by the names given to ``evicted`` and meets them again in
-    ``stored``. No call costs more than O(log n) for n leaves, none scans.
+    ``used`` and ``stored``. No call costs more than O(log n) for n leaves, none scans.
     """
 
-    def stored(self, node: L, keys: Sequence[Hashable]) -> None:
-        """Positions named ``keys`` were appended to ``node``, which may be new. Counts as a use."""
+    def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
+        """A request asks for all positions of ``chain``, by name; the first ``depth`` of them are here.
 
-    def touched(self, node: L) -> None:
-        """A request used ``node`` from its first position to its last."""
+        They are the nodes of ``path``, the deepest first, each used from its first position to its last.
+        The others are likely to be stored soon, or to ask for it. Once per request.
+        """
+
+    def num_alike(self, keys: Sequence[Hashable], start: int) -> int:
+        """How many of ``keys[start:]``, at least 1, have the same past and may be stored in one node."""
+
+    def joins(self, node: L, key: Hashable) -> bool:
+        """Whether what begins with ``key`` has the past of ``node`` and may be stored in it, at its end."""
+
+    def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
+        """Positions named ``keys`` were appended to ``node``, which may be new.
+
+        ``next_key`` names the position after them, None if it is unknown.
+        """
 
     def inherit(self, heir: L, source: L) -> None:
         """``heir`` is at least as valuable as ``source``: a split made it, or its child ``source`` goes.
 
-        Using a node uses its ancestors too. A tree touches only the deepest node of a path and hands
-        the rank up when that node goes, so a touch costs O(1) however long the path.
+        After a split they are the two parts of what was ``source``.
         """
 
     def enter(self, leaf: L) -> None:
@@ -63,7 +77,7 @@ class EvictionPolicy(Protocol[L]):
         """
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
-        """The last ``len(keys)`` positions of ``leaf`` left the pool to make room."""
+        """The last ``len(keys)`` positions of ``leaf``, so named, left the pool to make room."""
 
     def forget(self, node: L) -> None:
         """``node`` is gone. Nothing may refer to it any longer; history by name may stay."""

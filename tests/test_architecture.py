@@ -17,7 +17,7 @@ STATEFUL = {
     "allocator.prefix_tree.PrefixTree",
     "allocator.slot_pool.SlotPool",
     "allocator.uncached.UncachedBlocks",
-    "evictor.lru.LruPolicy",
+    "evictor.ranked.RankedPolicy",
 }
 CHECKED_BY_THEIR_OWNER = {
     "allocator.prefix_tree.Node",  # by PrefixTree

@@ -117,10 +117,10 @@ class SchedulerSide:
         is_first = request_id not in self._admitted
         if is_first:
             self._admitted[request_id] = True
+            self.allocator.touch(request.block_hashes)
         may_be_stored = not request.resumable and read_hints(request.kv_transfer_params).store
         self.stores.admit(request, is_first=is_first, may_be_stored=may_be_stored)
         if not num_external:
-            self.allocator.touch(request.block_hashes)
             return
         positions = planner.load_range(num_local, num_external, self.block_size)
         self._next.loads.append(self.restores.open(request, positions, self.stores.filled_by))

@@ -96,7 +96,6 @@ class Pair:
         path = self.model.tree.resident(chain)[:stop]
         pin = self.allocator.pin(chain, start, stop)
         assert pin.slots.tolist() == self.model.tree.rows(chain, start, stop)
-        self.model.touch(path)
         self.seen["pin of a pinned position"] += any(set(path) & set(each.path) for each in self.model.pins)
         self._pins[pin] = PinModel(path, self.model.slots_of(path[start:]))
         self.model.pins.append(self._pins[pin])

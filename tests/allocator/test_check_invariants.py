@@ -138,8 +138,8 @@ def pinned_candidate(allocator: CpuOffloadingBlockAllocator) -> None:
 
 @seen_as("is filed under")
 def candidate_filed_wrongly(allocator: CpuOffloadingBlockAllocator) -> None:
-    last_use = allocator._policy._last_use  # type: ignore[attr-defined]
-    last_use[_node_at(allocator, LONG[5])] += 100
+    ranks = allocator._policy._ranks  # type: ignore[attr-defined]
+    ranks[_node_at(allocator, LONG[5])] = (100,)
 
 
 @seen_as("6 full blocks of 3")

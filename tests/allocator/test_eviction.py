@@ -92,9 +92,9 @@ def test_a_newcomer_is_named_to_the_policy_and_history_by_hash() -> None:
         def evicted(self, leaf: Any, keys: Any) -> None:
             calls.append(("evicted", list(keys)))
 
-        def stored(self, node: Any, keys: Any) -> None:
+        def stored(self, node: Any, keys: Any, next_key: Any) -> None:
             calls.append(("stored", list(keys)))
-            super().stored(node, keys)
+            super().stored(node, keys, next_key)
 
     pair = Pair(6, policy=Recording())
     pair.store(OTHER)

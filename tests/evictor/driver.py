@@ -20,6 +20,12 @@ class Node:
     def __repr__(self) -> str:
         return f"<{self.name} {self.keys}>"
 
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __bool__(self) -> bool:
+        return True
+
     @property
     def path(self) -> "list[Node]":
         """From this node up to, but without, the root."""
@@ -66,18 +72,27 @@ class PolicyDriver:
         """Append keys, new or evicted before, to ``parent``: in place where it is a leaf."""
         node = parent
         self.policy.leave(parent)
-        if parent is self.root or parent.children or parent.pinned:
-            node = Node(f"n{next(self._names)}", parent)
-            parent.children.append(node)
-        node.keys += keys
-        self._use(node)
-        self.policy.stored(node, keys)
+        stop = 0
+        while stop < len(keys):
+            start, stop = stop, stop + self.policy.num_alike(keys, stop)
+            assert start < stop <= len(keys)
+            part = list(keys[start:stop])
+            joins = self.policy.joins(node, part[0])
+            if node is self.root or node.children or node.pinned or not joins:
+                node = Node(f"n{next(self._names)}", node)
+                assert node.parent is not None
+                node.parent.children.append(node)
+            node.keys += part
+            self._use(node)
+            self.policy.stored(node, part, keys[stop] if stop < len(keys) else None)
         self._refresh(node)
         return node
 
-    def touch(self, node: Node) -> None:
+    def touch(self, node: Node, more: Sequence[int] = ()) -> None:
+        """A request uses ``node`` and asks for ``more`` beyond it."""
         self._use(node)
-        self.policy.touched(node)
+        chain = [key for each in reversed(node.path) for key in each.keys]
+        self.policy.used(node.path, [*chain, *more], len(chain))
 
     def split(self, node: Node, size: int, *, new_head: bool) -> None:
         """Cut ``node`` in two after ``size`` keys; the new node is the head or the tail."""

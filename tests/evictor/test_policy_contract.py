@@ -131,12 +131,12 @@ def test_no_call_visits_every_leaf(name: str, num_leaves: int) -> None:
     policy: EvictionPolicy[Any] = make_policy(name, 64)
     leaves = [CountedNode(f"n{number}") for number in range(num_leaves)]
     for number, leaf in enumerate(leaves):
-        policy.stored(leaf, [number])
+        policy.stored(leaf, [number], None)
         policy.enter(leaf)
     calls: list[Callable[[], Any]] = []
     for number, leaf in enumerate(leaves[:: num_leaves // 64]):
         calls += [
-            lambda leaf=leaf: policy.touched(leaf),
+            lambda leaf=leaf, number=number: policy.used([leaf], [number], 1),
             lambda: policy.choose(),
             lambda number=number: policy.choose(Newcomer(leaves[0], [number])),
             lambda leaf=leaf: policy.leave(leaf),

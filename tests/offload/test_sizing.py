@@ -1,7 +1,8 @@
 """Hit rate against capacity: by hand, against sets, and against LRU over single blocks."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -85,16 +86,16 @@ def test_each_capacity_is_as_if_alone() -> None:
 def test_policies_read_the_time_of_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, float]] = []
 
-    class Watching(LruPolicy[object]):
+    class Watching(LruPolicy[Any]):
         def __init__(self, capacity: int, clock: registry.Clock) -> None:
             super().__init__()
             self.capacity, self.clock = capacity, clock
 
-        def touched(self, node: object) -> None:
+        def used(self, path: Sequence[Any], chain: Sequence[Any], depth: int) -> None:
             seen.append((self.capacity, self.clock()))
-            super().touched(node)
+            super().used(path, chain, depth)
 
-    def make(capacity: int, clock: registry.Clock) -> EvictionPolicy[object]:
+    def make(capacity: int, clock: registry.Clock) -> EvictionPolicy[Any]:
         return Watching(capacity, clock)
 
     monkeypatch.setitem(registry._FACTORIES, "watching", make)
