@@ -9,9 +9,10 @@ of the trace. A request's blocks are in the pool when the next one arrives; full
 answers are not in a trace. A pool's size is a fraction of the distinct blocks of what is replayed.
 
 Policies: any registered one; `default`, which is one of them; `vllm-lru` and `vllm-arc`, vLLM's own,
-unmodified, in vLLM's own manager (`benchmarks.trace.native`); `vllm-native:CLASS@MODULE`, any other class
-for it; `optimal`, what no prefix-closed cache can exceed, knowing the future (`benchmarks.trace.optimum`),
-and `optimal-no-bypass`, if it had to take in each request's blocks.
+unmodified, in vLLM's own manager (`benchmarks.trace.native`); `vllm-lru-all` and `vllm-arc-all`, the same
+offered a request's hits to store, too; `vllm-native:CLASS@MODULE`, any other class for it; `optimal`, what
+no prefix-closed cache can exceed, knowing the future (`benchmarks.trace.optimum`), and `optimal-no-bypass`,
+if it had to take in each request's blocks.
 
 `--trace cycle`, which is the default, is built in: `--documents` asked one after the other, `--passes`
 times, through a pool with room for `--pool-documents`. Its rows are also told pass by pass.
@@ -33,6 +34,7 @@ turns at each capacity; times are medians of rounds.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 import time
@@ -73,7 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for note in notes:
         print(note)
     began = time.monotonic()
-    rows = [row for workload in workloads for row in _replay(workload, compared, options)]
+    try:
+        rows = [row for workload in workloads for row in _replay(workload, compared, options)]
+    finally:
+        gc.unfreeze()
     asked = [row for row in rows if row["policy"] in options.policy]
     lines = [line for line in summary(rows) if line["policy"] in options.policy]
     for table in format_tables(asked):

@@ -8,7 +8,7 @@ from itertools import chain
 from benchmarks.trace.optimum import OfflineOptimum
 from benchmarks.trace.policies import LRU, OPTIMA, OPTIMAL, Policy, find_policy
 from benchmarks.trace.prefill import PrefillModel
-from benchmarks.trace.replay import Chain, Replayed, TraceClock, garbage_as_in_an_engine, replay
+from benchmarks.trace.replay import Chain, Replayed, TraceClock, freeze_garbage, replay
 from benchmarks.trace.rows import Row, Setting, rows_of
 from benchmarks.trace.workloads import Workload, chains_in_blocks
 from offload.trace import IDS_BLOCK_TOKENS
@@ -26,6 +26,8 @@ def compare(
     timer: Callable[[], int],
 ) -> Iterator[Row]:
     """Rows of all policies, and of leaf-LRU if it is not among them, capacity by capacity.
+
+    Leaves objects frozen: see ``freeze_garbage``.
 
     Args:
         workload: to replay, in pools of its own size if it has one.
@@ -45,14 +47,15 @@ def compare(
         asked.append(find_policy(LRU))
     measured = list({policy.real_name: policy for policy in asked if policy.make_pool}.values())
     if workload.pool_blocks is not None:
-        capacities = [workload.pool_blocks * IDS_BLOCK_TOKENS // block_tokens]
+        capacity = workload.pool_blocks * IDS_BLOCK_TOKENS // block_tokens
+        capacities = {capacity / distinct: capacity}
     else:
-        capacities = sorted({max(1, round(fraction * distinct)) for fraction in fractions})
-    for capacity in capacities:
+        capacities = {fraction: max(1, round(fraction * distinct)) for fraction in fractions}
+    for fraction, capacity in capacities.items():
         setting = Setting(
             workload.name,
             capacity,
-            capacity / distinct,
+            fraction,
             [*map(len, chains)],
             [request.input_length for request in workload.requests],
             block_tokens,
@@ -69,8 +72,8 @@ def compare(
             for policy in (*measured[first:], *measured[:first]):
                 assert policy.make_pool is not None
                 clock = TraceClock()
-                with garbage_as_in_an_engine():
-                    replayed = replay(policy.make_pool(capacity, clock), chains, arrivals, clock, timer)
+                freeze_garbage()
+                replayed = replay(policy.make_pool(capacity, clock), chains, arrivals, clock, timer)
                 found.setdefault(policy.real_name, []).append(replayed)
         for policy in asked:
             yield from rows_of(

@@ -10,9 +10,10 @@ What differs from an engine: a prompt is stored at once, as if computed in one s
 engine that computes it in parts asks to store each of them. That matters for prompts larger than the pool:
 stored at once they are refused, in parts they push out their own beginning.
 
-The request whose hits were just loaded does not protect them: their recency is that of the request before
-until `on_request_finished`, so storing the rest of the request may evict the tail of its own prefix, after
-which the rest cannot be hit. This is the only difference between vLLM's LRU and our leaf-LRU.
+A request does not protect its hits: until `on_request_finished` their recency is that of the request before,
+so storing the rest may evict the end of the request's own prefix, and then the rest cannot be hit. That is
+how vLLM's LRU differs from our leaf-LRU. With `offers_hits`, `prepare_store` gets the hits too, and protects
+them: that is how vLLM calls it for a request whose prefix was on the GPU and not loaded.
 """
 
 from __future__ import annotations
@@ -51,9 +52,13 @@ class NativePool:
         capacity: in blocks.
         policy: as in `cache_policy`: one of vLLM's names, or the name of a class.
         module: as in `cache_policy_module_path`: where that class is; None for vLLM's own.
+        offers_hits: whether a request's hits are offered to be stored, too.
     """
 
-    def __init__(self, capacity: int, policy: str, module: str | None) -> None:
+    def __init__(
+        self, capacity: int, policy: str, module: str | None = None, *, offers_hits: bool = False
+    ) -> None:
+        self._offers_hits = offers_hits
         self.manager = CPUOffloadingManager(
             num_chunks=capacity, cache_policy=policy, cache_policy_module_path=module
         )
@@ -86,10 +91,10 @@ class NativePool:
 
     def store(self) -> int:
         self._stored = set()
-        missing = self._keys[self._num_hits :]
-        if not missing:
+        offered = self._keys if self._offers_hits else self._keys[self._num_hits :]
+        if not offered:
             return 0
-        output = self.manager.prepare_store(missing, self._context)
+        output = self.manager.prepare_store(offered, self._context)
         if output is None:
             return 0
         self._stored = set(output.keys_to_store)

@@ -25,6 +25,7 @@ NATIVE: dict[str, tuple[str, str | None]] = {
 """Cache policies of vLLM's own manager: its name, and the module of one that is not vLLM's own."""
 
 _ANY_NATIVE = "vllm-native:"
+_ALL = "-all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Policy:
 
 
 def known_names() -> list[str]:
-    """All that have a name of their own, but the optimum without bypass."""
+    """Those that are compared if none are asked for."""
     return [*available_policies(), DEFAULT, *NATIVE, OPTIMAL]
 
 
@@ -55,14 +56,15 @@ def find_policy(name: str) -> Policy:
     """
     if name in OPTIMA:
         return Policy(name, name, None)
-    if name in NATIVE:
-        return _native(name, *NATIVE[name])
+    if name.removesuffix(_ALL) in NATIVE:
+        return _native(name, *NATIVE[name.removesuffix(_ALL)], offers_hits=name.endswith(_ALL))
     if name.startswith(_ANY_NATIVE):
         policy, _, module = name.removeprefix(_ANY_NATIVE).partition("@")
         return _native(name, policy, module or None)
     real_name = DEFAULT_POLICY if name == DEFAULT else name
     if real_name not in available_policies():
-        names = ", ".join([*known_names(), *list(OPTIMA)[1:], f"{_ANY_NATIVE}NAME@MODULE"])
+        more = (f"{each}{_ALL}" for each in NATIVE)
+        names = ", ".join([*known_names(), *list(OPTIMA)[1:], *more, f"{_ANY_NATIVE}CLASS@MODULE"])
         raise UnknownPolicyError(f"{name!r} is unknown; there are {names}")
     return Policy(name, real_name, partial(_ours, real_name))
 
@@ -71,7 +73,7 @@ def _ours(name: str, capacity: int, clock: TraceClock) -> Pool:
     return OurPool(capacity, make_policy(name, capacity, clock))
 
 
-def _native(name: str, policy: str, module: str | None) -> Policy:
+def _native(name: str, policy: str, module: str | None, offers_hits: bool = False) -> Policy:
     try:
         from benchmarks.trace.native import NativePool, check_policy
     except ImportError as error:
@@ -80,4 +82,6 @@ def _native(name: str, policy: str, module: str | None) -> Policy:
         check_policy(policy, module)
     except ValueError as error:
         raise ValueError(f"{name!r}: {error}") from None
-    return Policy(name, name, lambda capacity, clock: NativePool(capacity, policy, module))
+    return Policy(
+        name, name, lambda capacity, clock: NativePool(capacity, policy, module, offers_hits=offers_hits)
+    )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from allocator import CpuOffloadingBlockAllocator, StorePlan
 from evictor import EvictionPolicy
 
-__all__ = ["OurPool", "Pool", "Replayed", "TraceClock", "garbage_as_in_an_engine", "replay"]
+__all__ = ["OurPool", "Pool", "Replayed", "TraceClock", "freeze_garbage", "replay"]
 
 Chain = Sequence[bytes]
 
@@ -124,12 +123,10 @@ def replay(
     return seen
 
 
-@contextmanager
-def garbage_as_in_an_engine() -> Iterator[None]:
-    """What is there now is frozen, as vLLM's engine core does once it has started; collection stays on."""
+def freeze_garbage() -> None:
+    """What is there now is no longer looked at, as in vLLM's engine core once it has started.
+
+    Collection stays on. What became garbage since the last time goes first; ``gc.unfreeze`` ends it.
+    """
     gc.collect()
     gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

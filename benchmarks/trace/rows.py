@@ -27,7 +27,7 @@ class Setting:
     Attributes:
         trace: the workload's name.
         capacity_blocks: of the pool.
-        capacity_fraction: the same, as a fraction of the workload's distinct blocks.
+        capacity_fraction: the fraction of the workload's distinct blocks that it was to be.
         lengths: of each request, in full blocks.
         input_tokens: of each request.
         block_tokens: tokens of a block.
