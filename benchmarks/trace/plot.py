@@ -35,11 +35,11 @@ def write_plot(path: Path, rows: Sequence[Row], title: str) -> None:
     for axis, trace in zip(axes[0], traces, strict=True):
         _draw(axis, trace, [row for row in rows if row["trace"] == trace], styles)
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=min(len(labels), 6), frameon=False)
+    figure.legend(handles, labels, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout(rect=(0, 0.12, 1, 1))
+    figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, format="png")
+    figure.savefig(path, dpi=150, format="png", bbox_inches="tight")
     pyplot.close(figure)
 
 
