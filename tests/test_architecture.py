@@ -17,9 +17,14 @@ STATEFUL = {
     "allocator.prefix_tree.PrefixTree",
     "allocator.slot_pool.SlotPool",
     "allocator.uncached.UncachedBlocks",
+    "evictor.hazard.HazardPolicy",
+    "evictor.history.History",
     "evictor.ranked.RankedPolicy",
+    "evictor.reuse.ReuseStatistics",
 }
 CHECKED_BY_THEIR_OWNER = {
+    "evictor.history.Past",  # by HazardPolicy
+    "evictor.history.Run",  # by History
     "allocator.prefix_tree.Node",  # by PrefixTree
     "allocator.prefix_tree.Pin",  # by PrefixTree and CpuOffloadingBlockAllocator
 }
