@@ -13,7 +13,7 @@ from offload.errors import ConfigError
 from offload.seals import Verify
 
 GIB = 1 << 30
-DEFAULT_POLICY = "lru"
+DEFAULT_POLICY = "hazard"
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
