@@ -25,7 +25,7 @@ class S3FifoPolicy(TwoQueues[L]):
 
     - What is used twice is promoted at once, not when it gets to the end of the small queue. Nodes with
       children get there late or never, and would fill that queue.
-    - Only candidates move in the queues. The one whose turn it is in the main queue is the first of those
+    - Only candidates move in the queues, each as a whole. The one whose turn it is in the main queue is the first of those
       with fewest uses, which is where going around would end; the others are moved on when it goes.
     - A node that grows begins again at the end of its queue.
     - A queue without a candidate passes its turn to the other.
@@ -66,6 +66,11 @@ class S3FifoPolicy(TwoQueues[L]):
         self._rank(node, (PROVEN, 0, now) if keys[0] in self._ghosts else (NEW, now, 0))
         for ghosts, start, size in runs(keys, 0, self._ghosts):
             ghosts.take(keys[start], size)
+
+    def inherit(self, heir: L, source: L) -> None:
+        """A prefix keeps its turn and its uses, but is in the main queue if anything after it was."""
+        if heir not in self._ranks or self._ranks[heir][0] < self._ranks[source][0]:
+            super().inherit(heir, source)
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
         return self._first(NEW if self._num_new >= self._small else PROVEN)

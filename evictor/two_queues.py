@@ -10,7 +10,7 @@ class TwoQueues(RankedPolicy[L]):
     """The first number of a rank is the queue; how many positions are in NEW is counted.
 
     Nodes that are no candidates keep their place in their queue, and are counted. Rank order is queue
-    order, and what goes hands its rank up: a prefix is in PROVEN if anything after it was.
+    order. A prefix is in PROVEN if anything was that went from behind it.
     """
 
     def __init__(self) -> None:

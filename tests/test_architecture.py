@@ -17,7 +17,11 @@ STATEFUL = {
     "allocator.prefix_tree.PrefixTree",
     "allocator.slot_pool.SlotPool",
     "allocator.uncached.UncachedBlocks",
+    "evictor.arc.ArcPolicy",
+    "evictor.ghosts.Ghosts",
     "evictor.ranked.RankedPolicy",
+    "evictor.s3fifo.S3FifoPolicy",
+    "evictor.two_queues.TwoQueues",
 }
 CHECKED_BY_THEIR_OWNER = {
     "allocator.prefix_tree.Node",  # by PrefixTree
