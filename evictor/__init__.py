@@ -6,6 +6,7 @@ leaf is, and how much of it goes, is for the caller to say.
 
 from evictor.arc import ArcPolicy
 from evictor.fifo import FifoPolicy
+from evictor.hazard import HazardPolicy
 from evictor.lfu import LfuPolicy
 from evictor.lru import LruPolicy
 from evictor.policy import EvictionPolicy, Newcomer
@@ -16,6 +17,7 @@ __all__ = [
     "ArcPolicy",
     "EvictionPolicy",
     "FifoPolicy",
+    "HazardPolicy",
     "LfuPolicy",
     "LruPolicy",
     "Newcomer",

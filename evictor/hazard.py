@@ -157,7 +157,9 @@ class HazardPolicy(Generic[L]):
         assert self._fresh <= self._pasts.keys(), "a fresh node is unknown"
         assert self._order == sorted(self._filed.values()), f"{self._order} and {self._filed} differ"
         firsts = {kind: queue.keys()[0][1] for kind, queue in enumerate(self._queues) if queue}
-        assert {kind: filed[1] for kind, filed in self._filed.items()} == firsts, f"{self._filed}, not {firsts}"
+        assert {kind: filed[1] for kind, filed in self._filed.items()} == firsts, (
+            f"{self._filed}, not {firsts}"
+        )
 
     def _ask_history(self, chain: Sequence[Hashable], depth: int) -> list[tuple[int, int]]:
         """Episodes of what is known beyond ``depth`` end with a use: sizes of runs, and their uses."""

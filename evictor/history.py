@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-_NUM_MARKS = 16
+_NUM_MARKS = 32
 
 
 @dataclass(slots=True, eq=False)

@@ -23,15 +23,17 @@ NUM_KINDS = NUM_USES * NUM_NEW * NUM_KNOWN
 _KINDS_PER_USES = NUM_NEW * NUM_KNOWN
 
 _NUM_AGES = 14  # the first to an eighth of the capacity, each of the others twice as old as the one before
-_STEPS = 4  # of the index within each of them
+_STEPS = 8  # of the index within each of them
 
-_PRIOR_HAZARD = 0.2  # of ages between half a capacity and a whole one, and so on; even below: the order of LRU
+_PRIOR_HAZARD = (
+    0.15  # of ages between half a capacity and a whole one, and so on; even below: the order of LRU
+)
 _PRIOR_REQUESTS = 30.0  # whose evidence weighs as much as that
-_GROUP_REQUESTS = 70.0  # whose evidence of a kind weighs as much as that of all kinds with as many uses
+_GROUP_REQUESTS = 50.0  # whose evidence of a kind weighs as much as that of all kinds with as many uses
 
 _MEMORY = 128.0  # capacities after which evidence weighs 1/e
 _MEAN_OVER = 2000  # requests
-_MAX_SNAPSHOTS = 256
+_MAX_SPANS = 256
 
 
 class ReuseStatistics:
@@ -53,13 +55,12 @@ class ReuseStatistics:
             for step in range(_STEPS)
         ]
         self._hits = np.zeros((NUM_KINDS, _NUM_AGES))
-        self._ends = np.zeros((NUM_KINDS, _NUM_AGES))  # with or without a hit
-        self._begun = np.zeros(NUM_KINDS)
-        self._snapshots = np.zeros((_MAX_SNAPSHOTS, NUM_KINDS))  # of what had begun
-        self._snapshot_ticks: list[int] = []
+        self._forgotten = np.zeros((NUM_KINDS, _NUM_AGES))
+        self._under_way = np.zeros((_MAX_SPANS, NUM_KINDS))  # by the span of time in which they began
+        self._span_ends: list[int] = []
         self._new_begun = [0.0] * NUM_KINDS
-        self._new_hits: list[tuple[int, int]] = []  # kind and age as one number, positions
-        self._new_ends: list[tuple[int, int]] = []
+        self._new_hits: list[tuple[int, int, int]] = []  # kind, age, positions
+        self._new_forgotten: list[tuple[int, int, int]] = []
         self._learned_at = 0
         self._table: list[list[float]] = []
         self.learn(0)
@@ -75,7 +76,7 @@ class ReuseStatistics:
         Numbers of positions count relative to the mean request, so that block size does not matter.
         """
         mean = self.mean_request or 1.0
-        new = max(1, min(NUM_NEW - 1, int(num_new * 32 / mean).bit_length())) if num_new else 0
+        new = max(1, min(NUM_NEW - 1, int(num_new * 24 / mean).bit_length())) if num_new else 0
         known = 0 if not num_known else 1 if num_known * 8 < mean else 2
         return (min(uses, NUM_USES - 1) * NUM_NEW + new) * NUM_KNOWN + known
 
@@ -85,10 +86,7 @@ class ReuseStatistics:
 
     def end(self, kind: int, age: int, num_positions: int, *, with_hit: bool) -> None:
         """Episodes end at ``age`` ticks: a request asks for their positions, or they are forgotten."""
-        event = kind * _NUM_AGES + bisect_right(self._edges, age) - 1, num_positions
-        self._new_ends.append(event)
-        if with_hit:
-            self._new_hits.append(event)
+        (self._new_hits if with_hit else self._new_forgotten).append((kind, age, num_positions))
 
     def value(self, kind: int, age: int) -> float:
         """What a slot earns that keeps such a position: hits per tick."""
@@ -124,8 +122,9 @@ class ReuseStatistics:
     def check_invariants(self) -> None:
         """Counts are possible, and the table is one of finite values."""
         assert (self._hits >= 0).all(), "negative hits"
-        assert (self._ends >= self._hits - 1e-6).all(), "more hits than ends"
-        assert self._snapshot_ticks == sorted(self._snapshot_ticks), "snapshots out of order"
+        assert (self._forgotten >= 0).all(), "fewer than none forgotten"
+        assert self._span_ends == sorted(self._span_ends), "spans out of order"
+        assert len(self._span_ends) <= _MAX_SPANS, f"{len(self._span_ends)} spans"
         values = np.array(self._table)
         assert values.shape == (NUM_KINDS, _NUM_AGES * _STEPS), f"a table of {values.shape}"
         assert np.isfinite(values).all(), "a value is not finite"
@@ -134,38 +133,47 @@ class ReuseStatistics:
     def _take_in_news(self, tick: int) -> None:
         decay = math.exp(-(tick - self._learned_at) / (_MEMORY * self._capacity))
         self._learned_at = tick
-        for counts, news in ((self._hits, self._new_hits), (self._ends, self._new_ends)):
+        self._begin_span(tick)
+        for counts, news in ((self._hits, self._new_hits), (self._forgotten, self._new_forgotten)):
             counts *= decay
-            if news:
-                where, weights = np.array(news).T
-                counts += np.bincount(where, weights, counts.size).reshape(counts.shape)
-                news.clear()
-        self._begun *= decay
-        self._begun += self._new_begun
+            if not news:
+                continue
+            kinds, ages, weights = np.array(news).T
+            news.clear()
+            where = kinds * _NUM_AGES + np.searchsorted(self._edges, ages, "right") - 1
+            counts += np.bincount(where, weights, counts.size).reshape(counts.shape)
+            spans = np.searchsorted(self._span_ends, tick - ages)
+            where = np.minimum(spans, len(self._span_ends) - 1) * NUM_KINDS + kinds
+            ended = np.bincount(where, weights, self._under_way.size)
+            self._under_way -= ended.reshape(self._under_way.shape)
+
+    def _begin_span(self, tick: int) -> None:
+        """What began since the last one is a span of its own; of old ones two become one."""
+        spans, ends = self._under_way, self._span_ends
+        taken = len(ends)
+        if taken == _MAX_SPANS:
+            half = taken // 2
+            spans[: half // 2] = spans[0:half:2] + spans[1:half:2]
+            spans[half // 2 : half // 2 + half] = spans[half:taken]
+            self._span_ends = ends = ends[1:half:2] + ends[half:]
+            taken = len(ends)
+            spans[taken:] = 0
+        spans[taken] = self._new_begun
+        ends.append(tick)
         self._new_begun = [0.0] * NUM_KINDS
-        taken = len(self._snapshot_ticks)
-        if taken == _MAX_SNAPSHOTS:  # half as many of the older ones
-            kept = [*range(0, taken // 2, 2), *range(taken // 2, taken)]
-            self._snapshots[: len(kept)] = self._snapshots[kept]
-            self._snapshot_ticks = [self._snapshot_ticks[each] for each in kept]
-            taken = len(kept)
-        self._snapshots[:taken] *= decay
-        self._snapshots[taken] = self._begun
-        self._snapshot_ticks.append(tick)
 
     def _at_risk(self, tick: int) -> Floats:
-        """Episodes that reached an age, those still under way in it and forgotten ones by half.
-
-        How many reached it: those begun that long ago or longer, less those that had ended by then.
-        """
-        reached = np.zeros((NUM_KINDS, _NUM_AGES + 1))
+        """Episodes that reached an age; those still in it, and those forgotten in it, count by half."""
+        older = np.zeros((NUM_KINDS, _NUM_AGES + 1))
+        began_before = np.cumsum(self._under_way[: len(self._span_ends)], axis=0)
         for age, edge in enumerate(self._edges):
-            taken = bisect_right(self._snapshot_ticks, tick - edge)
-            reached[:, age] = self._snapshots[taken - 1] if taken else 0.0
-        before = np.cumsum(self._ends, axis=1) - self._ends
-        past, now = reached[:, 1:], reached[:, :-1]
-        forgotten = self._ends - self._hits
-        return np.maximum((past + now) / 2 - before - forgotten / 2, self._hits)
+            spans = bisect_right(self._span_ends, tick - edge)
+            if spans:
+                older[:, age] = began_before[spans - 1]
+        ended = self._hits + self._forgotten
+        ended_later = ended[:, ::-1].cumsum(axis=1)[:, ::-1] - ended
+        under_way = np.maximum((older[:, 1:] + older[:, :-1]) / 2, 0)
+        return ended_later + self._hits + self._forgotten / 2 + under_way
 
 
 def _shrunk(hits: Floats, at_risk: Floats, towards: Floats, weight: float) -> Floats:

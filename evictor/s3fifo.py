@@ -25,8 +25,8 @@ class S3FifoPolicy(TwoQueues[L]):
 
     - What is used twice is promoted at once, not when it gets to the end of the small queue. Nodes with
       children get there late or never, and would fill that queue.
-    - Only candidates move in the queues, each as a whole. The one whose turn it is in the main queue is the first of those
-      with fewest uses, which is where going around would end; the others are moved on when it goes.
+    - Only candidates move in the queues, each as a whole. In the main queue it is the turn of the first of
+      those with fewest uses, where going around would end; the others are moved on when it goes.
     - A node that grows begins again at the end of its queue.
     - A queue without a candidate passes its turn to the other.
     """

@@ -19,11 +19,16 @@ STATEFUL = {
     "allocator.uncached.UncachedBlocks",
     "evictor.arc.ArcPolicy",
     "evictor.ghosts.Ghosts",
+    "evictor.hazard.HazardPolicy",
+    "evictor.history.History",
     "evictor.ranked.RankedPolicy",
+    "evictor.reuse.ReuseStatistics",
     "evictor.s3fifo.S3FifoPolicy",
     "evictor.two_queues.TwoQueues",
 }
 CHECKED_BY_THEIR_OWNER = {
+    "evictor.history.Past",  # by HazardPolicy
+    "evictor.history.Run",  # by History
     "allocator.prefix_tree.Node",  # by PrefixTree
     "allocator.prefix_tree.Pin",  # by PrefixTree and CpuOffloadingBlockAllocator
 }

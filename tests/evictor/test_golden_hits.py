@@ -37,10 +37,10 @@ GOLDEN: dict[str, dict[str, tuple[int, ...]]] = {
         "the same again": (87, 131, 167, 193),
     },
     "hazard": {
-        "conversations": (176, 282, 454, 721),
-        "cycle": (94, 94, 106, 321),
-        "hot and cold": (78, 87, 230, 231),
-        "the same again": (84, 145, 177, 193),
+        "conversations": (196, 284, 443, 721),
+        "cycle": (94, 94, 96, 326),
+        "hot and cold": (78, 95, 231, 231),
+        "the same again": (84, 145, 176, 193),
     },
     "lfu": {
         "conversations": (176, 306, 533, 724),
