@@ -56,7 +56,7 @@ def test_uses_are_chances_in_the_main_queue() -> None:
 
 def test_it_goes_around_as_if_there_were_queues() -> None:
     """Over chains of one block, beside lists that are popped and pushed."""
-    for seed in range(30):
+    for seed in range(10):
         for capacity in (5, 24):
             trace = flat_trace(random.Random(seed), 400)
             model = S3FifoBlocks(capacity)
