@@ -1,4 +1,4 @@
-"""First what is least likely to be asked for per tick that it is kept, as learned from the requests so far."""
+"""First what is least likely to be asked for per tick that it is kept, as learned from the requests."""
 
 import math
 from bisect import bisect_left, insort

@@ -1,17 +1,19 @@
 """Learns how likely positions are asked for again, by what kind of request asked last and how long ago.
 
-Positions are judged by *kind*: how often they were asked for after the first time, how much of the last request
-was new, how much of it was known. Time is counted in *ticks*: positions that requests ask for. An *episode* of a
-position begins when a request asks for it and ends when the next one does, or when it is forgotten.
+Positions are judged by *kind*: how often they were asked for after the first time, how much of the last
+request was new, how much of it was known. Time is counted in *ticks*: positions that requests ask for. An
+*episode* of a position begins when a request asks for it and ends when the next one does, or when it is
+forgotten.
 
-For every kind and age, the *hazard* is the share of episodes that reached that age and ended with a use before
-the next; from hazards follows an index of what a slot earns that such a position keeps: the best over stopping
-ages of P(used before that) / E[ticks held until then]. That is the index of Gittins (1979, "Bandit processes and
-dynamic allocation indices") for keeping an item that is given up when it is no longer worth it.
+For every kind and age, the *hazard* is the share of episodes that reached that age and ended with a use
+before the next. From hazards follows an index, what a slot earns that such a position keeps: the best over
+stopping ages of P(used before that) / E[ticks held until then]. That is the index of Gittins (1979, "Bandit
+processes and dynamic allocation indices") for keeping an item that is given up when it is no longer worth it.
 """
 
 import math
 from bisect import bisect_right
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -48,10 +50,9 @@ class ReuseStatistics:
         edges = [0.0, *(capacity / 8 * 2.0**octave for octave in range(_NUM_AGES))]
         self._edges = edges[:_NUM_AGES]
         self._bounds = np.array(edges)
-        octaves = zip(edges, edges[1:], strict=False)
         self._steps = [
             (low + (high - low) * step / _STEPS if low == 0 else low * (high / low) ** (step / _STEPS))
-            for low, high in octaves
+            for low, high in pairwise(edges)
             for step in range(_STEPS)
         ]
         self._hits = np.zeros((NUM_KINDS, _NUM_AGES))
@@ -173,7 +174,8 @@ class ReuseStatistics:
         ended = self._hits + self._forgotten
         ended_later = ended[:, ::-1].cumsum(axis=1)[:, ::-1] - ended
         under_way = np.maximum((older[:, 1:] + older[:, :-1]) / 2, 0)
-        return ended_later + self._hits + self._forgotten / 2 + under_way
+        at_risk: Floats = ended_later + self._hits + self._forgotten / 2 + under_way
+        return at_risk
 
 
 def _shrunk(hits: Floats, at_risk: Floats, towards: Floats, weight: float) -> Floats:
