@@ -17,10 +17,14 @@ STATEFUL = {
     "allocator.prefix_tree.PrefixTree",
     "allocator.slot_pool.SlotPool",
     "allocator.uncached.UncachedBlocks",
+    "evictor.arc.ArcPolicy",
+    "evictor.ghosts.Ghosts",
     "evictor.hazard.HazardPolicy",
     "evictor.history.History",
     "evictor.ranked.RankedPolicy",
     "evictor.reuse.ReuseStatistics",
+    "evictor.s3fifo.S3FifoPolicy",
+    "evictor.two_queues.TwoQueues",
 }
 CHECKED_BY_THEIR_OWNER = {
     "evictor.history.Past",  # by HazardPolicy

@@ -74,8 +74,7 @@ class PolicyDriver:
         self.policy.leave(parent)
         stop = 0
         while stop < len(keys):
-            start, stop = stop, stop + self.policy.num_alike(keys, stop)
-            assert start < stop <= len(keys)
+            start, stop = stop, stop + self.num_alike(keys, stop)
             part = list(keys[start:stop])
             joins = self.policy.joins(node, part[0])
             if node is self.root or node.children or node.pinned or not joins:
@@ -130,6 +129,13 @@ class PolicyDriver:
         if newcomer is None:
             assert (chosen is None) == (not self.candidates)
         return chosen
+
+    def num_alike(self, keys: Sequence[int], start: int) -> int:
+        """Ask twice: at least one, at most all, and asking changes nothing."""
+        num_alike = self.policy.num_alike(keys, start)
+        assert 1 <= num_alike <= len(keys) - start
+        assert self.policy.num_alike(keys, start) == num_alike
+        return num_alike
 
     def evict(self, bite: int, newcomer: Newcomer[Node] | None = None) -> list[int]:
         """Take up to ``bite`` keys from the tail of the chosen leaf; return them, the tail last."""

@@ -12,6 +12,8 @@ from offload import ConfigError, OffloadConfig
 from offload import config as config_module
 from offload.config import GIB, check_host_memory, check_record_trace, host_memory_bytes, unwritable
 
+POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
+
 
 @pytest.mark.parametrize(
     ("settings", "key", "value", "remedy"),
@@ -51,10 +53,10 @@ from offload.config import GIB, check_host_memory, check_record_trace, host_memo
         ),
         ({"cpu_gib": 8, "verify_loads": True}, "verify_loads", "True", "use one of: always, sampled, never"),
         ({"cpu_gib": 8, "verify_loads": ["always"]}, "verify_loads", "['always']", "use one of: always"),
-        ({"cpu_gib": 8, "eviction_policy": "LRU"}, "eviction_policy", "'LRU'", "use one of: lru"),
-        ({"cpu_gib": 8, "eviction_policy": 3}, "eviction_policy", "3", "use one of: lru"),
-        ({"cpu_gib": 8, "eviction_policy": ["lru"]}, "eviction_policy", "['lru']", "use one of: lru"),
-        ({"cpu_gib": 8, "eviction_policy": None}, "eviction_policy", "None", "use one of: lru"),
+        ({"cpu_gib": 8, "eviction_policy": "LRU"}, "eviction_policy", "'LRU'", f"use one of: {POLICIES}"),
+        ({"cpu_gib": 8, "eviction_policy": 3}, "eviction_policy", "3", f"use one of: {POLICIES}"),
+        ({"cpu_gib": 8, "eviction_policy": ["lru"]}, "eviction_policy", "['lru']", f"use one of: {POLICIES}"),
+        ({"cpu_gib": 8, "eviction_policy": None}, "eviction_policy", "None", f"use one of: {POLICIES}"),
         ({"cpu_gib": 8, "record_trace": True}, "record_trace", "True", "name a file to write"),
         ({"cpu_gib": 8, "record_trace": 3}, "record_trace", "3", "name a file to write"),
         ({"cpu_gib": 8, "record_trace": ""}, "record_trace", "''", "name a file to write"),
