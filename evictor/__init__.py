@@ -4,15 +4,19 @@ This package knows nothing of blocks, slots or tensors. It ranks the leaves of s
 leaf is, and how much of it goes, is for the caller to say.
 """
 
+from evictor.hinted import HintedPolicy, KeepHints, Worth
 from evictor.lru import LruPolicy
 from evictor.policy import EvictionPolicy, Newcomer
 from evictor.registry import UnknownPolicyError, available_policies, make_policy, register_policy
 
 __all__ = [
     "EvictionPolicy",
+    "HintedPolicy",
+    "KeepHints",
     "LruPolicy",
     "Newcomer",
     "UnknownPolicyError",
+    "Worth",
     "available_policies",
     "make_policy",
     "register_policy",

@@ -17,9 +17,11 @@ STATEFUL = {
     "allocator.prefix_tree.PrefixTree",
     "allocator.slot_pool.SlotPool",
     "allocator.uncached.UncachedBlocks",
+    "evictor.hinted.HintedPolicy",
     "evictor.ranked.RankedPolicy",
 }
 CHECKED_BY_THEIR_OWNER = {
+    "evictor.hinted._Mark",  # by HintedPolicy
     "allocator.prefix_tree.Node",  # by PrefixTree
     "allocator.prefix_tree.Pin",  # by PrefixTree and CpuOffloadingBlockAllocator
 }
