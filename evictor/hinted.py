@@ -39,7 +39,7 @@ class KeepHints:
     pinned_until: float = -math.inf
 
     @property
-    def wants_hold(self) -> bool:
+    def wants_protection(self) -> bool:
         """Whether they ask for more than others get, rather than for less."""
         return self.worth is Worth.HIGH or self.pinned_until > -math.inf
 
@@ -51,7 +51,7 @@ _Key = tuple[float, int]
 class _Mark:
     """What is known of a node whose hints are not plain, and where it is filed for that."""
 
-    __slots__ = ("due", "high", "hints", "key", "last_use", "num_held", "serial", "stamp", "state")
+    __slots__ = ("due", "high", "hints", "key", "last_use", "num_protected", "serial", "stamp", "state")
 
     def __init__(self, hints: KeepHints, serial: int, stamp: int, last_use: float) -> None:
         self.hints = hints
@@ -59,7 +59,7 @@ class _Mark:
         self.stamp = stamp
         self.last_use = last_use
         self.state: Worth | None = Worth.NORMAL  # None while pinned
-        self.num_held = 0
+        self.num_protected = 0
         self.key: tuple[int, int, int] | None = None
         self.high: _Key | None = None
         self.due: _Key | None = None
@@ -74,22 +74,23 @@ class HintedPolicy(Generic[L]):
 
     A node is worth what the best of those who used it asked for: use without hints makes a node of low
     worth, or with a time to live, a normal one, and hints that ask for less than others did change nothing.
-    So nobody gives away what is not theirs alone, and an ancestor is held at least as long as what hangs
+    So nobody gives away what is not theirs alone, and an ancestor is protected at least as long as what hangs
     below it.
 
-    *Held* nodes, pinned or of high worth, have ``max_held`` positions together at most, those before a held
-    one included. Where a request asks for more, what is of high worth and was used longest ago becomes
-    normal; a pin is never taken back. What still does not fit is normal, from the end of the chain on.
+    *Protected* nodes, pinned or of high worth, have ``max_protected`` positions together at most, those
+    before a protected one included. Where a request asks for more, what is of high worth and was used
+    longest ago becomes normal; a pin is never taken back. What still does not fit is normal, from the end of
+    the chain on.
 
     While no node has a hint, a call costs a look at a flag or a set more than the inner policy's. Else it is
     O(log n), and ``ask`` that for each node of the path. Pins and times to live end by themselves, at the
     next ``ask`` or ``choose``: O(log n) for each that does.
     """
 
-    def __init__(self, inner: EvictionPolicy[L], max_held: int, clock: Callable[[], float]) -> None:
-        """``inner`` must be fresh; ``max_held`` in positions; ``clock`` in seconds."""
+    def __init__(self, inner: EvictionPolicy[L], max_protected: int, clock: Callable[[], float]) -> None:
+        """``inner`` must be fresh; ``max_protected`` in positions; ``clock`` in seconds."""
         self._inner = inner
-        self._max_held = max_held
+        self._max_protected = max_protected
         self._clock = clock
         self._stamps = count(1)
         self._serials = count()
@@ -124,20 +125,22 @@ class HintedPolicy(Generic[L]):
             if mark is not None:
                 mark.stamp, mark.last_use = self._stamp, now
                 self._file(node, mark)
-                num_fixed += mark.num_held if mark.state is Worth.HIGH else 0
+                num_fixed += mark.num_protected if mark.state is Worth.HIGH else 0
         for node in reversed(path):
             mark = self._marks.get(node)
-            if asking.wants_hold and not (mark is not None and mark.num_held):
+            if asking.wants_protection and not (mark is not None and mark.num_protected):
                 num_fixed += len(node)
-                asking = self._hold(asking, num_fixed, len(node))
+                asking = self._protect(asking, num_fixed, len(node))
             self._raise(node, asking)
-        self._asking = self._hold(asking, num_fixed + num_new, num_new) if asking.wants_hold else asking
+        self._asking = (
+            self._protect(asking, num_fixed + num_new, num_new) if asking.wants_protection else asking
+        )
         if self._asking is not wanted and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "requests ask to hold more than the %d positions that may be held; what does not fit is kept "
-                "as if they had not, here and from now on",
-                self._max_held,
+                "requests ask for more than the %d positions that may be protected; the rest is kept as if "
+                "they had not, here and from now on",
+                self._max_protected,
             )
 
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
@@ -187,19 +190,19 @@ class HintedPolicy(Generic[L]):
         """As the protocol says; a ``newcomer`` is the last to ``ask``.
 
         One of low worth takes the place of others of low worth at most, an unwanted one that of what is
-        unwanted too, and one that is to be held that of anything that is not pinned. None can also mean that
-        all candidates are pinned.
+        unwanted too, and one that is to be protected that of anything that is not pinned. None can also mean
+        that all candidates are pinned.
         """
         if self._due:
             self._expire(self._clock())
-        is_to_be_held = newcomer is not None and self._asking.wants_hold
-        worth = Worth.NORMAL if newcomer is None or is_to_be_held else self._asking.worth
+        is_to_be_protected = newcomer is not None and self._asking.wants_protection
+        worth = Worth.NORMAL if newcomer is None or is_to_be_protected else self._asking.worth
         state, ours = self._first_of_ours()
         if state <= min(worth, Worth.LOW):
             return ours
         if worth < Worth.NORMAL:
             return None
-        if newcomer is not None and not is_to_be_held:
+        if newcomer is not None and not is_to_be_protected:
             return self._inner.choose(newcomer)
         theirs = self._inner.choose()
         return ours if theirs is None else theirs
@@ -218,13 +221,15 @@ class HintedPolicy(Generic[L]):
 
     def check_invariants(self) -> None:
         self._inner.check_invariants()
-        held = {True: 0, False: 0}
+        protected = {True: 0, False: 0}
         for node, mark in self._marks.items():
             state, seen = mark.state, f"{node!r} of {len(node)} positions is {mark.state!r}, {mark.hints}"
-            is_held = state is None or state is Worth.HIGH
+            is_protected = state is None or state is Worth.HIGH
             assert mark.hints != PLAIN, f"{seen}: needs no mark"
-            assert mark.num_held == (len(node) if is_held else 0), f"{seen}: {mark.num_held} held"
-            held[state is None] += mark.num_held
+            assert mark.num_protected == (len(node) if is_protected else 0), (
+                f"{seen}: {mark.num_protected} protected"
+            )
+            protected[state is None] += mark.num_protected
             is_ours = node in self._candidates and state is not None and state is not Worth.NORMAL
             assert (mark.key is not None) == is_ours, f"{seen}: filed under {mark.key}"
             assert mark.key is None or self._ours.get(mark.key) is node, f"{seen}: not under {mark.key}"
@@ -237,8 +242,12 @@ class HintedPolicy(Generic[L]):
         assert len(dues) == len(self._due), f"{self._due} and {dues} differ"
         num_high = sum(mark.high is not None for mark in self._marks.values())
         assert num_high == len(self._high), f"{self._high} has others than the {num_high} of high worth"
-        assert held == {True: self._num_pinned, False: self._num_high}, f"{held} held, not as counted"
-        assert sum(held.values()) <= self._max_held, f"{held} held, more than {self._max_held}"
+        assert protected == {True: self._num_pinned, False: self._num_high}, (
+            f"{protected} protected, not as counted"
+        )
+        assert sum(protected.values()) <= self._max_protected, (
+            f"{protected} protected, more than {self._max_protected}"
+        )
 
     # Private
 
@@ -248,14 +257,14 @@ class HintedPolicy(Generic[L]):
         (state, _, _), leaf = self._ours.peekitem(0)
         return state, leaf
 
-    def _hold(self, asking: KeepHints, num_fixed: int, num_more: int) -> KeepHints:
-        """Make sure that ``num_more`` positions can be held, ``num_fixed`` with what is not taken back.
+    def _protect(self, asking: KeepHints, num_fixed: int, num_more: int) -> KeepHints:
+        """Make sure that ``num_more`` positions can be protected, ``num_fixed`` with what is not taken back.
 
         Returns what may be asked for them.
         """
-        if num_fixed > self._max_held:
+        if num_fixed > self._max_protected:
             return KeepHints(min(asking.worth, Worth.NORMAL), asking.ttl)
-        while self._num_pinned + self._num_high + num_more > self._max_held:
+        while self._num_pinned + self._num_high + num_more > self._max_protected:
             (stamp, _), _ = self._high.peekitem(0)
             while self._high and self._high.peekitem(0)[0][0] == stamp:  # an ancestor with its descendants
                 _, node = self._high.peekitem(0)
@@ -268,7 +277,7 @@ class HintedPolicy(Generic[L]):
         """``node`` is used with these hints: it gets what is more of each."""
         mark = self._marks.get(node)
         if mark is None:
-            if asking.wants_hold:  # a plain node has no end: the time to live is for what comes new
+            if asking.wants_protection:  # a plain node has no end: the time to live is for what comes new
                 self._mark(node, KeepHints(max(asking.worth, Worth.NORMAL), math.inf, asking.pinned_until))
             return
         mine = mark.hints
@@ -305,11 +314,11 @@ class HintedPolicy(Generic[L]):
                 mark.due = when, mark.serial
                 self._due[mark.due] = node
         if is_pinned:
-            mark.num_held = len(node)
-            self._num_pinned += mark.num_held
+            mark.num_protected = len(node)
+            self._num_pinned += mark.num_protected
         elif mark.state is Worth.HIGH:
-            mark.num_held = len(node)
-            self._num_high += mark.num_held
+            mark.num_protected = len(node)
+            self._num_high += mark.num_protected
             mark.high = mark.stamp, mark.serial
             self._high[mark.high] = node
         if hints == PLAIN:
@@ -327,10 +336,10 @@ class HintedPolicy(Generic[L]):
 
     def _unfile(self, mark: _Mark) -> None:
         if mark.state is None:
-            self._num_pinned -= mark.num_held
+            self._num_pinned -= mark.num_protected
         elif mark.state is Worth.HIGH:
-            self._num_high -= mark.num_held
-        mark.num_held = 0
+            self._num_high -= mark.num_protected
+        mark.num_protected = 0
         if mark.high is not None:
             del self._high[mark.high]
         if mark.due is not None:

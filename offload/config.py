@@ -27,8 +27,8 @@ class OffloadConfig:
         eviction_policy: which leaf goes when the pool is full; see ``evictor.available_policies()``.
         verify_loads: which blocks are checked against their checksums when they are restored: "always",
             "sampled" (one in 16, others each time) or "never".
-        hinted_share: the part of the pool, 0 to 1, that requests together may have held by asking for a high
-            priority or a pin.
+        hinted_share: the part of the pool, 0 to 1, that requests together may have protected by asking for
+            a high priority or a pin.
         record_trace: a file to write prefix hashes of finished requests to, for ``kv-offload size``; None
             for none. See ``recorder``.
 

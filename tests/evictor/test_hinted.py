@@ -39,8 +39,8 @@ class HintedDriver(PolicyDriver):
 
     policy: HintedPolicy[Any]
 
-    def __init__(self, max_held: int = UNLIMITED) -> None:
-        super().__init__(HintedPolicy(LruPolicy(), max_held, lambda: self.now))
+    def __init__(self, max_protected: int = UNLIMITED) -> None:
+        super().__init__(HintedPolicy(LruPolicy(), max_protected, lambda: self.now))
         self.now = 0.0
         self.hints: KeepHints | None = None
         self.wishes: dict[int, Wish] = {}
@@ -238,9 +238,9 @@ def test_both_parts_of_a_split_keep_the_hints(hints: KeepHints, new_head: bool) 
 
 def test_only_equals_share_a_segment() -> None:
     driver = HintedDriver(6)
-    held = driver.grown(2, HIGH)
-    assert driver.grown(2, HIGH, parent=held) is held
-    assert driver.grown(1, None, parent=held) is not held
+    protected = driver.grown(2, HIGH)
+    assert driver.grown(2, HIGH, parent=protected) is protected
+    assert driver.grown(1, None, parent=protected) is not protected
     driver.policy.check_invariants()
     node = driver.grown(1)
     assert driver.grown(1, None, parent=node) is node
@@ -408,30 +408,32 @@ KEEPS = st.one_of(
 
 
 class HintedMachine(PolicyMachine):
-    """Beside a model that keeps wishes per key, exact where nothing bounds what is held."""
+    """Beside a model that keeps wishes per key, exact where nothing bounds what is protected."""
 
     policy = "lru"
     seen: ClassVar[Counter[str]] = Counter()
     driver: HintedDriver
 
-    @initialize(max_held=st.sampled_from([0, 3, 8, UNLIMITED, UNLIMITED]))
-    def make(self, max_held: int) -> None:  # type: ignore[override]
-        self.driver = HintedDriver(max_held)
+    @initialize(max_protected=st.sampled_from([0, 3, 8, UNLIMITED, UNLIMITED]))
+    def make(self, max_protected: int) -> None:  # type: ignore[override]
+        self.driver = HintedDriver(max_protected)
         self.gone = []
-        self.is_exact = max_held == UNLIMITED
+        self.is_exact = max_protected == UNLIMITED
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 4.0]))
     def wait(self, seconds: float) -> None:
         self.driver.now += seconds
 
     @invariant()
-    def what_is_before_held_positions_is_held(self) -> None:
+    def what_is_before_held_positions_is_protected(self) -> None:
         for node in self.driver.nodes:
             states = [self.driver.policy_state(each) for each in node.path]
-            is_held = [state in (None, Worth.HIGH) for state in states]
-            assert is_held == sorted(is_held), f"{node.path} are {states}"
-            self.seen["held"] += is_held[0]
-            self.seen["refused"] += self.driver.wishes[node.keys[-1]].hints.wants_hold and not is_held[0]
+            is_protected = [state in (None, Worth.HIGH) for state in states]
+            assert is_protected == sorted(is_protected), f"{node.path} are {states}"
+            self.seen["protected"] += is_protected[0]
+            self.seen["refused"] += (
+                self.driver.wishes[node.keys[-1]].hints.wants_protection and not is_protected[0]
+            )
 
     def expect_victim(self, leaf: Node) -> None:
         """The least of what there is, and of that the least recently used."""
@@ -471,5 +473,5 @@ def test_any_order_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evictor.hinted.logger.disabled", True)
     run_state_machine_as_test(HintedMachine, settings=thorough(120))
     chosen = {f"{worth.name.lower()} chosen" for worth in Worth}
-    wanted = {*chosen, "held", "refused", "kept out, unwanted"}
+    wanted = {*chosen, "protected", "refused", "kept out, unwanted"}
     assert wanted <= {situation for situation, times in HintedMachine.seen.items() if times}

@@ -89,7 +89,7 @@ def test_defaults() -> None:
 
 
 @pytest.mark.parametrize("share", [0, 0.0, 0.3, 1])
-def test_any_part_of_the_pool_may_be_held(share: float) -> None:
+def test_any_part_of_the_pool_may_be_protected(share: float) -> None:
     assert OffloadConfig(cpu_gib=8, hinted_share=share).hinted_share == share
 
 
