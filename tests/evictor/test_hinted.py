@@ -155,6 +155,14 @@ def test_the_order_of_going() -> None:
     assert driver.choose() is nodes["pinned"]
 
 
+@pytest.mark.parametrize("hints", [UNWANTED, LOW, HIGH], ids=str)
+def test_of_equals_the_one_used_longest_ago_goes_first(hints: KeepHints) -> None:
+    driver = HintedDriver()
+    one, other, third = (driver.grown(1, hints) for _ in range(3))
+    driver.use(one, hints)
+    assert driver.order() == [other, third, one]
+
+
 def test_a_pin_that_has_ended_is_over() -> None:
     driver = HintedDriver()
     one, other = driver.grown(1, pinned(5)), driver.grown(1)
@@ -182,6 +190,17 @@ def test_the_time_to_live_begins_anew_with_each_use_by_those_who_set_it() -> Non
     driver.use(node)
     driver.now = 1000
     assert driver.choose() is not node, "somebody wants it without an end"
+
+
+@pytest.mark.parametrize("hints", [LOW, KeepHints(ttl=10), KeepHints(Worth.LOW, ttl=10)], ids=str)
+def test_a_shorter_time_to_live_than_others_set_changes_nothing(hints: KeepHints) -> None:
+    driver = HintedDriver()
+    node = driver.grown(1, hints)
+    before = driver.policy_state(node)
+    driver.use(node, KeepHints(Worth.LOW, ttl=1))
+    driver.now = 5
+    assert driver.choose() is node
+    assert driver.policy_state(node) is before
 
 
 @pytest.mark.parametrize("less", [UNWANTED, LOW, KeepHints(ttl=1)])
@@ -300,6 +319,16 @@ def test_pins_and_high_priorities_are_bounded_together(caplog: pytest.LogCapture
     driver.use(late, HIGH)
     assert driver.policy_state(late) is Worth.HIGH, "there is room again"
     assert driver.policy_state(pin) is Worth.NORMAL
+
+
+@pytest.mark.parametrize("new_head", [True, False])
+@pytest.mark.parametrize("size", [1, 3])
+def test_no_tail_stays_protected_without_its_head(size: int, new_head: bool) -> None:
+    driver = HintedDriver(5)
+    node = driver.grown(4, HIGH)
+    driver.split(node, size, new_head=new_head)
+    driver.grown(2, HIGH)
+    assert [driver.policy_state(each) for each in driver.nodes] == [Worth.NORMAL, Worth.NORMAL, Worth.HIGH]
 
 
 def test_what_never_fits_takes_nothing_from_others() -> None:

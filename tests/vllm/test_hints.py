@@ -31,6 +31,15 @@ def test_a_document_that_is_to_stay_survives_pressure(
     assert depth_of(engine, other) == 0
 
 
+def test_hints_reach_what_is_in_the_pool_already(engines: Callable[..., VirtualEngine]) -> None:
+    engine = engines(**POOL)
+    kept, other = ask(engine, 0), ask(engine, 1)
+    ask(engine, 0, {"cpu_offload_pin_seconds": 1000})
+    for number in range(2, 10):
+        ask(engine, number)
+    assert (depth_of(engine, kept), depth_of(engine, other)) == (DOCUMENT, 0)
+
+
 def test_a_pin_and_a_time_to_live_end_by_the_engines_clock(engines: Callable[..., VirtualEngine]) -> None:
     engine = engines(**POOL, step_seconds=10.0)
     pinned = ask(engine, 0, {"cpu_offload_pin_seconds": 10})
