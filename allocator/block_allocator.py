@@ -324,7 +324,7 @@ class CpuOffloadingBlockAllocator:
             self._policy.leave(node)
 
     def _admit(self, parent: Node, hashes: Sequence[bytes]) -> int:
-        """Make room for ``hashes`` below ``parent`` as far as that pays; return for how many there is room."""
+        """Make room for ``hashes`` below ``parent`` as far as that pays; return how many then fit."""
         stop = 0
         while stop < len(hashes):
             start, stop = stop, stop + self._policy.num_alike(hashes, stop)

@@ -4,6 +4,7 @@ This package knows nothing of blocks, slots or tensors. It ranks the leaves of s
 leaf is, and how much of it goes, is for the caller to say.
 """
 
+from evictor.hazard import HazardPolicy
 from evictor.hinted import HintedPolicy, KeepHints, Worth
 from evictor.lru import LruPolicy
 from evictor.policy import EvictionPolicy, Newcomer
@@ -11,6 +12,7 @@ from evictor.registry import UnknownPolicyError, available_policies, make_policy
 
 __all__ = [
     "EvictionPolicy",
+    "HazardPolicy",
     "HintedPolicy",
     "KeepHints",
     "LruPolicy",

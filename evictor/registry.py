@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from evictor.hazard import HazardPolicy
 from evictor.lru import LruPolicy
 from evictor.policy import EvictionPolicy
 
@@ -13,7 +14,10 @@ Clock = Callable[[], float]
 Factory = Callable[[int, Clock], EvictionPolicy[Any]]
 """Makes a policy for a pool of so many positions that reads the time there."""
 
-_FACTORIES: dict[str, Factory] = {"lru": lambda capacity, clock: LruPolicy()}
+_FACTORIES: dict[str, Factory] = {
+    "hazard": lambda capacity, clock: HazardPolicy(capacity),
+    "lru": lambda capacity, clock: LruPolicy(),
+}
 
 
 class UnknownPolicyError(ValueError):

@@ -17,11 +17,16 @@ STATEFUL = {
     "allocator.prefix_tree.PrefixTree",
     "allocator.slot_pool.SlotPool",
     "allocator.uncached.UncachedBlocks",
+    "evictor.hazard.HazardPolicy",
+    "evictor.history.History",
     "evictor.hinted.HintedPolicy",
     "evictor.ranked.RankedPolicy",
+    "evictor.reuse.ReuseStatistics",
 }
 CHECKED_BY_THEIR_OWNER = {
     "evictor.hinted._Mark",  # by HintedPolicy
+    "evictor.history.Past",  # by HazardPolicy
+    "evictor.history.Run",  # by History
     "allocator.prefix_tree.Node",  # by PrefixTree
     "allocator.prefix_tree.Pin",  # by PrefixTree and CpuOffloadingBlockAllocator
 }

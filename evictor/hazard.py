@@ -1,0 +1,229 @@
+"""First what is least likely to be asked for per tick that it is kept, as learned from the requests."""
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Sequence
+from itertools import count
+from typing import Generic
+
+from sortedcontainers import SortedDict
+
+from evictor.history import History, Past, Run
+from evictor.policy import L, Newcomer
+from evictor.reuse import NUM_KINDS, ReuseStatistics
+
+_HISTORY_CAPACITIES = 4
+_MIN_HISTORY = 1 << 17
+
+
+class HazardPolicy(Generic[L]):
+    """Ranks leaves, and newcomers, by the index of their kind and age (see ``reuse``).
+
+    Of each kind the leaf used longest ago is a candidate; the one of the lowest index loses its tail, of
+    equals the older one. A newcomer of a lower index than all of them stays out. With nothing learned the
+    order is that of leaf-LRU and nobody stays out. A segment has one past: what was asked for another
+    number of times is another segment.
+
+    The history also holds what was asked for and has not been stored, so a use of what a larger pool
+    would hold counts as much as a hit.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """``capacity``: positions that fit the pool."""
+        self._reuse = ReuseStatistics(capacity)
+        self._history = History(max(_HISTORY_CAPACITIES * capacity, _MIN_HISTORY))
+        self._tick = 0
+        self._serial = count()
+        self._pasts: dict[L, Past] = {}
+        self._fresh: set[L] = set()  # stored, and not used since
+        self._keys: dict[L, tuple[int, int, int]] = {}  # of candidates: kind, last use, serial
+        self._queues: list[SortedDict[tuple[int, int, int], L]] = [SortedDict() for _ in range(NUM_KINDS)]
+        self._order: list[tuple[float, int, int]] = []  # of kinds: value and last use of the first, kind
+        self._filed: dict[int, tuple[float, int, int]] = {}
+        self._steps_at: dict[int, float] = {}  # tick at which a kind's value changes
+        self._next_step = math.inf
+
+    def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
+        if not chain:
+            return
+        self._tick += len(chain)
+        self._reuse.request(len(chain))
+        runs = self._ask_history(chain, depth)
+        num_known = depth + sum(size for size, _ in runs)
+        num_new = len(chain) - num_known
+        if num_new:
+            runs.append((num_new, -1))
+        for node in path:
+            self._use(node, num_new, num_known)
+        stop = depth
+        for size, uses in runs:
+            start, stop = stop, stop + size
+            kind = self._reuse.kind(uses + 1, num_new, num_known)
+            self._reuse.begin(kind, size)
+            run = Run.of(chain, start, stop, Past(self._tick, uses + 1, kind))
+            self._lose(self._history.add(chain[start], run))
+        for run in self._history.pop_excess():
+            self._lose(run)
+        if self._reuse.is_due(self._tick):
+            self._reuse.learn(self._tick)
+            for kind in list(self._filed):
+                self._file(kind)
+
+    def num_alike(self, keys: Sequence[Hashable], start: int) -> int:
+        run = self._history.get(keys[start])
+        return len(keys) - start if run is None else min(run.size, len(keys) - start)
+
+    def joins(self, node: L, key: Hashable) -> bool:
+        if node not in self._fresh:
+            return False
+        run = self._history.get(key)
+        return run is None or _is_same(run.past, self._pasts[node])
+
+    def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
+        run = self._history.pop(keys[0])
+        if run is not None and run.size > len(keys):
+            rest = run.without(len(keys))
+            if next_key is None or rest.size < 1:
+                self._reuse.begin(run.past.kind, -rest.size)
+            else:
+                self._lose(self._history.add(next_key, rest))
+        past = self._pasts.get(node)
+        if past is None:
+            if run is None:
+                past = Past(self._tick, 0, self._kind_of_unasked(keys))
+            else:
+                past = Past(run.past.last_use, run.past.uses, run.past.kind)
+            self._pasts[node] = past
+            self._fresh.add(node)
+        if run is None:
+            self._reuse.begin(past.kind, len(keys))
+
+    def inherit(self, heir: L, source: L) -> None:
+        if heir not in self._pasts:  # the other part of what was split
+            past = self._pasts[source]
+            self._pasts[heir] = Past(past.last_use, past.uses, past.kind)
+            if source in self._fresh:
+                self._fresh.add(heir)
+
+    def enter(self, leaf: L) -> None:
+        if leaf not in self._keys:
+            past = self._pasts[leaf]
+            key = self._keys[leaf] = past.kind, past.last_use, next(self._serial)
+            queue = self._queues[past.kind]
+            queue[key] = leaf
+            if queue.keys()[0] is key:
+                self._file(past.kind)
+
+    def leave(self, leaf: L) -> None:
+        key = self._keys.pop(leaf, None)
+        if key is not None:
+            queue = self._queues[key[0]]
+            was_first = queue.keys()[0] is key
+            del queue[key]
+            if was_first:
+                self._file(key[0])
+
+    def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
+        if self._tick >= self._next_step:
+            for kind in [kind for kind, tick in self._steps_at.items() if tick <= self._tick]:
+                self._file(kind)
+            self._next_step = min(self._steps_at.values(), default=math.inf)
+        if not self._order:
+            return None
+        value, _, kind = self._order[0]
+        if newcomer is not None and self._reuse.value(self._kind_of(newcomer), 0) < value:
+            return None
+        leaf: L = self._queues[kind].peekitem(0)[1]
+        return leaf
+
+    def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
+        past = self._pasts[leaf]
+        run = Run.of(keys, 0, len(keys), Past(past.last_use, past.uses, past.kind))
+        self._lose(self._history.add(keys[0], run))
+
+    def forget(self, node: L) -> None:
+        self.leave(node)
+        self._pasts.pop(node, None)
+        self._fresh.discard(node)
+
+    def check_invariants(self) -> None:
+        self._reuse.check_invariants()
+        self._history.check_invariants()
+        assert sum(map(len, self._queues)) == len(self._keys), f"{self._keys} and the queues differ"
+        for leaf, key in self._keys.items():
+            past = self._pasts[leaf]
+            assert key[:2] == (past.kind, past.last_use), f"{leaf!r} is filed under {key}, has {past}"
+            assert self._queues[key[0]].get(key) is leaf, f"{leaf!r} is not in its queue"
+        assert self._fresh <= self._pasts.keys(), "a fresh node is unknown"
+        assert self._order == sorted(self._filed.values()), f"{self._order} and {self._filed} differ"
+        firsts = {kind: queue.keys()[0][1] for kind, queue in enumerate(self._queues) if queue}
+        assert {kind: filed[1] for kind, filed in self._filed.items()} == firsts, (
+            f"{self._filed}, not {firsts}"
+        )
+
+    def _ask_history(self, chain: Sequence[Hashable], depth: int) -> list[tuple[int, int]]:
+        """Episodes of what is known beyond ``depth`` end with a use: sizes of runs, and their uses."""
+        runs = []
+        while depth < len(chain):
+            run = self._history.get(chain[depth])
+            size = 0 if run is None else run.num_common(chain, depth)
+            if run is None or not size:
+                break
+            self._history.pop(chain[depth])
+            age = self._tick - run.past.last_use
+            self._reuse.end(run.past.kind, age, size, with_hit=True)
+            if size < run.size:
+                self._reuse.end(run.past.kind, age, run.size - size, with_hit=False)
+            runs.append((size, run.past.uses))
+            depth += size
+            if size < run.size:
+                break
+        return runs
+
+    def _use(self, node: L, num_new: int, num_known: int) -> None:
+        past = self._pasts[node]
+        self._reuse.end(past.kind, self._tick - past.last_use, len(node), with_hit=True)
+        is_candidate = node in self._keys
+        self.leave(node)
+        past.last_use = self._tick
+        past.uses += 1
+        past.kind = self._reuse.kind(past.uses, num_new, num_known)
+        self._reuse.begin(past.kind, len(node))
+        self._fresh.discard(node)
+        if is_candidate:
+            self.enter(node)
+
+    def _lose(self, run: Run | None) -> None:
+        if run is not None:
+            self._reuse.end(run.past.kind, self._tick - run.past.last_use, run.size, with_hit=False)
+
+    def _kind_of(self, newcomer: Newcomer[L]) -> int:
+        run = self._history.get(newcomer.keys[0])
+        if run is not None:
+            return run.past.kind
+        if newcomer.parent in self._fresh:
+            return self._pasts[newcomer.parent].kind
+        return self._kind_of_unasked(newcomer.keys)
+
+    def _kind_of_unasked(self, keys: Sequence[Hashable]) -> int:
+        """Of positions that no request has asked for yet, which are those of an answer."""
+        return self._reuse.kind(0, len(keys), len(keys))
+
+    def _file(self, kind: int) -> None:
+        """Put a kind where the value of its first leaf says."""
+        filed = self._filed.pop(kind, None)
+        if filed is not None:
+            del self._order[bisect_left(self._order, filed)]
+            del self._steps_at[kind]
+        queue = self._queues[kind]
+        if queue:
+            last_use = queue.keys()[0][1]
+            age = self._tick - last_use
+            filed = self._filed[kind] = self._reuse.value(kind, age), last_use, kind
+            insort(self._order, filed)
+            self._steps_at[kind] = tick = last_use + self._reuse.next_step(age)
+            self._next_step = min(self._next_step, tick)
+
+
+def _is_same(one: Past, other: Past) -> bool:
+    return (one.last_use, one.uses, one.kind) == (other.last_use, other.uses, other.kind)

@@ -1,0 +1,201 @@
+"""Learns how likely positions are asked for again, by what kind of request asked last and how long ago.
+
+Positions are judged by *kind*: how often they were asked for after the first time, how much of the last
+request was new, how much of it was known. Time is counted in *ticks*: positions that requests ask for. An
+*episode* of a position begins when a request asks for it and ends when the next one does, or when it is
+forgotten.
+
+For every kind and age, the *hazard* is the share of episodes that reached that age and ended with a use
+before the next. From hazards follows an index, what a slot earns that such a position keeps: the best over
+stopping ages of P(used before that) / E[ticks held until then]. That is the index of Gittins (1979, "Bandit
+processes and dynamic allocation indices") for keeping an item that is given up when it is no longer worth it.
+"""
+
+import math
+from bisect import bisect_right
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+NUM_USES, NUM_NEW, NUM_KNOWN = 4, 8, 3
+NUM_KINDS = NUM_USES * NUM_NEW * NUM_KNOWN
+_KINDS_PER_USES = NUM_NEW * NUM_KNOWN
+
+_NUM_AGES = 14  # the first to an eighth of the capacity, each of the others twice as old as the one before
+_STEPS = 8  # of the index within each of them
+
+_PRIOR_HAZARD = (
+    0.15  # of ages between half a capacity and a whole one, and so on; even below: the order of LRU
+)
+_PRIOR_REQUESTS = 30.0  # whose evidence weighs as much as that
+_GROUP_REQUESTS = 50.0  # whose evidence of a kind weighs as much as that of all kinds with as many uses
+
+_MEMORY = 128.0  # capacities after which evidence weighs 1/e
+_MEAN_OVER = 2000  # requests
+_MAX_SPANS = 256
+
+
+class ReuseStatistics:
+    """Counts episodes, and makes of them a table of what positions are worth."""
+
+    def __init__(self, capacity: int) -> None:
+        """``capacity``: positions that fit the pool."""
+        self._capacity = capacity
+        self.mean_request = 0.0
+        """Positions that a request asks for, of late."""
+        self._num_requests = 0
+        edges = [0.0, *(capacity / 8 * 2.0**octave for octave in range(_NUM_AGES))]
+        self._edges = edges[:_NUM_AGES]
+        self._bounds = np.array(edges)
+        self._steps = [
+            (low + (high - low) * step / _STEPS if low == 0 else low * (high / low) ** (step / _STEPS))
+            for low, high in pairwise(edges)
+            for step in range(_STEPS)
+        ]
+        self._hits = np.zeros((NUM_KINDS, _NUM_AGES))
+        self._forgotten = np.zeros((NUM_KINDS, _NUM_AGES))
+        self._under_way = np.zeros((_MAX_SPANS, NUM_KINDS))  # by the span of time in which they began
+        self._span_ends: list[int] = []
+        self._new_begun = [0.0] * NUM_KINDS
+        self._new_hits: list[tuple[int, int, int]] = []  # kind, age, positions
+        self._new_forgotten: list[tuple[int, int, int]] = []
+        self._learned_at = 0
+        self._table: list[list[float]] = []
+        self.learn(0)
+
+    def request(self, num_positions: int) -> None:
+        """A request asks for so many."""
+        self._num_requests = min(self._num_requests + 1, _MEAN_OVER)
+        self.mean_request += (num_positions - self.mean_request) / self._num_requests
+
+    def kind(self, uses: int, num_new: int, num_known: int) -> int:
+        """Of positions used ``uses`` times before, by a request with so many known and unknown positions.
+
+        Numbers of positions count relative to the mean request, so that block size does not matter.
+        """
+        mean = self.mean_request or 1.0
+        new = max(1, min(NUM_NEW - 1, int(num_new * 24 / mean).bit_length())) if num_new else 0
+        known = 0 if not num_known else 1 if num_known * 8 < mean else 2
+        return (min(uses, NUM_USES - 1) * NUM_NEW + new) * NUM_KNOWN + known
+
+    def begin(self, kind: int, num_positions: int) -> None:
+        """Episodes begin; a negative number takes some back that had just begun."""
+        self._new_begun[kind] += num_positions
+
+    def end(self, kind: int, age: int, num_positions: int, *, with_hit: bool) -> None:
+        """Episodes end at ``age`` ticks: a request asks for their positions, or they are forgotten."""
+        (self._new_hits if with_hit else self._new_forgotten).append((kind, age, num_positions))
+
+    def value(self, kind: int, age: int) -> float:
+        """What a slot earns that keeps such a position: hits per tick."""
+        return self._table[kind][bisect_right(self._steps, age) - 1]
+
+    def next_step(self, age: int) -> float:
+        """The next age at which ``value`` changes."""
+        step = bisect_right(self._steps, age)
+        return self._steps[step] if step < len(self._steps) else math.inf
+
+    def is_due(self, tick: int) -> bool:
+        """Whether enough has happened to learn from it: rarer and rarer, then at a steady pace."""
+        least, most = 2 * self.mean_request, max(64 * self.mean_request, self._capacity / 10)
+        return tick - self._learned_at >= max(least, min(tick / 16, most))
+
+    def learn(self, tick: int) -> None:
+        """Make the table anew. Whole arrays; the time depends on neither capacity nor history."""
+        self._take_in_news(tick)
+        hits, at_risk = self._hits, self._at_risk(tick)
+        prior = _PRIOR_HAZARD * np.minimum(1.0, np.diff(self._bounds) / (self._capacity / 2))
+        hazard = _shrunk(hits.sum(0), at_risk.sum(0), prior, _PRIOR_REQUESTS * self.mean_request)
+        weight = _GROUP_REQUESTS * self.mean_request
+        shape = NUM_USES, _KINDS_PER_USES, _NUM_AGES
+        hits, at_risk = hits.reshape(shape), at_risk.reshape(shape)
+        hazard = _shrunk(hits.sum(1), at_risk.sum(1), hazard, weight)
+        hazard = _shrunk(hits, at_risk, hazard[:, np.newaxis], weight)
+        index = _gittins(hazard.reshape(NUM_KINDS, _NUM_AGES), np.diff(self._bounds))
+        steps = np.arange(_STEPS) / _STEPS
+        later = np.append(index[:, 1:], index[:, -1:], axis=1)
+        table = index[..., np.newaxis] * (1 - steps) + later[..., np.newaxis] * steps
+        self._table = table.reshape(NUM_KINDS, -1).tolist()
+
+    def check_invariants(self) -> None:
+        """Counts are possible, and the table is one of finite values."""
+        assert (self._hits >= 0).all(), "negative hits"
+        assert (self._forgotten >= 0).all(), "fewer than none forgotten"
+        assert self._span_ends == sorted(self._span_ends), "spans out of order"
+        assert len(self._span_ends) <= _MAX_SPANS, f"{len(self._span_ends)} spans"
+        values = np.array(self._table)
+        assert values.shape == (NUM_KINDS, _NUM_AGES * _STEPS), f"a table of {values.shape}"
+        assert np.isfinite(values).all(), "a value is not finite"
+        assert (values >= 0).all(), "a value is negative"
+
+    def _take_in_news(self, tick: int) -> None:
+        decay = math.exp(-(tick - self._learned_at) / (_MEMORY * self._capacity))
+        self._learned_at = tick
+        self._begin_span(tick)
+        for counts, news in ((self._hits, self._new_hits), (self._forgotten, self._new_forgotten)):
+            counts *= decay
+            if not news:
+                continue
+            kinds, ages, weights = np.array(news).T
+            news.clear()
+            where = kinds * _NUM_AGES + np.searchsorted(self._edges, ages, "right") - 1
+            counts += np.bincount(where, weights, counts.size).reshape(counts.shape)
+            spans = np.searchsorted(self._span_ends, tick - ages)
+            where = np.minimum(spans, len(self._span_ends) - 1) * NUM_KINDS + kinds
+            ended = np.bincount(where, weights, self._under_way.size)
+            self._under_way -= ended.reshape(self._under_way.shape)
+
+    def _begin_span(self, tick: int) -> None:
+        """What began since the last one is a span of its own; of old ones two become one."""
+        spans, ends = self._under_way, self._span_ends
+        taken = len(ends)
+        if taken == _MAX_SPANS:
+            half = taken // 2
+            spans[: half // 2] = spans[0:half:2] + spans[1:half:2]
+            spans[half // 2 : half // 2 + half] = spans[half:taken]
+            self._span_ends = ends = ends[1:half:2] + ends[half:]
+            taken = len(ends)
+            spans[taken:] = 0
+        spans[taken] = self._new_begun
+        ends.append(tick)
+        self._new_begun = [0.0] * NUM_KINDS
+
+    def _at_risk(self, tick: int) -> Floats:
+        """Episodes that reached an age; those still in it, and those forgotten in it, count by half."""
+        older = np.zeros((NUM_KINDS, _NUM_AGES + 1))
+        began_before = np.cumsum(self._under_way[: len(self._span_ends)], axis=0)
+        for age, edge in enumerate(self._edges):
+            spans = bisect_right(self._span_ends, tick - edge)
+            if spans:
+                older[:, age] = began_before[spans - 1]
+        ended = self._hits + self._forgotten
+        ended_later = ended[:, ::-1].cumsum(axis=1)[:, ::-1] - ended
+        under_way = np.maximum((older[:, 1:] + older[:, :-1]) / 2, 0)
+        at_risk: Floats = ended_later + self._hits + self._forgotten / 2 + under_way
+        return at_risk
+
+
+def _shrunk(hits: Floats, at_risk: Floats, towards: Floats, weight: float) -> Floats:
+    """Hazards, mixed with what is believed without these counts; ``weight`` in positions."""
+    weight = max(weight, 1.0)
+    return np.minimum((hits + weight * towards) / (at_risk + weight), 1.0)
+
+
+def _gittins(hazard: Floats, widths: Floats) -> Floats:
+    """The index at the beginning of every age.
+
+    Args:
+        hazard: by kind and age.
+        widths: of ages, in ticks.
+    """
+    ones = np.ones((len(hazard), 1))
+    alive = np.concatenate([ones, np.cumprod(1 - hazard, axis=1)], axis=1)
+    held = np.cumsum(np.append(0 * ones, (alive[:, 1:] + alive[:, :-1]) / 2 * widths, axis=1), axis=1)
+    used_until = alive[:, :-1, np.newaxis] - alive[:, np.newaxis, :]
+    held_until = held[:, np.newaxis, :] - held[:, :-1, np.newaxis]
+    rates = np.where(held_until > 0, used_until / np.where(held_until > 0, held_until, 1), 0)
+    best: Floats = rates.max(axis=2)
+    return best

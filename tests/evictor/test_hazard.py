@@ -1,0 +1,234 @@
+"""The hazard policy: what it has learned, what it does with that, and leaf-LRU while it knows nothing."""
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from allocator import CpuOffloadingBlockAllocator
+from evictor import HazardPolicy, LruPolicy, Newcomer
+from evictor.history import History, Past, Run
+from evictor.reuse import NUM_KINDS, ReuseStatistics
+from tests.evictor.driver import PolicyDriver
+from tests.strategies import chain_of
+
+
+def ask(pool: CpuOffloadingBlockAllocator, chain: list[bytes]) -> int:
+    """A request is looked up, computed and stored; returns what was found."""
+    depth = pool.resident_depth(chain)
+    pool.touch(chain)
+    plan = pool.plan_store(chain, len(chain))
+    if plan is not None:
+        pool.commit(plan)
+    return depth
+
+
+def cycle(policy: HazardPolicy | LruPolicy, passes: int) -> Iterator[float]:
+    """The share of 64 documents of 20 positions that a pool for 30 of them finds, pass by pass."""
+    pool = CpuOffloadingBlockAllocator(600, policy=policy)
+    for _ in range(passes):
+        yield sum(ask(pool, chain_of(document, *range(19))) for document in range(64)) / (64 * 20)
+        pool.check_invariants()
+
+
+def test_documents_asked_for_in_turn_through_a_pool_that_is_too_small() -> None:
+    best = 30 / 64  # kept for good
+    assert list(cycle(LruPolicy(), 3)) == [0, 0, 0]
+    first, second, *later = cycle(HazardPolicy(600), 8)
+    assert first == 0
+    assert second >= 0.6 * best
+    assert min(later) >= 0.85 * best
+
+
+def test_with_nothing_learned_it_is_leaf_lru() -> None:
+    rng = random.Random(7)
+    pools = [CpuOffloadingBlockAllocator(40, policy=policy) for policy in (HazardPolicy(40), LruPolicy())]
+    hazard = pools[0]._policy
+    assert isinstance(hazard, HazardPolicy)
+    hazard._reuse.is_due = lambda tick: False  # type: ignore[method-assign]
+    for _ in range(300):
+        chain = chain_of(*(rng.choice([0, 0, 1]) for _ in range(rng.randrange(1, 14))))
+        assert len({ask(pool, chain) for pool in pools}) == 1
+        assert pools[0].num_evicted == pools[1].num_evicted
+
+
+def test_what_is_not_asked_for_again_makes_room_for_what_is() -> None:
+    """Long prompts never come back, short ones do, later than LRU could keep them."""
+    pools = [CpuOffloadingBlockAllocator(120, policy=policy) for policy in (HazardPolicy(120), LruPolicy())]
+    hits = [0, 0]
+    for turn in range(1500):
+        short = turn % 25
+        for index, pool in enumerate(pools):
+            hits[index] += ask(pool, chain_of(short, 1, 2))
+            ask(pool, chain_of(1000 + turn, *range(19)))
+    assert hits[1] == 0
+    assert hits[0] > 0.9 * 3 * (1500 - 25)
+    assert pools[0].num_evicted < pools[1].num_evicted / 3, "what is not worth it is not stored either"
+
+
+def test_parts_of_a_prompt_with_different_pasts_are_different_segments() -> None:
+    pool = CpuOffloadingBlockAllocator(100, policy=HazardPolicy(100))
+    ask(pool, chain_of(1, 2, 3))
+    ask(pool, chain_of(1, 2, 3, 4, 5))
+    ask(pool, chain_of(1, 2, 3, 4, 5, 6))
+    assert sorted(len(node) for node in pool._tree.nodes()) == [1, 2, 3]
+    pool.evict(100)
+    ask(pool, chain_of(1, 2, 3, 4, 5, 6, 7))
+    assert sorted(len(node) for node in pool._tree.nodes()) == [1, 1, 2, 3], "they come back as they were"
+    pool.check_invariants()
+
+
+def test_a_prompt_that_is_stored_in_chunks_is_one_segment() -> None:
+    pool = CpuOffloadingBlockAllocator(100, policy=HazardPolicy(100))
+    chain = chain_of(*range(60))
+    for _ in range(2):
+        pool.touch(chain)
+        for stop in (10, 30, 60):
+            plan = pool.plan_store(chain, stop)
+            assert plan is not None
+            pool.commit(plan)
+        assert [len(node) for node in pool._tree.nodes()] == [60]
+        pool.check_invariants()
+        pool.evict(100)
+
+
+def test_a_newcomer_that_continues_is_of_the_kind_of_what_it_continues() -> None:
+    policy: HazardPolicy = HazardPolicy(64)
+    driver = PolicyDriver(policy)
+    keys = driver.new_keys(30)
+    driver.policy.used([], keys, 0)
+    node = driver.store(driver.root, keys[:10])
+    continuing = policy._kind_of(Newcomer(node, keys[10:]))
+    assert continuing == policy._pasts[node].kind
+    assert policy._kind_of(Newcomer(node, driver.new_keys(3))) == continuing, "an answer, so far"
+    driver.touch(node)
+    assert policy._kind_of(Newcomer(node, driver.new_keys(3))) != policy._pasts[node].kind
+
+
+# What is counted
+
+
+class Episodes:
+    """Every position on its own: the hazards that the statistics should find, without their priors."""
+
+    def __init__(self, edges: Sequence[float]) -> None:
+        self.edges = edges
+        self.begun: dict[int, tuple[int, int]] = {}  # by position: tick and kind
+        self.over: list[tuple[int, int, bool]] = []  # kind, age, hit
+
+    def at_risk(self, kind: int, age: int, now: int) -> float:
+        low, high = self.edges[age], self.edges[age + 1]
+        total = 0.0
+        for each, end, hit in self.over:
+            if each == kind and end >= low:
+                total += 1 if hit or end >= high else 0.5
+        for begin, each in self.begun.values():
+            if each == kind and now - begin >= low:
+                total += 1 if now - begin >= high else 0.5
+        return total
+
+
+def test_episodes_at_risk_are_counted_as_if_one_by_one() -> None:
+    rng = random.Random(3)
+    reuse = ReuseStatistics(1 << 30)
+    reuse._edges = [0.0, *(2.0**octave for octave in range(4, 17))]
+    naive = Episodes([*reuse._edges, 2.0**17])
+    hits: dict[tuple[int, int], int] = defaultdict(int)
+    tick = 0
+    for step in range(4000):
+        tick += rng.randrange(1, 9)
+        position = int(rng.paretovariate(0.4)) % 500
+        if position in naive.begun:
+            begin, kind = naive.begun.pop(position)
+            with_hit = rng.random() < 0.8
+            reuse.end(kind, tick - begin, 1, with_hit=with_hit)
+            naive.over.append((kind, tick - begin, with_hit))
+            if with_hit:
+                age = max(index for index, edge in enumerate(reuse._edges) if edge <= tick - begin)
+                hits[kind, age] += 1
+        kind = rng.randrange(3)
+        naive.begun[position] = tick, kind
+        reuse.begin(kind, 1)
+        if step % 10 == 0:
+            reuse._take_in_news(tick)  # snapshots are coarse: more of them than usual
+    reuse._take_in_news(tick)
+    at_risk = reuse._at_risk(tick)
+    for kind in range(3):
+        for age in range(len(reuse._edges)):
+            assert reuse._hits[kind, age] == pytest.approx(hits[kind, age], rel=1e-3)
+            expected = naive.at_risk(kind, age, tick)
+            assert at_risk[kind, age] == pytest.approx(expected, rel=0.05, abs=8), (kind, age)
+
+
+def test_kinds_do_not_depend_on_the_size_of_blocks() -> None:
+    kinds = []
+    for block in (1, 32):
+        reuse = ReuseStatistics(1000 * block)
+        for _ in range(10):
+            reuse.request(20 * block)
+        kinds.append([reuse.kind(2, new * block, known * block) for new in range(99) for known in range(9)])
+    assert kinds[0] == kinds[1]
+    assert len(set(kinds[0])) == 3 * 8
+    reuse = ReuseStatistics(10)
+    assert {reuse.kind(uses, 0, 0) for uses in range(9)} <= set(range(NUM_KINDS))
+
+
+# What is remembered
+
+
+def test_runs_match_as_far_as_they_go() -> None:
+    past = Past(1, 2, 3)
+    for size in (1, 2, 31, 32, 33, 100, 1000):
+        keys = list(range(size))
+        run = Run.of([-1, *keys], 1, size + 1, past)
+        assert run.size == size
+        assert len(run._marks) <= 33
+        assert run.num_common(keys, 0) == size
+        assert run.num_common([*keys, -5], 0) == size
+        assert run.num_common([-7, -7, *keys], 2) == size
+        assert run.num_common([-5], 0) == 0
+        for common in (1, size // 2, size - 1):
+            found = run.num_common([*keys[:common], *[-5] * size], 0)
+            assert common - (size - 1) // 32 - 1 < found <= common
+        rest = run.without(size // 2)
+        assert rest.size == size - size // 2
+        assert rest.num_common(keys, size // 2) == rest.size
+
+
+def test_history_is_bounded_and_forgets_the_oldest() -> None:
+    history = History(10)
+    for key in range(5):
+        assert history.add(key, Run.of([key] * 3, 0, 3, Past(key, 0, 0))) is None
+    history.check_invariants()
+    assert [run.past.last_use for run in history.pop_excess()] == [0, 1]
+    assert history.get(0) is None
+    assert history.get(2) is not None
+    replaced = history.add(3, Run.of([3], 0, 1, Past(9, 0, 0)))
+    assert replaced is not None
+    assert replaced.past.last_use == 3
+    assert history.pop_excess() == []
+    history.check_invariants()
+
+
+def test_history_of_the_policy_does_not_grow() -> None:
+    policy: HazardPolicy = HazardPolicy(16)
+    policy._history.limit = 200
+    pool = CpuOffloadingBlockAllocator(16, policy=policy)
+    for document in range(300):
+        ask(pool, chain_of(document, *range(9)))
+        assert policy._history._size <= 200
+    policy.check_invariants()
+
+
+@pytest.mark.parametrize("capacity", [1, 1000, 1_000_000])
+def test_values_are_finite_for_pools_of_any_size(capacity: int) -> None:
+    reuse = ReuseStatistics(capacity)
+    for turn in range(1, 30):
+        reuse.request(50)
+        reuse.begin(turn % NUM_KINDS, 50)
+        reuse.end(turn % NUM_KINDS, turn * capacity // 7, 50, with_hit=turn % 2 == 0)
+        reuse.learn(50 * turn)
+        reuse.check_invariants()
+        assert reuse.value(0, 10**12) >= 0
+        assert reuse.next_step(10**12) > 10**12
