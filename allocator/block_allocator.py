@@ -12,7 +12,7 @@ from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
 from allocator.prefix_tree import Node, Pin, Place, PrefixTree
 from allocator.slot_pool import SlotPool, Slots, SlotState, flat
 from allocator.uncached import UncachedBlocks
-from evictor import EvictionPolicy, LruPolicy, Newcomer
+from evictor import EvictionPolicy, HintedPolicy, KeepHints, LruPolicy, Newcomer
 
 
 class CpuOffloadingBlockAllocator:
@@ -41,7 +41,8 @@ class CpuOffloadingBlockAllocator:
         Args:
             capacity: slots in the pool.
             columns: slots per chain position; one for models with a single cache group.
-            policy: ranks leaves; LRU by default. It must be fresh and is the allocator's alone.
+            policy: ranks leaves; LRU by default. It must be fresh and is the allocator's alone. Hints of
+                requests are heeded by a ``HintedPolicy``.
             record_events: keep ``Stored`` and ``Evicted`` events for ``take_events``.
 
         Raises:
@@ -50,6 +51,7 @@ class CpuOffloadingBlockAllocator:
         self._pool = SlotPool(capacity)
         self._tree = PrefixTree(columns)
         self._policy: EvictionPolicy[Node] = LruPolicy() if policy is None else policy
+        self._hinted = policy if isinstance(policy, HintedPolicy) else None
         self._uncached = UncachedBlocks()
         self._pins: set[Pin] = set()
         self._plan_ids = count()
@@ -103,11 +105,13 @@ class CpuOffloadingBlockAllocator:
         """How many of the first ``stop`` positions of ``chain`` are resident or filling. O(log n)."""
         return self._tree.find(chain, stop).depth
 
-    def touch(self, chain: Sequence[bytes]) -> None:
+    def touch(self, chain: Sequence[bytes], hints: KeepHints | None = None) -> None:
         """A request asks for ``chain``: tell the policy, once per request. O(log n), O(segments) of it."""
         place = self._tree.find(chain, len(chain))
         node = self._end_segment_at(place) if place.depth else self._tree.root
         self._policy.used(self._tree.path(node), chain, place.depth)
+        if self._hinted is not None:
+            self._hinted.ask(hints, self._tree.path(node))
 
     def pin(self, chain: Sequence[bytes], start: int, stop: int) -> Pin:
         """Promise the slots of resident positions ``start <= p < stop`` to a load.
@@ -167,7 +171,9 @@ class CpuOffloadingBlockAllocator:
         """Blocks without a copy below, by owner, deepest shared prefix first."""
         return self._uncached.runs(self._tree)
 
-    def plan_store(self, chain: Sequence[bytes], stop: int, limit: int | None = None) -> StorePlan | None:
+    def plan_store(
+        self, chain: Sequence[bytes], stop: int, limit: int | None = None, hints: KeepHints | None = None
+    ) -> StorePlan | None:
         """Give slots to the unknown ones of the first ``stop`` positions of ``chain``.
 
         Evicts others where that pays, for one stretch of equal past after the other.
@@ -176,6 +182,7 @@ class CpuOffloadingBlockAllocator:
             chain: prefix hashes.
             stop: how many of its positions are full blocks.
             limit: store at most that many.
+            hints: how to keep all of the chain.
 
         Returns:
             What to copy where: a run that begins at the first unknown position, shorter than asked for
@@ -192,6 +199,8 @@ class CpuOffloadingBlockAllocator:
             return None
         node = self._end_segment_at(place)
         self._policy.leave(node)
+        if self._hinted is not None:
+            self._hinted.ask(hints, self._tree.path(node), wanted)
         hashes = list(chain[place.depth : place.depth + wanted])
         num_stored = self._admit(node, hashes)
         if not num_stored:

@@ -7,6 +7,7 @@ leaf is, and how much of it goes, is for the caller to say.
 from evictor.arc import ArcPolicy
 from evictor.fifo import FifoPolicy
 from evictor.hazard import HazardPolicy
+from evictor.hinted import HintedPolicy, KeepHints, Worth
 from evictor.lfu import LfuPolicy
 from evictor.lru import LruPolicy
 from evictor.policy import EvictionPolicy, Newcomer
@@ -18,11 +19,14 @@ __all__ = [
     "EvictionPolicy",
     "FifoPolicy",
     "HazardPolicy",
+    "HintedPolicy",
+    "KeepHints",
     "LfuPolicy",
     "LruPolicy",
     "Newcomer",
     "S3FifoPolicy",
     "UnknownPolicyError",
+    "Worth",
     "available_policies",
     "make_policy",
     "register_policy",

@@ -21,12 +21,14 @@ STATEFUL = {
     "evictor.ghosts.Ghosts",
     "evictor.hazard.HazardPolicy",
     "evictor.history.History",
+    "evictor.hinted.HintedPolicy",
     "evictor.ranked.RankedPolicy",
     "evictor.reuse.ReuseStatistics",
     "evictor.s3fifo.S3FifoPolicy",
     "evictor.two_queues.TwoQueues",
 }
 CHECKED_BY_THEIR_OWNER = {
+    "evictor.hinted._Mark",  # by HintedPolicy
     "evictor.history.Past",  # by HazardPolicy
     "evictor.history.Run",  # by History
     "allocator.prefix_tree.Node",  # by PrefixTree

@@ -6,8 +6,8 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from evictor import Newcomer, make_policy
-from tests.evictor.driver import Node, PolicyDriver
+from evictor import Newcomer
+from tests.evictor.driver import Node, PolicyDriver, policy_named
 
 
 class PolicyMachine(RuleBasedStateMachine):
@@ -18,7 +18,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @initialize()
     def make(self) -> None:
-        self.driver = PolicyDriver(make_policy(self.policy, 64))
+        self.driver = PolicyDriver(policy_named(self.policy))
         self.gone: list[list[int]] = []
 
     @rule(data=st.data(), num_keys=st.integers(1, 4))

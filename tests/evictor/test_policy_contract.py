@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from evictor import EvictionPolicy, Newcomer, available_policies, make_policy
-from tests.evictor.driver import Node, PolicyDriver
+from evictor import EvictionPolicy, Newcomer
+from tests.evictor.driver import CONTRACTORS, Node, PolicyDriver, policy_named
 from tests.evictor.machine import PolicyMachine
 from tests.strategies import thorough
 
@@ -26,14 +26,14 @@ SITUATIONS = {
 }
 
 
-@pytest.fixture(params=available_policies())
+@pytest.fixture(params=CONTRACTORS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
 def driver(name: str) -> PolicyDriver:
-    return PolicyDriver(make_policy(name, 64))
+    return PolicyDriver(policy_named(name))
 
 
 def test_any_order_of_calls(name: str) -> None:
@@ -84,7 +84,7 @@ def test_every_key_goes_once_and_tails_before_heads(driver: PolicyDriver) -> Non
 
 def test_the_same_calls_choose_the_same_leaves(name: str) -> None:
     def history() -> list[str]:
-        driver = PolicyDriver(make_policy(name, 64))
+        driver = PolicyDriver(policy_named(name))
         leaves = [driver.grow(driver.root, 2) for _ in range(20)]
         for step in range(60):
             driver.touch(leaves[step * step % 20])
@@ -102,7 +102,7 @@ def test_asking_changes_nothing_later(name: str) -> None:
     """Who goes does not depend on how often, or when, the policy was asked who would go."""
 
     def history(asks: bool) -> list[str]:
-        driver = PolicyDriver(make_policy(name, 40))
+        driver = PolicyDriver(policy_named(name))
         leaves = [driver.grow(driver.root, 2) for _ in range(20)]
         victims = []
         for step in range(120):
@@ -170,7 +170,7 @@ class CountedNode(Node):
 
 @pytest.mark.parametrize("num_leaves", [64, 4096])
 def test_no_call_visits_every_leaf(name: str, num_leaves: int) -> None:
-    policy: EvictionPolicy[Any] = make_policy(name, 64)
+    policy: EvictionPolicy[Any] = policy_named(name)
     leaves = [CountedNode(f"n{number}") for number in range(num_leaves)]
     for number, leaf in enumerate(leaves):
         policy.stored(leaf, [number], None)
