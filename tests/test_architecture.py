@@ -32,6 +32,7 @@ CHECKED_BY_THEIR_OWNER = {
     "evictor.history.Past",  # by HazardPolicy
     "evictor.history.Run",  # by History
     "allocator.prefix_tree.Node",  # by PrefixTree
+    "allocator.ranking.Ranking",  # by CpuOffloadingBlockAllocator: it has no state but the tree and policy
     "allocator.prefix_tree.Pin",  # by PrefixTree and CpuOffloadingBlockAllocator
 }
 
