@@ -21,6 +21,10 @@ class Past:
     uses: int
     kind: int
 
+    def copy(self) -> "Past":
+        """One that changes on its own."""
+        return Past(self.last_use, self.uses, self.kind)
+
 
 class Run:
     """Consecutive positions with the same past that are not here.

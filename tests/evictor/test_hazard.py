@@ -167,11 +167,12 @@ def test_kinds_do_not_depend_on_the_size_of_blocks() -> None:
         reuse = ReuseStatistics(1000 * block)
         for _ in range(10):
             reuse.request(20 * block)
-        kinds.append([reuse.kind(2, new * block, known * block) for new in range(99) for known in range(9)])
+        kinds.append([reuse.kinds(new * block, known * block)[2] for new in range(99) for known in range(9)])
     assert kinds[0] == kinds[1]
     assert len(set(kinds[0])) == 3 * 8
     reuse = ReuseStatistics(10)
-    assert {reuse.kind(uses, 0, 0) for uses in range(9)} <= set(range(NUM_KINDS))
+    every = [kind for new in range(99) for known in (0, 1, 9) for kind in reuse.kinds(new, known)]
+    assert set(every) <= set(range(NUM_KINDS))
 
 
 # What is remembered
