@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.control.prompts import PromptEngine, fresh_hashes
 from benchmarks.control.sizes import BLOCK_TOKENS
+from offload.config import DEFAULT_POLICY
 
 __all__ = ["MemoryEngine"]
 
@@ -20,16 +21,17 @@ _CHAIN_BLOCKS = 1024
 class MemoryEngine:
     """Fills a pool of ``num_blocks`` slots to the last one and looks at the process.
 
-    A small engine comes first, so that modules imported late, caches and the like are not counted. The
-    worker side, which lives in the same process here, is gone with its pool before memory is read.
+    The eviction policy is the default one, with the history it keeps. A small engine comes first, so that
+    modules imported late, caches and the like are not counted. The worker side, which lives in the same
+    process here, is gone with its pool before memory is read.
     """
 
     def __init__(self, connector: str, num_blocks: int) -> None:
-        self._warm_up = PromptEngine(connector, BLOCK_TOKENS, 4096)
+        self._warm_up = PromptEngine(connector, BLOCK_TOKENS, 4096, DEFAULT_POLICY)
         self._warm_up.fill(4096)
         _drop_worker(self._warm_up)
         self._before = _resident_bytes()
-        self._subject = PromptEngine(connector, BLOCK_TOKENS, num_blocks)
+        self._subject = PromptEngine(connector, BLOCK_TOKENS, num_blocks, DEFAULT_POLICY)
         self._subject.fill(num_blocks)
         _drop_worker(self._subject)
 
@@ -38,12 +40,18 @@ class MemoryEngine:
         return _resident_bytes() - self._before
 
     def churn(self, num_blocks: int, seed: str) -> None:
-        """Store that many more blocks; each evicts one. Only for our connector, without an engine around."""
+        """Ask for that many more blocks, which evict others or are kept out, as the policy likes.
+
+        Only for our connector, without an engine around.
+        """
         allocator: Any = self._subject.engine.connector._scheduler.allocator
         rng = random.Random(seed)
         for _ in range(0, num_blocks, _CHAIN_BLOCKS):
             hashes = fresh_hashes(rng, _CHAIN_BLOCKS)
-            allocator.commit(allocator.plan_store(hashes, len(hashes)))
+            allocator.touch(hashes)
+            plan = allocator.plan_store(hashes, len(hashes))
+            if plan is not None:
+                allocator.commit(plan)
 
 
 def _drop_worker(subject: PromptEngine) -> None:

@@ -24,9 +24,11 @@ class PromptEngine:
     """A replay engine: ``num_slots`` blocks below, and GPU blocks for two of the longest prompts.
 
     Stores in flight may not hold all of a GPU cache, so with less the end of a prompt would not be stored.
+    The policy is LRU, as it is for vLLM's connectors: one that keeps newcomers out would leave nothing to
+    measure where they are to evict others.
     """
 
-    def __init__(self, connector: str, longest: int, num_slots: int) -> None:
+    def __init__(self, connector: str, longest: int, num_slots: int, eviction_policy: str = "lru") -> None:
         longest = max(longest, max(_FILLER_BLOCKS) * BLOCK_TOKENS)
         null_block = connector == "simple"  # takes one block of its pool for itself
         self.engine = ReplayEngine(
@@ -37,6 +39,7 @@ class PromptEngine:
                 block_size=BLOCK_TOKENS,
                 chunk=longest + TAIL_TOKENS,
                 max_model_len=longest + TAIL_TOKENS + 1,
+                eviction_policy=eviction_policy,
             )
         )
         self._connector = connector

@@ -27,7 +27,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from benchmarks.replay.copier import Link, TimedCopier, VirtualClock
 from benchmarks.replay.simple import VirtualSimpleWorker
 from benchmarks.replay.stopwatch import Stopwatch
-from offload.config import GIB
+from offload.config import DEFAULT_POLICY, GIB
 from offload.inline import InlineExecutor
 from offload.vllm import plugin
 from offload.vllm.virtual.native import use_copier
@@ -62,7 +62,8 @@ class ReplaySettings:
 
     ``timer`` gives the nanoseconds of this machine that scheduler time is measured in: elapsed ones, or with
     ``time.thread_time_ns`` those that the scheduler's thread had a processor. ``watch``: measure the
-    connector's calls as well, which makes a step longer by some microseconds.
+    connector's calls as well, which makes a step longer by some microseconds. ``eviction_policy`` is that
+    of our connector.
     """
 
     connector: str
@@ -75,6 +76,7 @@ class ReplaySettings:
     timer: Callable[[], int] = time.perf_counter_ns
     watch: bool = True
     time: TimeModel = TimeModel()
+    eviction_policy: str = DEFAULT_POLICY
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +286,11 @@ def _transfer_config(settings: ReplaySettings, slot_bytes: int) -> dict[str, Any
         case "offload":
             plugin.register()
             name = plugin.CONNECTOR
-            extra = {"cpu_gib": cpu_bytes / GIB, "verify_loads": "never"}
+            extra = {
+                "cpu_gib": cpu_bytes / GIB,
+                "verify_loads": "never",
+                "eviction_policy": settings.eviction_policy,
+            }
         case "simple":
             name = "SimpleCPUOffloadConnector"
             extra = {_POOL_KEY: cpu_bytes}
