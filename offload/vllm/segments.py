@@ -1,0 +1,265 @@
+"""Runs of keys as leaves for an eviction policy: the tree of a cache whose owner thinks in single keys.
+
+    [k0..k99] ──┬── [k100..k179]        one segment = consecutive keys with the same past
+                └── [j100..j131]
+
+The allocator has a tree of its own, which knows slots and is prefix-closed. This one is for caches that
+are not: their owner says of every key when it is in use, and may take out one in the middle.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import repeat
+from operator import ne
+
+from evictor import EvictionPolicy
+
+Key = Hashable
+
+
+class Segment:
+    """Consecutive keys. Compared by identity."""
+
+    __slots__ = ("children", "keys", "num_busy", "parent")
+
+    def __init__(self, parent: "Segment | None", keys: list[Key]) -> None:
+        self.parent = parent
+        self.keys = keys
+        self.children: set[Segment] = set()
+        self.num_busy = 0
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether its tail may go: a leaf with no key in use."""
+        return not self.children and not self.num_busy
+
+
+class RankedSegments:
+    """Segments and the policy that ranks them, in step.
+
+    ``policy`` has to be a fresh one.
+    """
+
+    def __init__(self, policy: EvictionPolicy[Segment]) -> None:
+        self._policy = policy
+        self._segments: dict[Key, Segment] = {}
+        self._busy: set[Key] = set()
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._segments
+
+    def use(self, chain: list[Key]) -> int:
+        """A request asks for ``chain``; return how many leading keys are here. O(n), in whole lists."""
+        depth, path = 0, []
+        while depth < len(chain):
+            segment = self._segments.get(chain[depth])
+            if segment is None:
+                break
+            size = num_common(segment.keys, chain, depth)
+            if not size:
+                break
+            segment = self._split(segment, size)
+            path.append(segment)
+            depth += size
+        self._policy.used(path[::-1], chain, depth)
+        return depth
+
+    def append(self, keys: Sequence[Key], before: Key, after: Key, busy: set[Key]) -> None:
+        """``keys`` came, those in ``busy`` in use.
+
+        They follow ``before`` in their chain, as far as it is here, and ``after`` follows them; either may be
+        None. O(n), in whole lists.
+        """
+        node = self._segments.get(before)
+        if node is not None and node.keys[-1] != before:
+            node = self._split(node, node.keys.index(before) + 1)
+        stop = 0
+        while stop < len(keys):
+            start, stop = stop, stop + self._policy.num_alike(keys, stop)
+            part = list(keys[start:stop])
+            node = self._hang(node, part, busy.intersection(part))
+            self._policy.stored(node, part, keys[stop] if stop < len(keys) else after)
+            self._refresh(node)
+
+    def set_busy(self, key: Key) -> None:
+        """``key`` is in use, and so are those before it: they are not evicted."""
+        if key not in self._busy:
+            self._busy.add(key)
+            segment = self._segments[key]
+            segment.num_busy += 1
+            if segment.num_busy == 1:
+                self._policy.leave(segment)
+
+    def set_idle(self, key: Key) -> None:
+        """``key`` is no longer in use."""
+        if key in self._busy:
+            self._busy.remove(key)
+            segment = self._segments[key]
+            segment.num_busy -= 1
+            if segment.is_evictable:
+                self._policy.enter(segment)
+
+    def evict(self, num_keys: int, protected: AbstractSet[Key], ends: Iterable[Key]) -> list[Key] | None:
+        """Take out what is worth least, the tails of leaves first.
+
+        Args:
+            num_keys: exactly that many.
+            protected: keys that stay, and so do those before them.
+            ends: keys, perhaps not here, that others are about to follow: they stay as well.
+
+        Returns:
+            The keys, or None, and nothing has changed, if there are not that many. O(log n) for each segment
+            that is met, plus O(1) per key.
+        """
+        chosen: list[tuple[Segment, int]] = []
+        at_ends = map(self._segments.get, ends)
+        met = dict.fromkeys(segment for segment in at_ends if segment is not None)
+        for segment in met:
+            self._policy.leave(segment)
+        bared: dict[Segment, int] = {}  # how many children are chosen as a whole
+        wanted = num_keys
+        while wanted:
+            leaf = self._policy.choose()
+            if leaf is None:
+                for segment in met:
+                    self._refresh(segment)
+                return None
+            self._policy.leave(leaf)
+            met[leaf] = None
+            size = _num_free(leaf.keys, wanted, protected)
+            if size:
+                chosen.append((leaf, size))
+                wanted -= size
+            parent = leaf.parent
+            if size == len(leaf) and parent is not None:
+                bared[parent] = bared.get(parent, 0) + 1
+                if bared[parent] == len(parent.children) and not parent.num_busy and parent not in met:
+                    self._policy.enter(parent)
+                    met[parent] = None
+        evicted: list[Key] = []
+        for leaf, size in chosen:
+            gone = leaf.keys[-size:]
+            self._policy.evicted(leaf, gone)
+            del leaf.keys[-size:]
+            evicted += gone
+            for key in gone:
+                del self._segments[key]
+            self._drop_if_empty(leaf)
+        for segment in met:
+            if segment.keys:
+                self._refresh(segment)
+        return evicted
+
+    def discard(self, keys: Iterable[Key]) -> None:
+        """``keys`` are not here, in use or not: nothing is learned from that. O(n) and their segments."""
+        gone = set(keys)
+        for segment in {self._segments.pop(key) for key in gone}:
+            segment.num_busy -= len(self._busy.intersection(segment.keys) & gone)
+            segment.keys = [key for key in segment.keys if key not in gone]
+            if not self._drop_if_empty(segment):
+                self._refresh(segment)
+        self._busy -= gone
+
+    def check_invariants(self) -> None:
+        """Segments, keys and policy agree. O(n); for tests."""
+        self._policy.check_invariants()
+        segments = set(self._segments.values())
+        assert self._busy <= self._segments.keys(), "a key in use is unknown"
+        assert sum(map(len, segments)) == len(self._segments), "a segment holds unknown keys"
+        for segment in segments:
+            assert all(self._segments[key] is segment for key in segment.keys), "a key is elsewhere"
+            num_busy = len(self._busy.intersection(segment.keys))
+            assert segment.num_busy == num_busy, f"{segment.num_busy} keys counted in use, not {num_busy}"
+            assert segment.children <= segments, "a child is gone"
+            assert all(child.parent is segment for child in segment.children), "a child has another parent"
+            assert segment.parent is None or segment in segment.parent.children, "a parent lost a child"
+        leaf = self._policy.choose()
+        assert leaf is None or (leaf in segments and leaf.is_evictable), f"the policy offers {leaf!r}"
+
+    def _refresh(self, segment: Segment) -> None:
+        if segment.is_evictable:
+            self._policy.enter(segment)
+        else:
+            self._policy.leave(segment)
+
+    def _hang(self, node: Segment | None, part: list[Key], busy: AbstractSet[Key]) -> Segment:
+        """Put ``part`` at the end of ``node`` or in a new child of it."""
+        if node is not None:
+            self._policy.leave(node)
+        if node is not None and not node.children and self._policy.joins(node, part[0]):
+            node.keys += part
+        else:
+            parent, node = node, Segment(node, part)
+            if parent is not None:
+                parent.children.add(node)
+        self._segments.update(zip(part, repeat(node)))
+        self._busy |= busy
+        node.num_busy += len(busy)
+        return node
+
+    def _split(self, segment: Segment, size: int) -> Segment:
+        """Make the first ``size`` keys of ``segment`` one of their own; the smaller part is the new one."""
+        if size == len(segment):
+            return segment
+        if size <= len(segment) - size:
+            new = Segment(segment.parent, segment.keys[:size])
+            del segment.keys[:size]
+            if new.parent is not None:
+                new.parent.children.remove(segment)
+                new.parent.children.add(new)
+            new.children = {segment}
+            segment.parent = head = new
+        else:
+            head = segment
+            new = Segment(segment, segment.keys[size:])
+            del segment.keys[size:]
+            new.children, segment.children = segment.children, {new}
+            for child in new.children:
+                child.parent = new
+        self._segments.update(zip(new.keys, repeat(new)))
+        if segment.num_busy:
+            new.num_busy = len(self._busy.intersection(new.keys))
+            segment.num_busy -= new.num_busy
+        self._policy.leave(segment)
+        self._policy.inherit(new, segment)
+        self._refresh(segment)
+        self._refresh(new)
+        return head
+
+    def _drop_if_empty(self, segment: Segment) -> bool:
+        """An empty segment leaves its children to its parent."""
+        if segment.keys:
+            return False
+        parent = segment.parent
+        for child in segment.children:
+            child.parent = parent
+        if parent is not None:
+            parent.children.remove(segment)
+            parent.children |= segment.children
+            self._policy.inherit(parent, segment)
+            self._refresh(parent)
+        self._policy.forget(segment)
+        return True
+
+
+def num_common(keys: Sequence[Key], chain: Sequence[Key], start: int) -> int:
+    """With how many keys ``keys`` and ``chain[start:]`` both begin."""
+    rest = chain[start : start + len(keys)]
+    if rest == keys:
+        return len(keys)
+    differences = (place for place, differs in enumerate(map(ne, keys, rest)) if differs)
+    return next(differences, len(rest))
+
+
+def _num_free(keys: list[Key], limit: int, protected: AbstractSet[Key]) -> int:
+    """How many of the last keys, up to ``limit``, are not protected."""
+    tail = keys[-limit:]
+    if protected.isdisjoint(tail):
+        return len(tail)
+    return next(number for number, key in enumerate(reversed(tail)) if key in protected)
