@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus
 
 from evictor import HazardPolicy
-from offload.vllm.segments import RankedSegments, num_common
+from offload.vllm.segments import Arrival, RankedSegments, num_common
 
 __all__ = ["HazardCachePolicy"]
 
@@ -82,10 +82,10 @@ class HazardCachePolicy(CachePolicy):
     not hold every chunk, only what is stored or asked to be counts. A key without a position is a segment
     of its own.
 
-    Nobody is kept out: ``evict`` does not refuse newcomers that are worth less than what is there, though our
-    own connector does. To refuse is to answer None, for all chunks of the call at once, and vLLM's scheduler
-    then counts an allocation failure, writes a warning, and offers the same chunks and more in every step
-    until the request is over. Newcomers worth little go first when the next ones come, so what is lost is
+    Nobody is kept out, though our own connector declines newcomers that are worth less than what is there. To
+    decline would be to answer ``evict`` with None, for all chunks of the call at once, and vLLM's scheduler
+    then counts an allocation failure, writes a warning, and offers the same chunks and more in every step until
+    the request is over. Instead they are let in as guests, who make room for the next ones: what is lost is
     the room of one request.
 
     As in vLLM's own policies every call costs O(1) per key; not thread-safe.
@@ -104,6 +104,7 @@ class HazardCachePolicy(CachePolicy):
         # what vLLM says key by key is taken in when it says something else
         self._inserted: list[OffloadKey] = []
         self._inserted_busy: set[OffloadKey] = set()
+        self._are_guests = False  # those inserted, or about to be
         self._removed: list[OffloadKey] = []
 
     def get(self, key: OffloadKey) -> ChunkStatus | None:
@@ -157,11 +158,16 @@ class HazardCachePolicy(CachePolicy):
     def evict(self, n: int, protected: set[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
         """See ``CachePolicy``. None also if enough is free, but comes before what is in use or protected."""
         self._settle()
+        if not n:
+            return []
         request = self._request_of(next(iter(protected), None))
-        chains = request.chains.values() if request is not None else ()
-        ends = [chain.keys[chain.num_here - 1] for chain in chains if chain.num_here]
-        evicted: list[Any] | None = self._segments.evict(n, protected, ends)
-        return evicted if evicted is None else [(key, self._chunks.pop(key)) for key in evicted]
+        arrivals = [] if request is None else self._arrivals(request, protected)
+        evicted = self._segments.evict(n, protected, arrivals)
+        if evicted is None:
+            return None
+        self._are_guests = evicted.for_guests
+        keys: list[Any] = evicted.keys
+        return [(key, self._chunks.pop(key)) for key in keys]
 
     def check_invariants(self) -> None:
         """Chunks and segments agree. O(n); for tests."""
@@ -220,6 +226,19 @@ class HazardCachePolicy(CachePolicy):
             self._latest = next((each for each in self._requests if key in each.positions), None)
         return self._latest
 
+    def _arrivals(self, request: _Request, offered: set[OffloadKey]) -> list[Arrival]:
+        """What of ``offered`` is not here and will be; of a chain whose next key is here, nothing."""
+        request.follow()
+        arrivals = []
+        for chain in request.chains.values():
+            start = chain.num_here
+            while start < len(chain.keys) and chain.keys[start] in self._segments:
+                start += 1
+            if start < len(chain.keys) and chain.keys[start] in offered:
+                keys = chain.keys[start : start + len(offered)]
+                arrivals.append(Arrival(chain.keys[start - 1] if start else None, keys))
+        return arrivals
+
     def _settle(self) -> None:
         """Take in what was removed and inserted."""
         if self._removed:
@@ -241,6 +260,7 @@ class HazardCachePolicy(CachePolicy):
             chain.num_here = place + size
             before = chain.keys[place - 1] if place else None
             after = chain.keys[chain.num_here] if chain.num_here < len(chain.keys) else None
-            self._segments.append(rest[:size], before, after, self._inserted_busy)
+            self._segments.append(rest[:size], before, after, self._inserted_busy, self._are_guests)
         if keys:
             self._inserted_busy = set()
+        self._are_guests = False

@@ -4,15 +4,18 @@
                 └── [j100..j131]
 
 The allocator has a tree of its own, which knows slots and is prefix-closed. This one is for caches that
-are not: their owner says of every key when it is in use, and may take out one in the middle.
+are not: their owner says of every key when it is in use, may take out one in the middle, and cannot decline
+newcomers. Those that the policy would rather keep out are *guests* until a request asks for them again:
+they are first to go, whatever the policy thinks of the others.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import repeat
 from operator import ne
+from typing import NamedTuple
 
-from evictor import EvictionPolicy
+from evictor import EvictionPolicy, Newcomer
 
 Key = Hashable
 
@@ -37,6 +40,20 @@ class Segment:
         return not self.children and not self.num_busy
 
 
+class Arrival(NamedTuple):
+    """``keys`` are about to come; in their chain they follow ``before``, None if nothing here."""
+
+    before: Key
+    keys: Sequence[Key]
+
+
+class Evicted(NamedTuple):
+    """``keys`` left; ``for_guests``: the policy would have kept them, and those out that they make room for."""
+
+    keys: list[Key]
+    for_guests: bool
+
+
 class RankedSegments:
     """Segments and the policy that ranks them, in step.
 
@@ -47,6 +64,8 @@ class RankedSegments:
         self._policy = policy
         self._segments: dict[Key, Segment] = {}
         self._busy: set[Key] = set()
+        self._guests: dict[Segment, None] = {}  # oldest first; the policy has none of them as a candidate
+        self._root = Segment(None, [])
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -65,12 +84,17 @@ class RankedSegments:
             if not size:
                 break
             segment = self._split(segment, size)
+            if segment in self._guests:
+                del self._guests[segment]
+                self._refresh(segment)
             path.append(segment)
             depth += size
         self._policy.used(path[::-1], chain, depth)
         return depth
 
-    def append(self, keys: Sequence[Key], before: Key, after: Key, busy: set[Key]) -> None:
+    def append(
+        self, keys: Sequence[Key], before: Key, after: Key, busy: set[Key], as_guests: bool = False
+    ) -> None:
         """``keys`` came, those in ``busy`` in use.
 
         They follow ``before`` in their chain, as far as it is here, and ``after`` follows them; either may be
@@ -83,7 +107,7 @@ class RankedSegments:
         while stop < len(keys):
             start, stop = stop, stop + self._policy.num_alike(keys, stop)
             part = list(keys[start:stop])
-            node = self._hang(node, part, busy.intersection(part))
+            node = self._hang(node, part, busy.intersection(part), as_guests)
             self._policy.stored(node, part, keys[stop] if stop < len(keys) else after)
             self._refresh(node)
 
@@ -102,48 +126,34 @@ class RankedSegments:
             self._busy.remove(key)
             segment = self._segments[key]
             segment.num_busy -= 1
-            if segment.is_evictable:
-                self._policy.enter(segment)
+            if not segment.num_busy:
+                self._refresh(segment)
 
-    def evict(self, num_keys: int, protected: AbstractSet[Key], ends: Iterable[Key]) -> list[Key] | None:
-        """Take out what is worth least, the tails of leaves first.
+    def evict(
+        self, num_keys: int, protected: AbstractSet[Key], arrivals: Sequence[Arrival] = ()
+    ) -> Evicted | None:
+        """Take out guests, then what is worth least, the tails of leaves first.
 
         Args:
             num_keys: exactly that many.
             protected: keys that stay, and so do those before them.
-            ends: keys, perhaps not here, that others are about to follow: they stay as well.
+            arrivals: for whom room is made; what they follow stays.
 
         Returns:
-            The keys, or None, and nothing has changed, if there are not that many. O(log n) for each segment
-            that is met, plus O(1) per key.
+            None, and nothing has changed, if there are not that many. O(log n) for each segment that is met,
+            O(1) for each guest, plus O(1) per key.
         """
-        chosen: list[tuple[Segment, int]] = []
-        at_ends = map(self._segments.get, ends)
-        met = dict.fromkeys(segment for segment in at_ends if segment is not None)
+        parents = [self._segments.get(each.before, self._root) for each in arrivals]
+        met = dict.fromkeys(parent for parent in parents if parent is not self._root)
         for segment in met:
             self._policy.leave(segment)
-        bared: dict[Segment, int] = {}  # how many children are chosen as a whole
-        wanted = num_keys
-        while wanted:
-            leaf = self._policy.choose()
-            if leaf is None:
-                for segment in met:
-                    self._refresh(segment)
-                return None
-            self._policy.leave(leaf)
-            met[leaf] = None
-            size = _num_free(leaf.keys, wanted, protected)
-            if size:
-                chosen.append((leaf, size))
-                wanted -= size
-            parent = leaf.parent
-            if size == len(leaf) and parent is not None:
-                bared[parent] = bared.get(parent, 0) + 1
-                if bared[parent] == len(parent.children) and not parent.num_busy and parent not in met:
-                    self._policy.enter(parent)
-                    met[parent] = None
+        for_guests = self._policy.choose() is not None and any(
+            self._policy.choose(Newcomer(parent, each.keys)) is None
+            for parent, each in zip(parents, arrivals, strict=True)
+        )
+        chosen = self._select(num_keys, protected, met)
         evicted: list[Key] = []
-        for leaf, size in chosen:
+        for leaf, size in chosen or ():
             gone = leaf.keys[-size:]
             self._policy.evicted(leaf, gone)
             del leaf.keys[-size:]
@@ -154,7 +164,7 @@ class RankedSegments:
         for segment in met:
             if segment.keys:
                 self._refresh(segment)
-        return evicted
+        return None if chosen is None else Evicted(evicted, for_guests)
 
     def discard(self, keys: Iterable[Key]) -> None:
         """``keys`` are not here, in use or not: nothing is learned from that. O(n) and their segments."""
@@ -181,23 +191,64 @@ class RankedSegments:
             assert segment.parent is None or segment in segment.parent.children, "a parent lost a child"
         leaf = self._policy.choose()
         assert leaf is None or (leaf in segments and leaf.is_evictable), f"the policy offers {leaf!r}"
+        assert leaf not in self._guests, "the policy offers a guest"
+        assert self._guests.keys() <= segments, "a guest is gone"
+
+    def _select(
+        self, num_keys: int, protected: AbstractSet[Key], met: dict[Segment, None]
+    ) -> list[tuple[Segment, int]] | None:
+        """What goes: segments and how many of their last keys, children first; None if it is not enough.
+
+        Whose candidacy has changed is noted in ``met``, and of those that are there already it does not.
+        """
+        chosen: list[tuple[Segment, int]] = []
+        guests = [guest for guest in reversed(self._guests) if guest.is_evictable and guest not in met]
+        bared: dict[Segment, int] = {}  # how many children are chosen as a whole
+        while num_keys:
+            leaf = guests.pop() if guests else self._policy.choose()
+            if leaf is None:
+                return None
+            self._policy.leave(leaf)
+            met[leaf] = None
+            size = _num_free(leaf.keys, num_keys, protected)
+            if size:
+                chosen.append((leaf, size))
+                num_keys -= size
+            parent = leaf.parent
+            if size < len(leaf) or parent is None:
+                continue
+            bared[parent] = bared.get(parent, 0) + 1
+            if bared[parent] == len(parent.children) and not parent.num_busy and parent not in met:
+                if parent in self._guests:
+                    guests.append(parent)
+                else:
+                    self._policy.enter(parent)
+                    met[parent] = None
+        return chosen
 
     def _refresh(self, segment: Segment) -> None:
-        if segment.is_evictable:
+        if segment.is_evictable and segment not in self._guests:
             self._policy.enter(segment)
         else:
             self._policy.leave(segment)
 
-    def _hang(self, node: Segment | None, part: list[Key], busy: AbstractSet[Key]) -> Segment:
+    def _hang(self, node: Segment | None, part: list[Key], busy: set[Key], as_guest: bool) -> Segment:
         """Put ``part`` at the end of ``node`` or in a new child of it."""
         if node is not None:
             self._policy.leave(node)
-        if node is not None and not node.children and self._policy.joins(node, part[0]):
+        if (
+            node is not None
+            and not node.children
+            and (node in self._guests) == as_guest
+            and self._policy.joins(node, part[0])
+        ):
             node.keys += part
         else:
             parent, node = node, Segment(node, part)
             if parent is not None:
                 parent.children.add(node)
+            if as_guest:
+                self._guests[node] = None
         self._segments.update(zip(part, repeat(node)))
         self._busy |= busy
         node.num_busy += len(busy)
@@ -226,6 +277,8 @@ class RankedSegments:
         if segment.num_busy:
             new.num_busy = len(self._busy.intersection(new.keys))
             segment.num_busy -= new.num_busy
+        if segment in self._guests:
+            self._guests[new] = None
         self._policy.leave(segment)
         self._policy.inherit(new, segment)
         self._refresh(segment)
@@ -244,6 +297,7 @@ class RankedSegments:
             parent.children |= segment.children
             self._policy.inherit(parent, segment)
             self._refresh(parent)
+        self._guests.pop(segment, None)
         self._policy.forget(segment)
         return True
 
