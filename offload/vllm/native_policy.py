@@ -4,70 +4,17 @@
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any
 
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus
 
 from evictor import HazardPolicy
-from offload.vllm.segments import Arrival, RankedSegments, num_common
+from offload.vllm.native_request import NativeRequest
+from offload.vllm.ranked_segments import RankedSegments
+from offload.vllm.segments import num_common
 
 __all__ = ["HazardCachePolicy"]
-
-_GROUP_BYTES = 4  # at the end of a key: which KV cache group it is of
-
-
-class _Chain:
-    """The keys of a request in one KV cache group, in order; the first ``num_here`` were here lately."""
-
-    __slots__ = ("keys", "num_here")
-
-    def __init__(self) -> None:
-        self.keys: list[OffloadKey] = []
-        self.num_here = 0
-
-
-class _Request:
-    """What is known of one request.
-
-    Attributes:
-        segments: in which it was noted; others are those after a reset.
-        positions: of its keys, as vLLM's scheduler goes on to record them: how many tokens end there.
-        chains: by group.
-        is_plain: whether there is one group, so that a chain is complete.
-    """
-
-    __slots__ = ("_num_seen", "chains", "is_plain", "num_prompt_tokens", "positions", "segments")
-
-    def __init__(self, segments: RankedSegments, context: ReqContext) -> None:
-        self.segments = segments
-        self.positions: dict[OffloadKey, int] = getattr(context, "_offload_key_positions", {})
-        self.chains: dict[bytes, _Chain] = {}
-        self._num_seen = 0
-        self.follow()
-        self.is_plain = len(self.chains) == 1
-        self.num_prompt_tokens = max(self.positions.values(), default=0)
-
-    def follow(self) -> None:
-        """Take in the keys that were recorded since the last time. O(those)."""
-        num_new = len(self.positions) - self._num_seen
-        if not num_new:
-            return
-        self._num_seen += num_new
-        new = list(islice(reversed(self.positions), num_new))[::-1]
-        groups = {key[-_GROUP_BYTES:] for key in new}
-        for group in groups:
-            chain = self.chains.setdefault(group, _Chain())
-            chain.keys += new if len(groups) == 1 else [key for key in new if key[-_GROUP_BYTES:] == group]
-
-    def place(self, key: OffloadKey) -> tuple[_Chain, int]:
-        """Where ``key``, which has a position, is in its chain."""
-        chain = self.chains[key[-_GROUP_BYTES:]]
-        place = self.positions[key] // self.positions[chain.keys[0]] - 1
-        if not (0 <= place < len(chain.keys) and chain.keys[place] == key):
-            place = chain.keys.index(key)
-        return chain, place
 
 
 class HazardCachePolicy(CachePolicy):
@@ -84,9 +31,9 @@ class HazardCachePolicy(CachePolicy):
 
     Nobody is kept out, though our own connector declines newcomers that are worth less than what is there. To
     decline would be to answer ``evict`` with None, for all chunks of the call at once, and vLLM's scheduler
-    then counts an allocation failure, writes a warning, and offers the same chunks and more in every step until
-    the request is over. Instead they are let in as guests, who make room for the next ones: what is lost is
-    the room of one request.
+    then counts an allocation failure, writes a warning, and offers the same chunks and more in every step
+    until the request is over. Instead they are let in as guests, who make room for the next ones: what is
+    lost is the room of one request.
 
     As in vLLM's own policies every call costs O(1) per key; not thread-safe.
     """
@@ -99,8 +46,8 @@ class HazardCachePolicy(CachePolicy):
         """Forget everything, also what was learned."""
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
         self._segments = RankedSegments(HazardPolicy(max(1, self.cache_capacity)))
-        self._requests: dict[_Request, None] = {}
-        self._latest: _Request | None = None
+        self._requests: dict[NativeRequest, None] = {}
+        self._latest: NativeRequest | None = None
         # what vLLM says key by key is taken in when it says something else
         self._inserted: list[OffloadKey] = []
         self._inserted_busy: set[OffloadKey] = set()
@@ -161,7 +108,7 @@ class HazardCachePolicy(CachePolicy):
         if not n:
             return []
         request = self._request_of(next(iter(protected), None))
-        arrivals = [] if request is None else self._arrivals(request, protected)
+        arrivals = [] if request is None else request.arrivals(protected)
         evicted = self._segments.evict(n, protected, arrivals)
         if evicted is None:
             return None
@@ -178,8 +125,8 @@ class HazardCachePolicy(CachePolicy):
             f"{len(self._segments)} keys, not {len(self._chunks)}"
         )
 
-    def _known(self, context: ReqContext) -> _Request | None:
-        request: _Request | None = context.get_state(_Request)
+    def _known(self, context: ReqContext) -> NativeRequest | None:
+        request: NativeRequest | None = context.get_state(NativeRequest)
         return request if request is not None and request.segments is self._segments else None
 
     def _note(self, keys: list[OffloadKey], context: ReqContext, *, is_over: bool = False) -> None:
@@ -190,7 +137,7 @@ class HazardCachePolicy(CachePolicy):
         request = self._known(context)
         is_first = request is None
         if request is None:
-            request = _Request(self._segments, context)
+            request = NativeRequest(self._segments, context)
             context.set_state(request)
             self._requests[request] = None
         self._latest = request
@@ -205,7 +152,7 @@ class HazardCachePolicy(CachePolicy):
                 return
         self._note_sparse(request, keys, is_first)
 
-    def _note_sparse(self, request: _Request, keys: list[OffloadKey], is_first: bool) -> None:
+    def _note_sparse(self, request: NativeRequest, keys: list[OffloadKey], is_first: bool) -> None:
         """The same of a request whose chains may have holes: what is here, or asked for now, counts."""
         named = set(keys)
         for key in keys:
@@ -218,26 +165,13 @@ class HazardCachePolicy(CachePolicy):
             if asked:
                 self._segments.use(asked)
 
-    def _request_of(self, key: OffloadKey | None) -> _Request | None:
+    def _request_of(self, key: OffloadKey | None) -> NativeRequest | None:
         """A request that names ``key``, the one noted last if it does."""
         if key is None:
             return None
         if self._latest is None or key not in self._latest.positions:
             self._latest = next((each for each in self._requests if key in each.positions), None)
         return self._latest
-
-    def _arrivals(self, request: _Request, offered: set[OffloadKey]) -> list[Arrival]:
-        """What of ``offered`` is not here and will be; of a chain whose next key is here, nothing."""
-        request.follow()
-        arrivals = []
-        for chain in request.chains.values():
-            start = chain.num_here
-            while start < len(chain.keys) and chain.keys[start] in self._segments:
-                start += 1
-            if start < len(chain.keys) and chain.keys[start] in offered:
-                keys = chain.keys[start : start + len(offered)]
-                arrivals.append(Arrival(chain.keys[start - 1] if start else None, keys))
-        return arrivals
 
     def _settle(self) -> None:
         """Take in what was removed and inserted."""
