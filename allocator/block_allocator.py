@@ -10,9 +10,10 @@ from allocator.errors import ChainError, StalePlanError
 from allocator.in_flight import PlansInFlight
 from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
 from allocator.prefix_tree import Node, Pin, Place, PrefixTree
+from allocator.ranking import Ranking
 from allocator.slot_pool import SlotPool, Slots, SlotState, flat
 from allocator.uncached import UncachedBlocks
-from evictor import EvictionPolicy, LruPolicy, Newcomer
+from evictor import EvictionPolicy, KeepHints, LruPolicy, Newcomer
 
 
 class CpuOffloadingBlockAllocator:
@@ -41,7 +42,8 @@ class CpuOffloadingBlockAllocator:
         Args:
             capacity: slots in the pool.
             columns: slots per chain position; one for models with a single cache group.
-            policy: ranks leaves; LRU by default. It must be fresh and is the allocator's alone.
+            policy: ranks leaves; LRU by default. It must be fresh and is the allocator's alone. Hints of
+                requests are heeded by a ``HintedPolicy``.
             record_events: keep ``Stored`` and ``Evicted`` events for ``take_events``.
 
         Raises:
@@ -50,6 +52,7 @@ class CpuOffloadingBlockAllocator:
         self._pool = SlotPool(capacity)
         self._tree = PrefixTree(columns)
         self._policy: EvictionPolicy[Node] = LruPolicy() if policy is None else policy
+        self._ranking = Ranking(self._tree, self._policy)
         self._uncached = UncachedBlocks()
         self._pins: set[Pin] = set()
         self._plan_ids = count()
@@ -103,11 +106,9 @@ class CpuOffloadingBlockAllocator:
         """How many of the first ``stop`` positions of ``chain`` are resident or filling. O(log n)."""
         return self._tree.find(chain, stop).depth
 
-    def touch(self, chain: Sequence[bytes]) -> None:
+    def touch(self, chain: Sequence[bytes], hints: KeepHints | None = None) -> None:
         """A request asks for ``chain``: tell the policy, once per request. O(log n), O(segments) of it."""
-        place = self._tree.find(chain, len(chain))
-        node = self._end_segment_at(place) if place.depth else self._tree.root
-        self._policy.used(self._tree.path(node), chain, place.depth)
+        self._ranking.use(chain, hints)
 
     def pin(self, chain: Sequence[bytes], start: int, stop: int) -> Pin:
         """Promise the slots of resident positions ``start <= p < stop`` to a load.
@@ -123,7 +124,7 @@ class CpuOffloadingBlockAllocator:
             raise ChainError(
                 f"cannot pin positions {start} to {stop}: {place.depth} are resident; look the chain up first"
             )
-        node = self._end_segment_at(place)
+        node = self._ranking.node_ending_at(place)
         pin = Pin(node, self._tree.slots_of(place, start))
         self._pins.add(pin)
         self._policy.leave(node)
@@ -140,7 +141,7 @@ class CpuOffloadingBlockAllocator:
         self._pins.remove(pin)
         if pin.node is not None:
             pin.node.pins.remove(pin)
-            self._refresh(pin.node)
+            self._ranking.refresh(pin.node)
         if self.num_leaving:
             leaving = self._pool.leaving(flat(pin.slots))
             self._pool.move(self._not_pinned(leaving), SlotState.LEAVING, SlotState.FREE)
@@ -167,7 +168,9 @@ class CpuOffloadingBlockAllocator:
         """Blocks without a copy below, by owner, deepest shared prefix first."""
         return self._uncached.runs(self._tree)
 
-    def plan_store(self, chain: Sequence[bytes], stop: int, limit: int | None = None) -> StorePlan | None:
+    def plan_store(
+        self, chain: Sequence[bytes], stop: int, limit: int | None = None, hints: KeepHints | None = None
+    ) -> StorePlan | None:
         """Give slots to the unknown ones of the first ``stop`` positions of ``chain``.
 
         Evicts others where that pays, for one stretch of equal past after the other.
@@ -176,6 +179,7 @@ class CpuOffloadingBlockAllocator:
             chain: prefix hashes.
             stop: how many of its positions are full blocks.
             limit: store at most that many.
+            hints: how to keep all of the chain.
 
         Returns:
             What to copy where: a run that begins at the first unknown position, shorter than asked for
@@ -190,19 +194,19 @@ class CpuOffloadingBlockAllocator:
         wanted = min(stop - place.depth, stop if limit is None else limit)
         if wanted <= 0 or (not self.num_free and self._policy.choose() is None):
             return None
-        node = self._end_segment_at(place)
+        node = self._ranking.node_ending_at(place)
         self._policy.leave(node)
+        self._ranking.ask(node, hints, wanted)
         hashes = list(chain[place.depth : place.depth + wanted])
         num_stored = self._admit(node, hashes)
         if not num_stored:
-            self._refresh(node)
+            self._ranking.refresh(node)
             return None
         del hashes[num_stored:]
         slots = self._pool.take(num_stored * self.columns).reshape(-1, self.columns)
-        next_at = place.depth + num_stored
-        self._append(
-            Place(node, place.depth), hashes, slots, chain[next_at] if next_at < len(chain) else None
-        )
+        stop = place.depth + num_stored
+        next_hash = chain[stop] if stop < len(chain) else None
+        self._ranking.append(Place(node, place.depth), hashes, slots, next_hash)
         lead = self._tree.lead(chain, place.depth)
         plan = StorePlan(next(self._plan_ids), place.depth, hashes, slots, lead)
         self._plans.begin(plan)
@@ -291,28 +295,10 @@ class CpuOffloadingBlockAllocator:
         candidate = self._policy.choose()
         assert candidate is None or candidate.is_evictable, f"policy offers {candidate!r}"
 
-    # Private: the tree and the policy, kept in step
+    # Private
 
     def _resident_part(self, chain: Sequence[bytes], stop: int) -> Place:
         return self._tree.resident_part(self._tree.find(chain, stop))
-
-    def _end_segment_at(self, place: Place) -> Node:
-        """Split so that ``place`` is the end of a node; return that node."""
-        node, depth = place
-        if depth == node.end:
-            return node
-        new = self._tree.split(place)
-        self._policy.leave(node)
-        self._policy.inherit(new, node)
-        self._refresh(node)
-        self._refresh(new)
-        return new if new.end == depth else node
-
-    def _refresh(self, node: Node) -> None:
-        if node.is_evictable:
-            self._policy.enter(node)
-        else:
-            self._policy.leave(node)
 
     def _admit(self, parent: Node, hashes: Sequence[bytes]) -> int:
         """Make room for ``hashes`` below ``parent`` as far as that pays; return how many then fit."""
@@ -325,53 +311,23 @@ class CpuOffloadingBlockAllocator:
                     return self.num_free // self.columns
         return stop
 
-    def _append(self, place: Place, hashes: list[bytes], slots: Slots, next_hash: bytes | None) -> None:
-        """Hang positions below ``place``, those of equal past in one node; ``next_hash`` comes after them."""
-        node, depth = place
-        stop = 0
-        while stop < len(hashes):
-            start, stop = stop, stop + self._policy.num_alike(hashes, stop)
-            part = hashes[start:stop]
-            may_grow = self._policy.joins(node, part[0])
-            node = self._tree.append(Place(node, depth + start), part, slots[start:stop], may_grow)
-            self._policy.stored(node, part, hashes[stop] if stop < len(hashes) else next_hash)
-
     def _make_room(self, newcomer: Newcomer[Node] | None, num_slots: int) -> None:
         """Evict from the tails of leaves until ``num_slots`` are free or the policy would rather not."""
         while (shortage := num_slots - self.num_free) > 0:
-            leaf = self._policy.choose(newcomer)
-            if leaf is None:
+            removed = self._ranking.evict(newcomer, -(-shortage // self.columns))
+            if removed is None:
                 return
-            parent = leaf.parent
-            assert parent is not None
-            removed = self._tree.trim(leaf, min(-(-shortage // self.columns), len(leaf)))
-            self._policy.evicted(leaf, removed.hashes)
             self.num_evicted += len(removed.hashes)
             self._pool.move(flat(removed.slots), SlotState.RESIDENT, SlotState.FREE)
             self._record(Evicted(removed.hashes))
-            if not leaf.hashes:
-                if parent is not self._tree.root:
-                    self._policy.inherit(parent, leaf)
-                self._policy.forget(leaf)
-                if newcomer is None or parent is not newcomer.parent:
-                    self._refresh(parent)
 
     def _cut(self, place: Place) -> None:
-        parent = place.node.parent
-        removed = self._tree.cut(place)
-        left = place.node if place.node.hashes else parent
-        gone = [flat(part.slots[: part.resident]) for part in removed]
+        removed = self._ranking.cut(place)
         for part in removed:
             self._record(Evicted(part.hashes[: part.resident]))
-            if not part.node.hashes:
-                if left is not None and left.hashes:
-                    self._policy.inherit(left, part.node)
-                self._policy.forget(part.node)
-        if gone:
-            self._release(np.concatenate(gone))
+        if removed:
+            self._release(np.concatenate([flat(part.slots[: part.resident]) for part in removed]))
         self._orphan_plans()
-        if left is not None and left.hashes:
-            self._refresh(left)
 
     def _release(self, slots: Slots) -> None:
         """Resident slots whose positions are gone: free, or leaving while a load reads them."""
@@ -409,7 +365,7 @@ class CpuOffloadingBlockAllocator:
         self._plans.end_landed(plan)
         self._pool.move(flat(plan.slots), SlotState.FILLING, SlotState.RESIDENT)
         self._record(Stored(plan.hashes, plan.parent_hash))
-        self._refresh(last)
+        self._ranking.refresh(last)
         return True
 
     def _record(self, event: Stored | Evicted) -> None:

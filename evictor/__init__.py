@@ -4,17 +4,29 @@ This package knows nothing of blocks, slots or tensors. It ranks the leaves of s
 leaf is, and how much of it goes, is for the caller to say.
 """
 
+from evictor.arc import ArcPolicy
+from evictor.fifo import FifoPolicy
 from evictor.hazard import HazardPolicy
+from evictor.hinted import HintedPolicy, KeepHints, Worth
+from evictor.lfu import LfuPolicy
 from evictor.lru import LruPolicy
 from evictor.policy import EvictionPolicy, Newcomer
 from evictor.registry import UnknownPolicyError, available_policies, make_policy, register_policy
+from evictor.s3fifo import S3FifoPolicy
 
 __all__ = [
+    "ArcPolicy",
     "EvictionPolicy",
+    "FifoPolicy",
     "HazardPolicy",
+    "HintedPolicy",
+    "KeepHints",
+    "LfuPolicy",
     "LruPolicy",
     "Newcomer",
+    "S3FifoPolicy",
     "UnknownPolicyError",
+    "Worth",
     "available_policies",
     "make_policy",
     "register_policy",

@@ -1,4 +1,4 @@
-"""First what is least likely to be asked for per tick that it is kept, as learned from the requests so far."""
+"""First what is least likely to be asked for per tick that it is kept, as learned from the requests."""
 
 import math
 from bisect import bisect_left, insort
@@ -53,12 +53,13 @@ class HazardPolicy(Generic[L]):
         num_new = len(chain) - num_known
         if num_new:
             runs.append((num_new, -1))
+        kinds = self._reuse.kinds(num_new, num_known)
         for node in path:
-            self._use(node, num_new, num_known)
+            self._use(node, kinds)
         stop = depth
         for size, uses in runs:
             start, stop = stop, stop + size
-            kind = self._reuse.kind(uses + 1, num_new, num_known)
+            kind = kinds[min(uses + 1, len(kinds) - 1)]
             self._reuse.begin(kind, size)
             run = Run.of(chain, start, stop, Past(self._tick, uses + 1, kind))
             self._lose(self._history.add(chain[start], run))
@@ -92,7 +93,7 @@ class HazardPolicy(Generic[L]):
             if run is None:
                 past = Past(self._tick, 0, self._kind_of_unasked(keys))
             else:
-                past = Past(run.past.last_use, run.past.uses, run.past.kind)
+                past = run.past.copy()
             self._pasts[node] = past
             self._fresh.add(node)
         if run is None:
@@ -100,8 +101,7 @@ class HazardPolicy(Generic[L]):
 
     def inherit(self, heir: L, source: L) -> None:
         if heir not in self._pasts:  # the other part of what was split
-            past = self._pasts[source]
-            self._pasts[heir] = Past(past.last_use, past.uses, past.kind)
+            self._pasts[heir] = self._pasts[source].copy()
             if source in self._fresh:
                 self._fresh.add(heir)
 
@@ -137,8 +137,7 @@ class HazardPolicy(Generic[L]):
         return leaf
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
-        past = self._pasts[leaf]
-        run = Run.of(keys, 0, len(keys), Past(past.last_use, past.uses, past.kind))
+        run = Run.of(keys, 0, len(keys), self._pasts[leaf].copy())
         self._lose(self._history.add(keys[0], run))
 
     def forget(self, node: L) -> None:
@@ -180,15 +179,16 @@ class HazardPolicy(Generic[L]):
                 break
         return runs
 
-    def _use(self, node: L, num_new: int, num_known: int) -> None:
-        past = self._pasts[node]
-        self._reuse.end(past.kind, self._tick - past.last_use, len(node), with_hit=True)
+    def _use(self, node: L, kinds: Sequence[int]) -> None:
+        past, size = self._pasts[node], len(node)
+        self._reuse.end(past.kind, self._tick - past.last_use, size, with_hit=True)
         is_candidate = node in self._keys
-        self.leave(node)
+        if is_candidate:
+            self.leave(node)
         past.last_use = self._tick
         past.uses += 1
-        past.kind = self._reuse.kind(past.uses, num_new, num_known)
-        self._reuse.begin(past.kind, len(node))
+        past.kind = kinds[min(past.uses, len(kinds) - 1)]
+        self._reuse.begin(past.kind, size)
         self._fresh.discard(node)
         if is_candidate:
             self.enter(node)
@@ -207,7 +207,7 @@ class HazardPolicy(Generic[L]):
 
     def _kind_of_unasked(self, keys: Sequence[Hashable]) -> int:
         """Of positions that no request has asked for yet, which are those of an answer."""
-        return self._reuse.kind(0, len(keys), len(keys))
+        return self._reuse.kinds(len(keys), len(keys))[0]
 
     def _file(self, kind: int) -> None:
         """Put a kind where the value of its first leaf says."""

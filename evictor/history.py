@@ -21,41 +21,65 @@ class Past:
     uses: int
     kind: int
 
+    def copy(self) -> "Past":
+        """One that changes on its own."""
+        return Past(self.last_use, self.uses, self.kind)
 
-@dataclass(slots=True, eq=False)
+
 class Run:
     """Consecutive positions with the same past that are not here.
 
-    Attributes:
-        size: how many.
-        marks: names of some of them by offset, ascending; the last is always among them. A run is not kept
-            name by name: it would cost more memory than what it remembers is worth.
-        past: of all of them.
+    Not all names are kept, that would cost more memory than what is remembered is worth: the last one, and
+    every so manieth from some offset on, at most twice ``_NUM_MARKS`` of them.
     """
 
-    size: int
-    marks: list[tuple[int, Hashable]]
-    past: Past
+    __slots__ = ("_first", "_last", "_marks", "_stride", "past", "size")
+
+    def __init__(
+        self, size: int, past: Past, marks: Sequence[Hashable], first: int, stride: int, last: Hashable
+    ) -> None:
+        """``marks``: names from offset ``first`` on, one per ``stride``; ``last``: of the last position."""
+        self.size = size
+        """How many positions."""
+        self.past = past
+        """Of all of them."""
+        self._marks = marks
+        self._first = first
+        self._stride = stride
+        self._last = last
 
     @classmethod
     def of(cls, keys: Sequence[Hashable], start: int, stop: int, past: Past) -> "Run":
         """The run of ``keys[start:stop]``."""
         size = stop - start
-        offsets = [*range(0, size - 1, -(-size // _NUM_MARKS)), size - 1]
-        return cls(size, [(offset, keys[start + offset]) for offset in offsets], past)
+        stride = -(-size // _NUM_MARKS)
+        return cls(size, past, keys[start:stop:stride], 0, stride, keys[stop - 1])
 
     def num_common(self, keys: Sequence[Hashable], start: int) -> int:
         """With how many positions it begins that ``keys[start:]`` begins with; rounded down to a mark."""
-        room = len(keys) - start
-        for offset, key in reversed(self.marks):
-            if offset < room and keys[start + offset] == key:
+        end = start + self.size
+        if end <= len(keys) and keys[end - 1] == self._last:
+            return self.size
+        for index in range(len(self._marks) - 1, -1, -1):
+            offset = self._first + index * self._stride
+            if start + offset < len(keys) and keys[start + offset] == self._marks[index]:
                 return offset + 1
         return 0
 
     def without(self, num_positions: int) -> "Run":
         """What is left without its first positions."""
-        marks = [(offset - num_positions, key) for offset, key in self.marks if offset >= num_positions]
-        return Run(self.size - num_positions, marks, self.past)
+        gone = max(0, -(-(num_positions - self._first) // self._stride))
+        first = self._first + gone * self._stride - num_positions
+        size = self.size - num_positions
+        return Run(size, self.past, self._marks[gone:], first, self._stride, self._last)
+
+    def check_invariants(self) -> None:
+        """All marks are within it."""
+        assert self.size > 0, "a run without positions"
+        last_mark = self._first + (len(self._marks) - 1) * self._stride
+        assert not self._marks or 0 <= self._first <= last_mark < self.size, (
+            f"marks from {self._first} to {last_mark} in a run of {self.size}"
+        )
 
 
 class History:
@@ -97,8 +121,5 @@ class History:
     def check_invariants(self) -> None:
         """Sizes add up, and marks are those of their runs."""
         assert self._size == sum(run.size for run in self._runs.values()), f"{self._size} positions counted"
-        for key, run in self._runs.items():
-            offsets = [offset for offset, _ in run.marks]
-            assert run.size > 0, f"the run from {key!r} is empty"
-            assert offsets == sorted(set(offsets)), f"marks of the run from {key!r} are at {offsets}"
-            assert offsets[-1] == run.size - 1, f"the last mark of the run from {key!r} is at {offsets[-1]}"
+        for run in self._runs.values():
+            run.check_invariants()

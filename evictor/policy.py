@@ -60,7 +60,7 @@ class EvictionPolicy(Protocol[L]):
     def inherit(self, heir: L, source: L) -> None:
         """``heir`` is at least as valuable as ``source``: a split made it, or its child ``source`` goes.
 
-        After a split they are the two parts of what was ``source``.
+        After a split they are the two parts of what was ``source``; a child that goes has no position left.
         """
 
     def enter(self, leaf: L) -> None:

@@ -4,9 +4,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from evictor.arc import ArcPolicy
+from evictor.fifo import FifoPolicy
 from evictor.hazard import HazardPolicy
+from evictor.lfu import LfuPolicy
 from evictor.lru import LruPolicy
 from evictor.policy import EvictionPolicy
+from evictor.s3fifo import S3FifoPolicy
 
 Clock = Callable[[], float]
 """Seconds since some moment, never going back."""
@@ -15,8 +19,12 @@ Factory = Callable[[int, Clock], EvictionPolicy[Any]]
 """Makes a policy for a pool of so many positions that reads the time there."""
 
 _FACTORIES: dict[str, Factory] = {
+    "arc": lambda capacity, clock: ArcPolicy(capacity),
+    "fifo": lambda capacity, clock: FifoPolicy(),
     "hazard": lambda capacity, clock: HazardPolicy(capacity),
+    "lfu": lambda capacity, clock: LfuPolicy(),
     "lru": lambda capacity, clock: LruPolicy(),
+    "s3fifo": lambda capacity, clock: S3FifoPolicy(capacity),
 }
 
 

@@ -1,17 +1,19 @@
 """Learns how likely positions are asked for again, by what kind of request asked last and how long ago.
 
-Positions are judged by *kind*: how often they were asked for after the first time, how much of the last request
-was new, how much of it was known. Time is counted in *ticks*: positions that requests ask for. An *episode* of a
-position begins when a request asks for it and ends when the next one does, or when it is forgotten.
+Positions are judged by *kind*: how often they were asked for after the first time, how much of the last
+request was new, how much of it was known. Time is counted in *ticks*: positions that requests ask for. An
+*episode* of a position begins when a request asks for it and ends when the next one does, or when it is
+forgotten.
 
-For every kind and age, the *hazard* is the share of episodes that reached that age and ended with a use before
-the next; from hazards follows an index of what a slot earns that such a position keeps: the best over stopping
-ages of P(used before that) / E[ticks held until then]. That is the index of Gittins (1979, "Bandit processes and
-dynamic allocation indices") for keeping an item that is given up when it is no longer worth it.
+For every kind and age, the *hazard* is the share of episodes that reached that age and ended with a use
+before the next. From hazards follows an index, what a slot earns that such a position keeps: the best over
+stopping ages of P(used before that) / E[ticks held until then]. That is the index of Gittins (1979, "Bandit
+processes and dynamic allocation indices") for keeping an item that is given up when it is no longer worth it.
 """
 
 import math
 from bisect import bisect_right
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,8 @@ Floats = npt.NDArray[np.float64]
 NUM_USES, NUM_NEW, NUM_KNOWN = 4, 8, 3
 NUM_KINDS = NUM_USES * NUM_NEW * NUM_KNOWN
 _KINDS_PER_USES = NUM_NEW * NUM_KNOWN
+
+_KINDS = [list(range(each, NUM_KINDS, _KINDS_PER_USES)) for each in range(_KINDS_PER_USES)]
 
 _NUM_AGES = 14  # the first to an eighth of the capacity, each of the others twice as old as the one before
 _STEPS = 8  # of the index within each of them
@@ -37,7 +41,7 @@ _MAX_SPANS = 256
 
 
 class ReuseStatistics:
-    """Counts episodes, and makes of them a table of what positions are worth."""
+    """Counts episodes, and makes of them an index: what positions are worth, by kind and age."""
 
     def __init__(self, capacity: int) -> None:
         """``capacity``: positions that fit the pool."""
@@ -48,10 +52,9 @@ class ReuseStatistics:
         edges = [0.0, *(capacity / 8 * 2.0**octave for octave in range(_NUM_AGES))]
         self._edges = edges[:_NUM_AGES]
         self._bounds = np.array(edges)
-        octaves = zip(edges, edges[1:], strict=False)
         self._steps = [
             (low + (high - low) * step / _STEPS if low == 0 else low * (high / low) ** (step / _STEPS))
-            for low, high in octaves
+            for low, high in pairwise(edges)
             for step in range(_STEPS)
         ]
         self._hits = np.zeros((NUM_KINDS, _NUM_AGES))
@@ -62,7 +65,7 @@ class ReuseStatistics:
         self._new_hits: list[tuple[int, int, int]] = []  # kind, age, positions
         self._new_forgotten: list[tuple[int, int, int]] = []
         self._learned_at = 0
-        self._table: list[list[float]] = []
+        self._index: list[list[float]] = []
         self.learn(0)
 
     def request(self, num_positions: int) -> None:
@@ -70,15 +73,16 @@ class ReuseStatistics:
         self._num_requests = min(self._num_requests + 1, _MEAN_OVER)
         self.mean_request += (num_positions - self.mean_request) / self._num_requests
 
-    def kind(self, uses: int, num_new: int, num_known: int) -> int:
-        """Of positions used ``uses`` times before, by a request with so many known and unknown positions.
+    def kinds(self, num_new: int, num_known: int) -> list[int]:
+        """Of positions that a request with so many new and known ones asks for, by how often it was before.
 
-        Numbers of positions count relative to the mean request, so that block size does not matter.
+        The last is for all larger numbers of uses, too. Numbers of positions count relative to the mean
+        request, so that block size does not matter.
         """
         mean = self.mean_request or 1.0
         new = max(1, min(NUM_NEW - 1, int(num_new * 24 / mean).bit_length())) if num_new else 0
         known = 0 if not num_known else 1 if num_known * 8 < mean else 2
-        return (min(uses, NUM_USES - 1) * NUM_NEW + new) * NUM_KNOWN + known
+        return _KINDS[new * NUM_KNOWN + known]
 
     def begin(self, kind: int, num_positions: int) -> None:
         """Episodes begin; a negative number takes some back that had just begun."""
@@ -90,7 +94,9 @@ class ReuseStatistics:
 
     def value(self, kind: int, age: int) -> float:
         """What a slot earns that keeps such a position: hits per tick."""
-        return self._table[kind][bisect_right(self._steps, age) - 1]
+        which, step = divmod(bisect_right(self._steps, age) - 1, _STEPS)
+        index = self._index[kind]
+        return index[which] + (index[which + 1] - index[which]) * step / _STEPS
 
     def next_step(self, age: int) -> float:
         """The next age at which ``value`` changes."""
@@ -103,7 +109,7 @@ class ReuseStatistics:
         return tick - self._learned_at >= max(least, min(tick / 16, most))
 
     def learn(self, tick: int) -> None:
-        """Make the table anew. Whole arrays; the time depends on neither capacity nor history."""
+        """Make the index anew. Whole arrays; the time depends on neither capacity nor history."""
         self._take_in_news(tick)
         hits, at_risk = self._hits, self._at_risk(tick)
         prior = _PRIOR_HAZARD * np.minimum(1.0, np.diff(self._bounds) / (self._capacity / 2))
@@ -114,19 +120,16 @@ class ReuseStatistics:
         hazard = _shrunk(hits.sum(1), at_risk.sum(1), hazard, weight)
         hazard = _shrunk(hits, at_risk, hazard[:, np.newaxis], weight)
         index = _gittins(hazard.reshape(NUM_KINDS, _NUM_AGES), np.diff(self._bounds))
-        steps = np.arange(_STEPS) / _STEPS
-        later = np.append(index[:, 1:], index[:, -1:], axis=1)
-        table = index[..., np.newaxis] * (1 - steps) + later[..., np.newaxis] * steps
-        self._table = table.reshape(NUM_KINDS, -1).tolist()
+        self._index = np.append(index, index[:, -1:], axis=1).tolist()
 
     def check_invariants(self) -> None:
-        """Counts are possible, and the table is one of finite values."""
+        """Counts are possible, and the index is finite."""
         assert (self._hits >= 0).all(), "negative hits"
         assert (self._forgotten >= 0).all(), "fewer than none forgotten"
         assert self._span_ends == sorted(self._span_ends), "spans out of order"
         assert len(self._span_ends) <= _MAX_SPANS, f"{len(self._span_ends)} spans"
-        values = np.array(self._table)
-        assert values.shape == (NUM_KINDS, _NUM_AGES * _STEPS), f"a table of {values.shape}"
+        values = np.array(self._index)
+        assert values.shape == (NUM_KINDS, _NUM_AGES + 1), f"indices of {values.shape}"
         assert np.isfinite(values).all(), "a value is not finite"
         assert (values >= 0).all(), "a value is negative"
 
@@ -173,7 +176,8 @@ class ReuseStatistics:
         ended = self._hits + self._forgotten
         ended_later = ended[:, ::-1].cumsum(axis=1)[:, ::-1] - ended
         under_way = np.maximum((older[:, 1:] + older[:, :-1]) / 2, 0)
-        return ended_later + self._hits + self._forgotten / 2 + under_way
+        at_risk: Floats = ended_later + self._hits + self._forgotten / 2 + under_way
+        return at_risk
 
 
 def _shrunk(hits: Floats, at_risk: Floats, towards: Floats, weight: float) -> Floats:
@@ -194,6 +198,5 @@ def _gittins(hazard: Floats, widths: Floats) -> Floats:
     held = np.cumsum(np.append(0 * ones, (alive[:, 1:] + alive[:, :-1]) / 2 * widths, axis=1), axis=1)
     used_until = alive[:, :-1, np.newaxis] - alive[:, np.newaxis, :]
     held_until = held[:, np.newaxis, :] - held[:, :-1, np.newaxis]
-    rates = np.where(held_until > 0, used_until / np.where(held_until > 0, held_until, 1), 0)
-    best: Floats = rates.max(axis=2)
+    best: Floats = (used_until / np.maximum(held_until, 1e-9)).max(axis=2)  # stops in the past are no gain
     return best

@@ -13,7 +13,7 @@ from offload.errors import ConfigError
 from offload.seals import Verify
 
 GIB = 1 << 30
-DEFAULT_POLICY = "lru"
+DEFAULT_POLICY = "hazard"
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -27,6 +27,8 @@ class OffloadConfig:
         eviction_policy: which leaf goes when the pool is full; see ``evictor.available_policies()``.
         verify_loads: which blocks are checked against their checksums when they are restored: "always",
             "sampled" (one in 16, others each time) or "never".
+        hinted_share: the part of the pool, 0 to 1, that requests together may have protected by asking for
+            a high priority or a pin.
         record_trace: a file to write prefix hashes of finished requests to, for ``kv-offload size``; None
             for none. See ``recorder``.
 
@@ -38,6 +40,7 @@ class OffloadConfig:
     store_decode_blocks: bool = True
     eviction_policy: str = DEFAULT_POLICY
     verify_loads: Verify = Verify.SAMPLED
+    hinted_share: float = 0.25
     record_trace: str | None = None
 
     def __post_init__(self) -> None:
@@ -57,6 +60,9 @@ class OffloadConfig:
             names = ", ".join(Verify)
             raise ConfigError(f"verify_loads is {self.verify_loads!r}; use one of: {names}")
         object.__setattr__(self, "verify_loads", Verify(self.verify_loads))
+        share = self.hinted_share
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise ConfigError(f"hinted_share is {share!r}; give a part of the pool from 0 to 1, such as 0.25")
         if self.record_trace is not None and (
             not isinstance(self.record_trace, str) or not self.record_trace
         ):

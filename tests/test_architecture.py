@@ -17,10 +17,22 @@ STATEFUL = {
     "allocator.prefix_tree.PrefixTree",
     "allocator.slot_pool.SlotPool",
     "allocator.uncached.UncachedBlocks",
+    "evictor.arc.ArcPolicy",
+    "evictor.ghosts.Ghosts",
+    "evictor.hazard.HazardPolicy",
+    "evictor.history.History",
+    "evictor.hinted.HintedPolicy",
     "evictor.ranked.RankedPolicy",
+    "evictor.reuse.ReuseStatistics",
+    "evictor.s3fifo.S3FifoPolicy",
+    "evictor.two_queues.TwoQueues",
 }
 CHECKED_BY_THEIR_OWNER = {
+    "evictor.hinted._Mark",  # by HintedPolicy
+    "evictor.history.Past",  # by HazardPolicy
+    "evictor.history.Run",  # by History
     "allocator.prefix_tree.Node",  # by PrefixTree
+    "allocator.ranking.Ranking",  # by CpuOffloadingBlockAllocator: it has no state but the tree and policy
     "allocator.prefix_tree.Pin",  # by PrefixTree and CpuOffloadingBlockAllocator
 }
 

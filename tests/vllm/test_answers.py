@@ -78,7 +78,12 @@ def test_a_store_that_failed_is_made_again_soon(engines: Any) -> None:
 def test_what_found_no_room_is_stored_when_there_is_some(engines: Any) -> None:
     """While the pool is full of stores in flight nothing can be evicted; at the end of the request it can."""
     engine = engines(
-        gpu_blocks=60, cpu_slots=10, block_size=16, chunk=256, copies=CopySchedule(longest_delay=6)
+        gpu_blocks=60,
+        cpu_slots=10,
+        block_size=16,
+        chunk=256,
+        copies=CopySchedule(longest_delay=6),
+        eviction_policy="lru",
     )
     one, other = engine.add([1] * 160, 1), engine.add([2] * 80, 14)
     engine.drain()

@@ -14,7 +14,8 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 
-from offload.config import GIB
+from evictor import available_policies
+from offload.config import DEFAULT_POLICY, GIB
 from offload.copiers import Fault
 from offload.vllm import plugin
 from offload.vllm.virtual.copier import CopySchedule
@@ -67,6 +68,7 @@ class VirtualSettings:
         copies: when copies end, and which of them fail.
         record_trace: as in the connector's configuration.
         native_options: more of the native connector's ``kv_connector_extra_config``.
+        eviction_policy: as in the connector's configuration.
         log_stats: let the scheduler collect statistics as a served engine does.
     """
 
@@ -94,6 +96,7 @@ class VirtualSettings:
     copies: CopySchedule = field(default_factory=CopySchedule)
     record_trace: str | None = None
     native_options: Mapping[str, Any] = field(default_factory=dict)
+    eviction_policy: str = DEFAULT_POLICY
     log_stats: bool = False
 
     def __post_init__(self) -> None:
@@ -156,6 +159,7 @@ def draw_settings(
             threaded=rng.random() < 0.1,
         ),
         log_stats=rng.random() < 0.2,
+        eviction_policy=rng.choice(available_policies()),
     )
 
 
@@ -230,6 +234,7 @@ def _transfer_config(settings: VirtualSettings) -> dict[str, Any] | None:
             "store_decode_blocks": settings.store_decode_blocks,
             "verify_loads": settings.verify_loads,
             "record_trace": settings.record_trace,
+            "eviction_policy": settings.eviction_policy,
         }
     return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 

@@ -1,13 +1,23 @@
 """A random workload that goes where connectors break."""
 
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vllm.v1.request import Request, RequestStatus
 
 from offload.vllm.virtual.engine import VOCABULARY, VirtualEngine
 
 _SALTS = (None, None, "tenant")
+_HINTS: tuple[dict[str, Any], ...] = (
+    {"cpu_offload_store": False},
+    {"cpu_offload_load": False},
+    {"cpu_offload_keep": False},
+    {"cpu_offload_priority": "low"},
+    {"cpu_offload_priority": "high"},
+    {"cpu_offload_priority": "high", "cpu_offload_ttl_seconds": 20},
+    {"cpu_offload_ttl_seconds": 20},
+    {"cpu_offload_pin_seconds": 40},
+)
 _WEATHER = (0.05, 0.2, 0.5, 1.5)
 """Requests arriving per step; one of these blows for a while."""
 
@@ -67,7 +77,7 @@ class Workload:
         prompt, salt = self._draw_prompt()
         hints = None
         if rng.random() < 0.05:
-            hints = {rng.choice(["cpu_offload_store", "cpu_offload_load"]): False}
+            hints = rng.choice(_HINTS)
         for _ in range(rng.choice([1, 1, 1, 1, 2, 4])):
             room = engine.settings.longest - len(prompt)
             max_tokens = min(room, rng.choice([1, 2, 5, 12, 30]))

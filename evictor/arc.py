@@ -1,0 +1,90 @@
+"""Adaptive replacement: a balance of recency and frequency, moved by its own mistakes."""
+
+from collections.abc import Hashable, Sequence
+
+from evictor.ghosts import Ghosts, runs
+from evictor.policy import L, Newcomer
+from evictor.two_queues import NEW, PROVEN, TwoQueues
+
+
+class ArcPolicy(TwoQueues[L]):
+    """ARC (Megiddo and Modha, FAST 2003, "ARC: a self-tuning, low overhead replacement cache").
+
+    T1 holds what was asked for once, T2 what was asked for again, each least recently used first; B1 and
+    B2 remember the names of what they lost. ``target`` is how many positions T1 should have: a request for
+    what B1 lost raises it, a request for what B2 lost lowers it.
+
+    Deviations:
+
+    - All is counted in positions, but one decision moves a leaf's tail: T1 may fall short of its target by
+      a bite, and a run of ghosts moves the target by its length at once, at the ratio from before.
+    - What is asked for below a gap in the ghosts counts as new: ghosts are looked up from the first
+      missing position on, and no further than they go.
+    - A ghost moves the target whenever it is asked for, stored again or not.
+    - A queue without a candidate passes its turn to the other.
+    - B1 and B2 remember ``capacity`` names together also while the pool is not full.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """For a pool of ``capacity`` positions."""
+        super().__init__()
+        self._capacity = capacity
+        self._target = 0.0
+        self._lost = Ghosts(capacity), Ghosts(capacity)  # B1 and B2
+
+    def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
+        now = next(self._clock)
+        for node in path:
+            self._rank(node, (PROVEN, now))
+        once, again = self._lost
+        for ghosts, _, size in runs(chain, depth, once, again):
+            if ghosts is once:
+                self._target += size * max(1.0, len(again) / len(once))
+            else:
+                self._target -= size * max(1.0, len(once) / len(again))
+            self._target = min(max(self._target, 0.0), float(self._capacity))
+
+    def num_alike(self, keys: Sequence[Hashable], start: int) -> int:
+        """Ghosts, as far as they go; or all, for after what is new nothing is looked up."""
+        return sum(size for _, _, size in runs(keys, start, *self._lost)) or len(keys) - start
+
+    def joins(self, node: L, key: Hashable) -> bool:
+        return node in self._ranks and self._ranks[node][0] == self._queue_of(key)
+
+    def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
+        self._rank(node, (self._queue_of(keys[0]), next(self._clock)))
+        for ghosts, start, size in runs(keys, 0, *self._lost):
+            ghosts.take(keys[start], size)
+        self._trim()
+
+    def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
+        if newcomer is not None and newcomer.keys[0] in self._lost[PROVEN]:
+            exceeds = self._num_new >= self._target
+        else:
+            exceeds = self._num_new > self._target
+        return self._first(NEW if exceeds else PROVEN)
+
+    def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
+        self._count(leaf)
+        self._lost[self._ranks[leaf][0]].add(keys)
+        self._trim()
+
+    def check_invariants(self) -> None:
+        super().check_invariants()
+        once, again = self._lost
+        once.check_invariants()
+        again.check_invariants()
+        assert 0 <= self._target <= self._capacity, f"target {self._target} of {self._capacity}"
+        assert not once or self._num_new + len(once) <= self._capacity, (
+            f"{self._num_new} positions and {len(once)} ghosts were asked for once"
+        )
+        assert len(once) + len(again) <= self._capacity, f"{len(once)} and {len(again)} ghosts"
+
+    def _queue_of(self, key: Hashable) -> int:
+        return PROVEN if any(key in ghosts for ghosts in self._lost) else NEW
+
+    def _trim(self) -> None:
+        """T1 and B1 have at most ``capacity`` positions, so have B1 and B2."""
+        once, again = self._lost
+        once.trim(self._capacity - self._num_new)
+        again.trim(self._capacity - len(once))

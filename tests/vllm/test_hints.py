@@ -1,0 +1,76 @@
+"""Hints of requests on vLLM's real scheduler: who stays in a pool under pressure."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from offload.vllm.virtual import VirtualEngine
+from tests.vllm.driver import depth_of, serve, tokens
+
+POOL = {"gpu_blocks": 32, "cpu_slots": 64, "block_size": 4}
+DOCUMENT = 10  # blocks
+
+
+def ask(engine: VirtualEngine, number: int, hints: dict[str, Any] | None = None) -> Any:
+    """About a document of its own."""
+    return serve(engine, tokens(4 * DOCUMENT, number), hints=hints)
+
+
+@pytest.mark.parametrize(
+    "hints", [{"cpu_offload_pin_seconds": 1000}, {"cpu_offload_priority": "high"}], ids=str
+)
+def test_a_document_that_is_to_stay_survives_pressure(
+    hints: dict[str, Any], engines: Callable[..., VirtualEngine]
+) -> None:
+    engine = engines(**POOL)
+    kept, other = ask(engine, 0, hints), ask(engine, 1)
+    for number in range(2, 10):
+        ask(engine, number)
+    assert depth_of(engine, kept) == DOCUMENT
+    assert depth_of(engine, other) == 0
+
+
+def test_hints_reach_what_is_in_the_pool_already(engines: Callable[..., VirtualEngine]) -> None:
+    engine = engines(**POOL)
+    kept, other = ask(engine, 0), ask(engine, 1)
+    ask(engine, 0, {"cpu_offload_pin_seconds": 1000})
+    for number in range(2, 10):
+        ask(engine, number)
+    assert (depth_of(engine, kept), depth_of(engine, other)) == (DOCUMENT, 0)
+
+
+def test_a_pin_and_a_time_to_live_end_by_the_engines_clock(engines: Callable[..., VirtualEngine]) -> None:
+    engine = engines(**POOL, step_seconds=10.0)
+    pinned = ask(engine, 0, {"cpu_offload_pin_seconds": 10})
+    recent = [ask(engine, number) for number in range(1, 6)]
+    mortal = ask(engine, 6, {"cpu_offload_ttl_seconds": 10})
+    ask(engine, 7)
+    assert depth_of(engine, pinned) < DOCUMENT
+    ask(engine, 8)
+    assert depth_of(engine, mortal) == 0
+    assert [depth_of(engine, request) for request in recent[1:]] == [DOCUMENT] * 4
+
+
+@pytest.mark.parametrize(
+    "hints", [{"cpu_offload_keep": False}, {"cpu_offload_priority": "low"}], ids=["unwanted", "low"]
+)
+def test_who_does_not_want_to_be_kept_evicts_nobody(
+    hints: dict[str, Any], engines: Callable[..., VirtualEngine]
+) -> None:
+    engine = engines(**POOL)
+    first = ask(engine, 0, hints)
+    assert depth_of(engine, first) == DOCUMENT, "there was room"
+    others = [ask(engine, number) for number in range(1, 7)]
+    assert depth_of(engine, first) == 4
+    for number in range(7, 10):
+        ask(engine, number, hints)
+    assert [depth_of(engine, request) for request in others] == [DOCUMENT] * 6
+
+
+def test_pins_together_get_a_share_of_the_pool(engines: Callable[..., VirtualEngine]) -> None:
+    engine = engines(**POOL)
+    pinned = [ask(engine, number, {"cpu_offload_pin_seconds": 1000}) for number in range(4)]
+    for number in range(4, 14):
+        ask(engine, number)
+    assert [depth_of(engine, request) for request in pinned] == [DOCUMENT, 0, 0, 0]
