@@ -23,7 +23,7 @@ NATIVE: dict[str, tuple[str, str | None]] = {
     "vllm-arc": ("arc", None),
     "vllm-hazard": ("HazardCachePolicy", "offload.vllm.native_policy"),
 }
-"""Cache policies in vLLM's own manager: the name it knows, and the module of one that is not vLLM's own."""
+"""Cache policies in vLLM's own manager: the name, and the module of one that is not vLLM's own."""
 
 _ANY_NATIVE = "vllm-native:"
 _ALL = "-all"
