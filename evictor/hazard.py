@@ -3,11 +3,9 @@
 import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
-from itertools import count
 from typing import Generic
 
-from sortedcontainers import SortedDict
-
+from evictor.age_queue import AgeQueue
 from evictor.history import History, Past, Run
 from evictor.policy import L, Newcomer
 from evictor.reuse import NUM_KINDS, ReuseStatistics
@@ -33,13 +31,13 @@ class HazardPolicy(Generic[L]):
         self._reuse = ReuseStatistics(capacity)
         self._history = History(max(_HISTORY_CAPACITIES * capacity, _MIN_HISTORY))
         self._tick = 0
-        self._serial = count()
         self._pasts: dict[L, Past] = {}
         self._fresh: set[L] = set()  # stored, and not used since
-        self._keys: dict[L, tuple[int, int, int]] = {}  # of candidates: kind, last use, serial
-        self._queues: list[SortedDict[tuple[int, int, int], L]] = [SortedDict() for _ in range(NUM_KINDS)]
+        self._candidates: dict[L, int] = {}  # and their kinds
+        self._queues: list[AgeQueue[L]] = [AgeQueue() for _ in range(NUM_KINDS)]
         self._order: list[tuple[float, int, int]] = []  # of kinds: value and last use of the first, kind
         self._filed: dict[int, tuple[float, int, int]] = {}
+        self._unfiled: set[int] = set()  # kinds that may have another first, or value, than they are filed by
         self._steps_at: dict[int, float] = {}  # tick at which a kind's value changes
         self._next_step = math.inf
 
@@ -67,8 +65,7 @@ class HazardPolicy(Generic[L]):
             self._lose(run)
         if self._reuse.is_due(self._tick):
             self._reuse.learn(self._tick)
-            for kind in list(self._filed):
-                self._file(kind)
+            self._unfiled.update(self._filed)
 
     def num_alike(self, keys: Sequence[Hashable], start: int) -> int:
         run = self._history.get(keys[start])
@@ -106,35 +103,25 @@ class HazardPolicy(Generic[L]):
                 self._fresh.add(heir)
 
     def enter(self, leaf: L) -> None:
-        if leaf not in self._keys:
+        if leaf not in self._candidates:
             past = self._pasts[leaf]
-            key = self._keys[leaf] = past.kind, past.last_use, next(self._serial)
-            queue = self._queues[past.kind]
-            queue[key] = leaf
-            if queue.keys()[0] is key:
-                self._file(past.kind)
+            self._candidates[leaf] = past.kind
+            if self._queues[past.kind].add(leaf, past.last_use):
+                self._unfiled.add(past.kind)
 
     def leave(self, leaf: L) -> None:
-        key = self._keys.pop(leaf, None)
-        if key is not None:
-            queue = self._queues[key[0]]
-            was_first = queue.keys()[0] is key
-            del queue[key]
-            if was_first:
-                self._file(key[0])
+        kind = self._candidates.pop(leaf, None)
+        if kind is not None and self._queues[kind].remove(leaf):
+            self._unfiled.add(kind)
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
-        if self._tick >= self._next_step:
-            for kind in [kind for kind, tick in self._steps_at.items() if tick <= self._tick]:
-                self._file(kind)
-            self._next_step = min(self._steps_at.values(), default=math.inf)
+        self._file_kinds()
         if not self._order:
             return None
         value, _, kind = self._order[0]
         if newcomer is not None and self._reuse.value(self._kind_of(newcomer), 0) < value:
             return None
-        leaf: L = self._queues[kind].peekitem(0)[1]
-        return leaf
+        return self._queues[kind].first()
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
         run = Run.of(keys, 0, len(keys), self._pasts[leaf].copy())
@@ -148,17 +135,22 @@ class HazardPolicy(Generic[L]):
     def check_invariants(self) -> None:
         self._reuse.check_invariants()
         self._history.check_invariants()
-        assert sum(map(len, self._queues)) == len(self._keys), f"{self._keys} and the queues differ"
-        for leaf, key in self._keys.items():
+        for queue in self._queues:
+            queue.check_invariants()
+        assert sum(map(len, self._queues)) == len(self._candidates), f"{self._candidates} and queues differ"
+        for leaf, kind in self._candidates.items():
             past = self._pasts[leaf]
-            assert key[:2] == (past.kind, past.last_use), f"{leaf!r} is filed under {key}, has {past}"
-            assert self._queues[key[0]].get(key) is leaf, f"{leaf!r} is not in its queue"
+            assert kind == past.kind, f"{leaf!r} is filed as of kind {kind}, has {past}"
+            found = self._queues[kind].last_use(leaf)
+            assert found == past.last_use, f"{leaf!r} is filed under {found}, has {past}"
         assert self._fresh <= self._pasts.keys(), "a fresh node is unknown"
         assert self._order == sorted(self._filed.values()), f"{self._order} and {self._filed} differ"
-        firsts = {kind: queue.keys()[0][1] for kind, queue in enumerate(self._queues) if queue}
-        assert {kind: filed[1] for kind, filed in self._filed.items()} == firsts, (
-            f"{self._filed}, not {firsts}"
-        )
+        for kind, queue in enumerate(self._queues):
+            filed = self._filed.get(kind)
+            first = queue.last_use(queue.first()) if len(queue) else None
+            assert kind in self._unfiled or first == (filed[1] if filed else None), (
+                f"{kind}: {filed}, {first}"
+            )
 
     def _ask_history(self, chain: Sequence[Hashable], depth: int) -> list[tuple[int, int]]:
         """Episodes of what is known beyond ``depth`` end with a use: sizes of runs, and their uses."""
@@ -182,7 +174,7 @@ class HazardPolicy(Generic[L]):
     def _use(self, node: L, kinds: Sequence[int]) -> None:
         past, size = self._pasts[node], len(node)
         self._reuse.end(past.kind, self._tick - past.last_use, size, with_hit=True)
-        is_candidate = node in self._keys
+        is_candidate = node in self._candidates
         if is_candidate:
             self.leave(node)
         past.last_use = self._tick
@@ -209,20 +201,26 @@ class HazardPolicy(Generic[L]):
         """Of positions that no request has asked for yet, which are those of an answer."""
         return self._reuse.kinds(len(keys), len(keys))[0]
 
-    def _file(self, kind: int) -> None:
-        """Put a kind where the value of its first leaf says."""
-        filed = self._filed.pop(kind, None)
-        if filed is not None:
-            del self._order[bisect_left(self._order, filed)]
-            del self._steps_at[kind]
-        queue = self._queues[kind]
-        if queue:
-            last_use = queue.keys()[0][1]
-            age = self._tick - last_use
-            filed = self._filed[kind] = self._reuse.value(kind, age), last_use, kind
-            insort(self._order, filed)
-            self._steps_at[kind] = tick = last_use + self._reuse.next_step(age)
-            self._next_step = min(self._next_step, tick)
+    def _file_kinds(self) -> None:
+        """Put every kind where the value of its first leaf says, if that may have changed."""
+        if is_step := self._tick >= self._next_step:
+            self._unfiled.update(kind for kind, tick in self._steps_at.items() if tick <= self._tick)
+        for kind in self._unfiled:
+            filed = self._filed.pop(kind, None)
+            if filed is not None:
+                del self._order[bisect_left(self._order, filed)]
+                del self._steps_at[kind]
+            queue = self._queues[kind]
+            if len(queue):
+                last_use = queue.last_use(queue.first())
+                age = self._tick - last_use
+                filed = self._filed[kind] = self._reuse.value(kind, age), last_use, kind
+                insort(self._order, filed)
+                self._steps_at[kind] = tick = last_use + self._reuse.next_step(age)
+                self._next_step = min(self._next_step, tick)
+        self._unfiled.clear()
+        if is_step:
+            self._next_step = min(self._steps_at.values(), default=math.inf)
 
 
 def _is_same(one: Past, other: Past) -> bool:

@@ -19,6 +19,7 @@ STATEFUL = {
     "allocator.uncached.UncachedBlocks",
     "evictor.arc.ArcPolicy",
     "evictor.ghosts.Ghosts",
+    "evictor.age_queue.AgeQueue",
     "evictor.hazard.HazardPolicy",
     "evictor.history.History",
     "evictor.hinted.HintedPolicy",
