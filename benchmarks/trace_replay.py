@@ -9,7 +9,7 @@ of the trace. A request's blocks are in the pool when the next one arrives; full
 answers are not in a trace. A pool's size is a fraction of the distinct blocks of what is replayed.
 
 Policies: any registered one; `default`, which is one of them; `vllm-lru` and `vllm-arc`, vLLM's own,
-unmodified, in vLLM's own manager (`benchmarks.trace.native`), and `vllm-hazard`, ours in it; each of them with
+unmodified, in its manager (`benchmarks.trace.native`), and `vllm-hazard`, ours there; each of them with
 `-all`, the same offered a request's hits to store, too; `vllm-native:CLASS@MODULE`, any other class for it;
 `optimal`, what no prefix-closed cache can exceed, knowing the future (`benchmarks.trace.optimum`), and
 `optimal-no-bypass`, if it had to take in each request's blocks.
