@@ -9,10 +9,10 @@ of the trace. A request's blocks are in the pool when the next one arrives; full
 answers are not in a trace. A pool's size is a fraction of the distinct blocks of what is replayed.
 
 Policies: any registered one; `default`, which is one of them; `vllm-lru` and `vllm-arc`, vLLM's own,
-unmodified, in vLLM's own manager (`benchmarks.trace.native`); `vllm-lru-all` and `vllm-arc-all`, the same
-offered a request's hits to store, too; `vllm-native:CLASS@MODULE`, any other class for it; `optimal`, what
-no prefix-closed cache can exceed, knowing the future (`benchmarks.trace.optimum`), and `optimal-no-bypass`,
-if it had to take in each request's blocks.
+unmodified, in its manager (`benchmarks.trace.native`), and `vllm-hazard`, ours there; each of them with
+`-all`, the same offered a request's hits to store, too; `vllm-native:CLASS@MODULE`, any other class for it;
+`optimal`, what no prefix-closed cache can exceed, knowing the future (`benchmarks.trace.optimum`), and
+`optimal-no-bypass`, if it had to take in each request's blocks.
 
 `--trace cycle`, which is the default, is built in: `--documents` asked one after the other, `--passes`
 times, through a pool with room for `--pool-documents`. Its rows are also told pass by pass.

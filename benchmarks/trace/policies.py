@@ -21,8 +21,9 @@ OPTIMA = {OPTIMAL: True, "optimal-no-bypass": False}
 NATIVE: dict[str, tuple[str, str | None]] = {
     "vllm-lru": ("lru", None),
     "vllm-arc": ("arc", None),
+    "vllm-hazard": ("HazardCachePolicy", "offload.vllm.native_policy"),
 }
-"""Cache policies of vLLM's own manager: its name, and the module of one that is not vLLM's own."""
+"""Cache policies in vLLM's own manager: the name, and the module of one that is not vLLM's own."""
 
 _ANY_NATIVE = "vllm-native:"
 _ALL = "-all"

@@ -4,6 +4,7 @@ import functools
 import json
 import random
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class VirtualSettings:
         rot_rate: how often, per step, a byte of a resident slot changes by itself.
         copies: when copies end, and which of them fail.
         record_trace: as in the connector's configuration.
+        native_options: more of the native connector's ``kv_connector_extra_config``.
         eviction_policy: as in the connector's configuration.
         log_stats: let the scheduler collect statistics as a served engine does.
     """
@@ -93,6 +95,7 @@ class VirtualSettings:
     rot_rate: float = 0.0
     copies: CopySchedule = field(default_factory=CopySchedule)
     record_trace: str | None = None
+    native_options: Mapping[str, Any] = field(default_factory=dict)
     eviction_policy: str = DEFAULT_POLICY
     log_stats: bool = False
 
@@ -221,6 +224,7 @@ def _transfer_config(settings: VirtualSettings) -> dict[str, Any] | None:
             "offload_prompt_only": not settings.store_decode_blocks,
             "spec_name": "VirtualNativeSpec",
             "spec_module_path": "offload.vllm.virtual.native",
+            **settings.native_options,
         }
     else:
         plugin.register()
