@@ -83,6 +83,7 @@ class Ranking:
         left = place.node if place.node.hashes else parent
         heir = left if left is not None and left.hashes else None
         for part in removed:
+            self._policy.dropped(part.node, len(part.hashes))
             if not part.node.hashes:
                 if heir is not None:
                     self._policy.inherit(heir, part.node)

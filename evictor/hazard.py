@@ -5,10 +5,12 @@ from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
 from typing import Generic
 
+import numpy as np
+
 from evictor.age_queue import AgeQueue
 from evictor.history import History, Past, Run
 from evictor.policy import L, Newcomer
-from evictor.reuse import NUM_KINDS, ReuseStatistics
+from evictor.reuse import NUM_KINDS, NUM_USES, ReuseStatistics
 
 _HISTORY_CAPACITIES = 4
 _MIN_HISTORY = 1 << 17
@@ -57,7 +59,7 @@ class HazardPolicy(Generic[L]):
         stop = depth
         for size, uses in runs:
             start, stop = stop, stop + size
-            kind = kinds[min(uses + 1, len(kinds) - 1)]
+            kind = kinds[uses + 1] if uses + 1 < NUM_USES else kinds[-1]
             self._reuse.begin(kind, size)
             run = Run.of(chain, start, stop, Past(self._tick, uses + 1, kind))
             self._lose(self._history.add(chain[start], run))
@@ -126,6 +128,12 @@ class HazardPolicy(Generic[L]):
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
         run = Run.of(keys, 0, len(keys), self._pasts[leaf].copy())
         self._lose(self._history.add(keys[0], run))
+        for run in self._history.pop_excess():
+            self._lose(run)
+
+    def dropped(self, node: L, num_positions: int) -> None:
+        past = self._pasts[node]
+        self._reuse.end(past.kind, self._tick - past.last_use, num_positions, with_hit=False)
 
     def forget(self, node: L) -> None:
         self.leave(node)
@@ -135,6 +143,13 @@ class HazardPolicy(Generic[L]):
     def check_invariants(self) -> None:
         self._reuse.check_invariants()
         self._history.check_invariants()
+        known = np.zeros(NUM_KINDS)
+        for node, past in self._pasts.items():
+            known[past.kind] += len(node)
+        for run in self._history.runs():
+            known[run.past.kind] += run.size
+        under_way = self._reuse.num_under_way()
+        assert np.allclose(known, under_way, atol=1e-3), f"{known} positions are known, {under_way} counted"
         for queue in self._queues:
             queue.check_invariants()
         assert sum(map(len, self._queues)) == len(self._candidates), f"{self._candidates} and queues differ"
@@ -179,7 +194,7 @@ class HazardPolicy(Generic[L]):
             self.leave(node)
         past.last_use = self._tick
         past.uses += 1
-        past.kind = kinds[min(past.uses, len(kinds) - 1)]
+        past.kind = kinds[past.uses] if past.uses < NUM_USES else kinds[-1]
         self._reuse.begin(past.kind, size)
         self._fresh.discard(node)
         if is_candidate:

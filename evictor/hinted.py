@@ -212,6 +212,11 @@ class HintedPolicy(Generic[L]):
         if self._marks and (mark := self._marks.get(leaf)) is not None:
             self._file(leaf, mark)
 
+    def dropped(self, node: L, num_positions: int) -> None:
+        self._inner.dropped(node, num_positions)
+        if self._marks and (mark := self._marks.get(node)) is not None:
+            self._file(node, mark)
+
     def forget(self, node: L) -> None:
         self._candidates.discard(node)
         mark = self._marks.pop(node, None) if self._marks else None

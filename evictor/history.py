@@ -118,6 +118,10 @@ class History:
             runs.append(run)
         return runs
 
+    def runs(self) -> list[Run]:
+        """All of them, the oldest first."""
+        return list(self._runs.values())
+
     def check_invariants(self) -> None:
         """Sizes add up, and marks are those of their runs."""
         assert self._size == sum(run.size for run in self._runs.values()), f"{self._size} positions counted"

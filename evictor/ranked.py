@@ -52,6 +52,9 @@ class RankedPolicy(Generic[L]):
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
         """No history is kept."""
 
+    def dropped(self, node: L, num_positions: int) -> None:
+        """No position is counted."""
+
     def forget(self, node: L) -> None:
         self.leave(node)
         self._ranks.pop(node, None)

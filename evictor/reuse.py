@@ -38,6 +38,7 @@ _GROUP_REQUESTS = 50.0  # whose evidence of a kind weighs as much as that of all
 _MEMORY = 128.0  # capacities after which evidence weighs 1/e
 _MEAN_OVER = 2000  # requests
 _MAX_SPANS = 256
+_MAX_NEWS = 2000
 
 
 class ReuseStatistics:
@@ -90,7 +91,10 @@ class ReuseStatistics:
 
     def end(self, kind: int, age: int, num_positions: int, *, with_hit: bool) -> None:
         """Episodes end at ``age`` ticks: a request asks for their positions, or they are forgotten."""
-        (self._new_hits if with_hit else self._new_forgotten).append((kind, age, num_positions))
+        news = self._new_hits if with_hit else self._new_forgotten
+        if news and news[-1][:2] == (kind, age):  # segments of one conversation have much in common
+            num_positions += news.pop()[2]
+        news.append((kind, age, num_positions))
 
     def value(self, kind: int, age: int) -> float:
         """What a slot earns that keeps such a position: hits per tick."""
@@ -104,12 +108,17 @@ class ReuseStatistics:
         return self._steps[step] if step < len(self._steps) else math.inf
 
     def is_due(self, tick: int) -> bool:
-        """Whether enough has happened to learn from it: rarer and rarer, then at a steady pace."""
+        """Whether enough has happened to learn from it: rarer and rarer, then at a steady pace.
+
+        At the latest when so much is new that taking it in would take a while.
+        """
+        if len(self._new_hits) + len(self._new_forgotten) > _MAX_NEWS:
+            return True
         least, most = 2 * self.mean_request, max(64 * self.mean_request, self._capacity / 10)
         return tick - self._learned_at >= max(least, min(tick / 16, most))
 
     def learn(self, tick: int) -> None:
-        """Make the index anew. Whole arrays; the time depends on neither capacity nor history."""
+        """Make the index anew. Whole arrays; the time does not depend on capacity or history."""
         self._take_in_news(tick)
         hits, at_risk = self._hits, self._at_risk(tick)
         prior = _PRIOR_HAZARD * np.minimum(1.0, np.diff(self._bounds) / (self._capacity / 2))
@@ -121,6 +130,13 @@ class ReuseStatistics:
         hazard = _shrunk(hits, at_risk, hazard[:, np.newaxis], weight)
         index = _gittins(hazard.reshape(NUM_KINDS, _NUM_AGES), np.diff(self._bounds))
         self._index = np.append(index, index[:, -1:], axis=1).tolist()
+
+    def num_under_way(self) -> Floats:
+        """Episodes that have not ended, by kind."""
+        under_way: Floats = self._under_way.sum(axis=0) + self._new_begun
+        for kind, _, num_positions in (*self._new_hits, *self._new_forgotten):
+            under_way[kind] -= num_positions
+        return under_way
 
     def check_invariants(self) -> None:
         """Counts are possible, and the index is finite."""

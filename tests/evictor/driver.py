@@ -179,7 +179,10 @@ class PolicyDriver:
         heir = nodes[-1].parent
         assert heir is not None
         for node in nodes:
-            node.keys.clear()
+            if node.keys:
+                num_keys = len(node.keys)
+                node.keys.clear()
+                self.policy.dropped(node, num_keys)
             if heir is not self.root:
                 self.policy.inherit(heir, node)
             self.policy.forget(node)

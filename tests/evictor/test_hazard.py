@@ -93,6 +93,37 @@ def test_a_prompt_that_is_stored_in_chunks_is_one_segment() -> None:
         pool.evict(100)
 
 
+def test_no_episode_goes_on_for_what_is_gone() -> None:
+    """A failed store, wrong bytes and a reset end the episodes of what they take from the pool."""
+    policy: HazardPolicy = HazardPolicy(100)
+    pool = CpuOffloadingBlockAllocator(100, policy=policy)
+    for turn in range(60):
+        chain = chain_of(turn % 7, *range(turn % 20 + 3))
+        pool.touch(chain)
+        plan = pool.plan_store(chain, len(chain))
+        if plan is not None and turn % 3 == 0:
+            pool.abort(plan)
+        elif plan is not None:
+            pool.commit(plan)
+        if turn % 5 == 0:
+            pool.drop(chain, len(chain) // 2)
+        if turn % 13 == 0:
+            pool.reset()
+        policy.check_invariants()
+    pool.reset()
+    known = sum(run.size for run in policy._history.runs())
+    assert policy._reuse.num_under_way().sum() == known
+
+
+def test_a_long_conversation_is_little_news() -> None:
+    policy: HazardPolicy = HazardPolicy(10_000)
+    pool = CpuOffloadingBlockAllocator(10_000, policy=policy)
+    for turn in range(1, 300):
+        ask(pool, chain_of(*range(4 * turn)))
+        assert len(policy._reuse._new_hits) < 12 * 65
+    assert len(list(pool._tree.nodes())) > 250
+
+
 def test_a_newcomer_that_continues_is_of_the_kind_of_what_it_continues() -> None:
     policy: HazardPolicy = HazardPolicy(64)
     driver = PolicyDriver(policy)
