@@ -130,11 +130,13 @@ class RankedSegments:
         return None if chosen is None else Evicted(evicted, for_guests)
 
     def discard(self, keys: Iterable[Key]) -> None:
-        """``keys`` are not here, in use or not: nothing is learned from that. O(n) and their segments."""
+        """``keys`` are not here, in use or not. O(n) and their segments."""
         gone = set(keys)
         for segment in {self._segments.pop(key) for key in gone}:
             segment.num_busy -= len(self._busy.intersection(segment.keys) & gone)
-            segment.keys = [key for key in segment.keys if key not in gone]
+            left = [key for key in segment.keys if key not in gone]
+            num_gone, segment.keys = len(segment) - len(left), left
+            self._policy.dropped(segment, num_gone)
             if not self._drop_if_empty(segment):
                 self._refresh(segment)
         self._busy -= gone
