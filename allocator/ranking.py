@@ -27,7 +27,8 @@ class Ranking:
     def ask(self, node: Node, hints: KeepHints | None, num_new: int) -> None:
         """A request may store ``num_new`` positions below ``node`` and wants them kept so."""
         if self._hinted is not None:
-            self._hinted.ask(hints, self._tree.path(node), num_new)
+            matters = hints is not None or self._hinted.is_in_use
+            self._hinted.ask(hints, self._tree.path(node) if matters else (), num_new)
 
     def node_ending_at(self, place: Place) -> Node:
         """Split so that ``place`` is the end of a node; return that node."""

@@ -77,13 +77,13 @@ class HazardPolicy(Generic[L]):
         if node not in self._fresh:
             return False
         run = self._history.get(key)
-        return run is None or _is_same(run.past, self._pasts[node])
+        return run is None or run.past == self._pasts[node]
 
     def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
         run = self._history.pop(keys[0])
         if run is not None and run.size > len(keys):
             rest = run.without(len(keys))
-            if next_key is None or rest.size < 1:
+            if next_key is None:
                 self._reuse.begin(run.past.kind, -rest.size)
             else:
                 self._lose(self._history.add(next_key, rest))
@@ -236,7 +236,3 @@ class HazardPolicy(Generic[L]):
         self._unfiled.clear()
         if is_step:
             self._next_step = min(self._steps_at.values(), default=math.inf)
-
-
-def _is_same(one: Past, other: Past) -> bool:
-    return (one.last_use, one.uses, one.kind) == (other.last_use, other.uses, other.kind)

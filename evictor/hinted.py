@@ -106,6 +106,11 @@ class HintedPolicy(Generic[L]):
         self._stamp = 0
         self._has_warned = False
 
+    @property
+    def is_in_use(self) -> bool:
+        """Whether any node has a hint."""
+        return bool(self._marks)
+
     def ask(self, hints: KeepHints | None, path: Sequence[L], num_new: int = 0) -> None:
         """A request with these hints uses the nodes of ``path``, the deepest first.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _NUM_MARKS = 32
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class Past:
     """What is remembered of positions with the same past.
 

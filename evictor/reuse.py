@@ -29,9 +29,7 @@ _KINDS = [list(range(each, NUM_KINDS, _KINDS_PER_USES)) for each in range(_KINDS
 _NUM_AGES = 14  # the first to an eighth of the capacity, each of the others twice as old as the one before
 _STEPS = 8  # of the index within each of them
 
-_PRIOR_HAZARD = (
-    0.15  # of ages between half a capacity and a whole one, and so on; even below: the order of LRU
-)
+_PRIOR_HAZARD = 0.15  # from half a capacity to a whole one, and so on; even below: the order of LRU
 _PRIOR_REQUESTS = 30.0  # whose evidence weighs as much as that
 _GROUP_REQUESTS = 50.0  # whose evidence of a kind weighs as much as that of all kinds with as many uses
 
