@@ -306,20 +306,21 @@ class CpuOffloadingBlockAllocator:
         while stop < len(hashes):
             start, stop = stop, stop + self._policy.num_alike(hashes, stop)
             if self.num_free < stop * self.columns:
-                self._make_room(Newcomer(parent, hashes[start:stop]), stop * self.columns)
+                self._make_room(Newcomer(parent, hashes[start], stop - start), stop * self.columns)
                 if self.num_free < stop * self.columns:
                     return self.num_free // self.columns
         return stop
 
     def _make_room(self, newcomer: Newcomer[Node] | None, num_slots: int) -> None:
         """Evict from the tails of leaves until ``num_slots`` are free or the policy would rather not."""
-        while (shortage := num_slots - self.num_free) > 0:
+        while (shortage := num_slots - self._pool.num_free) > 0:
             removed = self._ranking.evict(newcomer, -(-shortage // self.columns))
             if removed is None:
                 return
             self.num_evicted += len(removed.hashes)
             self._pool.move(flat(removed.slots), SlotState.RESIDENT, SlotState.FREE)
-            self._record(Evicted(removed.hashes))
+            if self._events is not None:
+                self._record(Evicted(removed.hashes))
 
     def _cut(self, place: Place) -> None:
         removed = self._ranking.cut(place)
@@ -364,7 +365,8 @@ class CpuOffloadingBlockAllocator:
             return False
         self._plans.end_landed(plan)
         self._pool.move(flat(plan.slots), SlotState.FILLING, SlotState.RESIDENT)
-        self._record(Stored(plan.hashes, plan.parent_hash))
+        if self._events is not None:
+            self._record(Stored(plan.hashes, plan.parent_hash))
         self._ranking.refresh(last)
         return True
 

@@ -78,6 +78,10 @@ class Node:
 
     def truncate(self, size: int) -> "Removed":
         """Keep the first ``size`` positions and return the others."""
+        if not size:
+            removed = Removed(self, self.start, self.hashes, self.slots, self.resident)
+            self.hashes, self._buffer, self.resident = [], self._buffer[:0], 0
+            return removed
         hashes, slots = self.hashes[size:], self.slots[size:].copy()
         removed = Removed(self, self.start + size, hashes, slots, max(0, self.resident - size))
         del self.hashes[size:]
@@ -116,6 +120,10 @@ class Place(NamedTuple):
     depth: int
 
 
+_Border = tuple[Place, bytes | None, bytes | None]
+"""A place where the known part of a chain ends, and the hashes before it and after it."""
+
+
 class Removed(NamedTuple):
     """Positions from ``start`` on that left ``node``: ``resident`` ones first, the others were filling."""
 
@@ -134,22 +142,24 @@ class PrefixTree:
         self.columns = columns
         self.stride = stride
         self._index: dict[bytes, Node] = {}
+        self._border: _Border = Place(self.root, 0), None, None
 
     def find(self, chain: Sequence[bytes], stop: int) -> Place:
         """The longest known part of the first ``stop`` positions of ``chain``, resident or filling.
 
         Membership along a chain is a run of yes and then a run of no, so a binary search finds the
-        border in O(log n) probes; both common cases, all of it and none of it, take a few.
+        border in O(log n) probes; both common cases, all of it and none of it, take a few. A request is
+        looked up several times before anything changes, so the border found last is tried first.
         """
-        index, stride = self._index, self.stride
         size = min(stop, len(chain))
-        if size < 1 or chain[0] not in index:
-            return Place(self.root, 0)
-        last = (size - 1) // stride
-        if chain[last * stride] not in index:
-            last = bisect_left(range(1, last), True, key=lambda mark: chain[mark * stride] not in index)
-            size = (last + 1) * stride
-        return self._descend(index[chain[last * stride]], chain, 0, last * stride + 1, size)
+        place, before, after = self._border
+        depth = place.depth
+        if depth <= size and (not depth or chain[depth - 1] == before) and (depth == size or chain[depth] == after):
+            return place
+        place = self._search(chain, size)
+        depth = place.depth
+        self._border = place, chain[depth - 1] if depth else None, chain[depth] if depth < size else None
+        return place
 
     def node_at(
         self, hashes: Sequence[bytes], start: int, position: int, lead: Sequence[bytes] = ()
@@ -261,9 +271,10 @@ class PrefixTree:
         return True
 
     def trim(self, node: Node, num_positions: int) -> Removed:
-        """Remove the last positions of a childless node, and the node itself when nothing is left."""
+        """Remove up to so many of the last positions of a childless node, and itself when nothing is left."""
         assert not node.children, f"{node!r} has children"
-        removed = node.truncate(len(node) - num_positions)
+        left = len(node.hashes) - num_positions
+        removed = node.truncate(left if left > 0 else 0)
         self._forget(removed)
         if not node.hashes:
             self._unlink(node, removed.hashes[0])
@@ -314,23 +325,36 @@ class PrefixTree:
             assert found is node, f"index says {found!r} for a hash of {node!r}"
         assert len(marked) == len(self._index), f"{len(marked)} marked, {len(self._index)} in the index"
 
+    def _search(self, chain: Sequence[bytes], size: int) -> Place:
+        index, stride = self._index, self.stride
+        if size < 1 or chain[0] not in index:
+            return Place(self.root, 0)
+        last = (size - 1) // stride
+        if chain[last * stride] not in index:
+            last = bisect_left(range(1, last), True, key=lambda mark: chain[mark * stride] not in index)
+            size = (last + 1) * stride
+        return self._descend(index[chain[last * stride]], chain, 0, last * stride + 1, size)
+
     def _descend(self, node: Node, hashes: Sequence[bytes], first: int, depth: int, stop: int) -> Place:
         """The longest known part up to ``stop`` of a chain whose first ``depth`` positions are known.
 
         ``node`` holds the last of these, ``hashes`` begin at position ``first``.
         """
         while depth < stop:
-            mine, offset = node.hashes, node.start - first
-            end = min(stop, node.start + len(mine))
+            mine, start = node.hashes, node.start
+            end = start + len(mine)
             if depth == end:
                 child = node.children.get(hashes[depth - first])
                 if child is None:
                     break
                 node = child
-            elif mine[end - 1 - node.start] == hashes[end - 1 - first]:
+                continue
+            if end > stop:
+                end = stop
+            if mine[end - 1 - start] == hashes[end - 1 - first]:
                 depth = end
             else:
-                rest = range(depth - node.start, end - 1 - node.start)
+                rest, offset = range(depth - start, end - 1 - start), start - first
                 depth += bisect_left(rest, True, key=lambda i: mine[i] != hashes[i + offset])
                 break
         return Place(node, depth)
@@ -363,9 +387,11 @@ class PrefixTree:
         return hashes[-start % self.stride :: self.stride]
 
     def _point(self, hashes: Sequence[bytes], start: int, node: Node) -> None:
+        self._border = Place(self.root, 0), None, None
         self._index.update(zip(self._marked(hashes, start), repeat(node)))
 
     def _forget(self, removed: Removed) -> None:
+        self._border = Place(self.root, 0), None, None
         deque(map(self._index.__delitem__, self._marked(removed.hashes, removed.start)), maxlen=0)
 
     def _unlink(self, node: Node, first_hash: bytes) -> None:

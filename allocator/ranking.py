@@ -67,7 +67,7 @@ class Ranking:
             return None
         parent = leaf.parent
         assert parent is not None
-        removed = self._tree.trim(leaf, min(num_positions, len(leaf)))
+        removed = self._tree.trim(leaf, num_positions)
         self._policy.evicted(leaf, removed.hashes)
         if not leaf.hashes:
             if parent is not self._tree.root:

@@ -60,7 +60,7 @@ class SlotPool:
         """Take ``slots`` in use from one state to another; to FREE makes them available again."""
         num_slots = len(slots)
         self._count[source] -= num_slots
-        if SlotState.LEAVING in (source, target):
+        if source is SlotState.LEAVING or target is SlotState.LEAVING:
             self._is_leaving[slots] = target is SlotState.LEAVING
         if target is SlotState.FREE:
             self._stack[self.num_free : self.num_free + num_slots] = slots[::-1]

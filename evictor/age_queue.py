@@ -10,13 +10,17 @@ from evictor.policy import L
 
 
 class AgeQueue(Generic[L]):
-    """The leaf used longest ago comes first, of equals the one that came first.
+    """The leaf used longest ago comes first.
 
     Nearly all come in the order of their last use; those are in a linked list. The others are in a sorted
     dict: O(log n).
     """
 
     def __init__(self) -> None:
+        self.first: L | None = None
+        """The leaf used longest ago."""
+        self.first_use = -1
+        """Its last use."""
         self._in_order: OrderedDict[L, int] = OrderedDict()
         self._newest = -1  # last use of whoever came in order last
         self._late: SortedDict[tuple[int, int], L] = SortedDict()
@@ -34,29 +38,19 @@ class AgeQueue(Generic[L]):
         else:
             key = self._late_keys[leaf] = last_use, next(self._serial)
             self._late[key] = leaf
-        return self.first() is leaf
+        if is_first := self.first is None or last_use < self.first_use:
+            self.first, self.first_use = leaf, last_use
+        return is_first
 
     def remove(self, leaf: L) -> bool:
         """Returns whether ``leaf``, which is in it, was the first."""
-        was_first = self.first() is leaf
-        key = self._late_keys.pop(leaf, None)
-        if key is None:
-            del self._in_order[leaf]
-        else:
+        if self._late and (key := self._late_keys.pop(leaf, None)) is not None:
             del self._late[key]
+        else:
+            del self._in_order[leaf]
+        if was_first := self.first is leaf:
+            self._find_first()
         return was_first
-
-    def first(self) -> L:
-        """The leaf used longest ago; there must be one."""
-        if not self._late:
-            return next(iter(self._in_order))
-        key, late = self._late.peekitem(0)
-        if self._in_order:
-            leaf, last_use = next(iter(self._in_order.items()))
-            if last_use < key[0]:
-                return leaf
-        first: L = late
-        return first
 
     def last_use(self, leaf: L) -> int:
         """Of a leaf that is in it."""
@@ -71,3 +65,14 @@ class AgeQueue(Generic[L]):
         late = {leaf: key for key, leaf in self._late.items()}
         assert late == self._late_keys, f"{late} and {self._late_keys} differ"
         assert not late.keys() & self._in_order.keys(), "a leaf is in two places"
+        oldest = min([*uses, *(key[0] for key in self._late)], default=-1)
+        assert self.first_use == oldest, f"the first was used at {self.first_use}, the oldest at {oldest}"
+        assert (self.first is None) == (not len(self)), f"{self.first!r} is the first of {len(self)}"
+        assert self.first is None or self.last_use(self.first) == oldest, f"{self.first!r} is not the oldest"
+
+    def _find_first(self) -> None:
+        self.first, self.first_use = next(iter(self._in_order.items()), (None, -1))
+        if self._late:
+            key, leaf = self._late.peekitem(0)
+            if self.first is None or key[0] < self.first_use:
+                self.first, self.first_use = leaf, key[0]

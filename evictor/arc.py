@@ -58,7 +58,7 @@ class ArcPolicy(TwoQueues[L]):
         self._trim()
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
-        if newcomer is not None and newcomer.keys[0] in self._lost[PROVEN]:
+        if newcomer is not None and newcomer.key in self._lost[PROVEN]:
             exceeds = self._num_new >= self._target
         else:
             exceeds = self._num_new > self._target

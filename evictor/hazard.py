@@ -15,6 +15,8 @@ from evictor.reuse import NUM_KINDS, NUM_USES, ReuseStatistics
 _HISTORY_CAPACITIES = 4
 _MIN_HISTORY = 1 << 17
 
+_Filed = tuple[float, int, int]
+
 
 class HazardPolicy(Generic[L]):
     """Ranks leaves, and newcomers, by the index of their kind and age (see ``reuse``).
@@ -37,11 +39,13 @@ class HazardPolicy(Generic[L]):
         self._fresh: set[L] = set()  # stored, and not used since
         self._candidates: dict[L, int] = {}  # and their kinds
         self._queues: list[AgeQueue[L]] = [AgeQueue() for _ in range(NUM_KINDS)]
-        self._order: list[tuple[float, int, int]] = []  # of kinds: value and last use of the first, kind
-        self._filed: dict[int, tuple[float, int, int]] = {}
+        self._order: list[_Filed] = []  # of kinds: value and last use of the first, kind
+        self._filed: dict[int, _Filed] = {}
         self._unfiled: set[int] = set()  # kinds that may have another first, or value, than they are filed by
         self._steps_at: dict[int, float] = {}  # tick at which a kind's value changes
         self._next_step = math.inf
+        self._newcomer: Newcomer[L] | None = None  # who asked last
+        self._newcomer_value = 0.0
 
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
         if not chain:
@@ -54,17 +58,14 @@ class HazardPolicy(Generic[L]):
         if num_new:
             runs.append((num_new, -1))
         kinds = self._reuse.kinds(num_new, num_known)
-        for node in path:
-            self._use(node, kinds)
+        if path:
+            self._use(path, kinds)
         stop = depth
         for size, uses in runs:
             start, stop = stop, stop + size
             kind = kinds[uses + 1] if uses + 1 < NUM_USES else kinds[-1]
             self._reuse.begin(kind, size)
-            run = Run.of(chain, start, stop, Past(self._tick, uses + 1, kind))
-            self._lose(self._history.add(chain[start], run))
-        for run in self._history.pop_excess():
-            self._lose(run)
+            self._remember(chain[start], Run.of(chain, start, stop, Past(self._tick, uses + 1, kind)))
         if self._reuse.is_due(self._tick):
             self._reuse.learn(self._tick)
             self._unfiled.update(self._filed)
@@ -86,11 +87,11 @@ class HazardPolicy(Generic[L]):
             if next_key is None:
                 self._reuse.begin(run.past.kind, -rest.size)
             else:
-                self._lose(self._history.add(next_key, rest))
+                self._remember(next_key, rest)
         past = self._pasts.get(node)
         if past is None:
             if run is None:
-                past = Past(self._tick, 0, self._kind_of_unasked(keys))
+                past = Past(self._tick, 0, self._kind_of_unasked(len(keys)))
             else:
                 past = run.past.copy()
             self._pasts[node] = past
@@ -117,23 +118,25 @@ class HazardPolicy(Generic[L]):
             self._unfiled.add(kind)
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
-        self._file_kinds()
+        if self._unfiled or self._tick >= self._next_step:
+            self._file_kinds()
         if not self._order:
             return None
         value, _, kind = self._order[0]
-        if newcomer is not None and self._reuse.value(self._kind_of(newcomer), 0) < value:
-            return None
-        return self._queues[kind].first()
+        if newcomer is not None:
+            if newcomer is not self._newcomer:  # who has been let in is not turned away half-way
+                self._newcomer = newcomer
+                self._newcomer_value, _ = self._reuse.value(self._kind_of(newcomer), 0)
+            if self._newcomer_value < value:
+                return None
+        return self._queues[kind].first
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
-        run = Run.of(keys, 0, len(keys), self._pasts[leaf].copy())
-        self._lose(self._history.add(keys[0], run))
-        for run in self._history.pop_excess():
-            self._lose(run)
+        self._remember(keys[0], Run.of(keys, 0, len(keys), self._pasts[leaf].copy()))
 
     def dropped(self, node: L, num_positions: int) -> None:
         past = self._pasts[node]
-        self._reuse.end(past.kind, self._tick - past.last_use, num_positions, with_hit=False)
+        self._reuse.forgotten(past.kind, self._tick - past.last_use, num_positions)
 
     def forget(self, node: L) -> None:
         self.leave(node)
@@ -162,9 +165,8 @@ class HazardPolicy(Generic[L]):
         assert self._order == sorted(self._filed.values()), f"{self._order} and {self._filed} differ"
         for kind, queue in enumerate(self._queues):
             filed = self._filed.get(kind)
-            first = queue.last_use(queue.first()) if len(queue) else None
-            assert kind in self._unfiled or first == (filed[1] if filed else None), (
-                f"{kind}: {filed}, {first}"
+            assert kind in self._unfiled or queue.first_use == (filed[1] if filed else -1), (
+                f"{kind}: {filed}, {queue.first_use}"
             )
 
     def _ask_history(self, chain: Sequence[Hashable], depth: int) -> list[tuple[int, int]]:
@@ -177,44 +179,51 @@ class HazardPolicy(Generic[L]):
                 break
             self._history.pop(chain[depth])
             age = self._tick - run.past.last_use
-            self._reuse.end(run.past.kind, age, size, with_hit=True)
+            self._reuse.hit(run.past.kind, age, size)
             if size < run.size:
-                self._reuse.end(run.past.kind, age, run.size - size, with_hit=False)
+                self._reuse.forgotten(run.past.kind, age, run.size - size)
             runs.append((size, run.past.uses))
             depth += size
             if size < run.size:
                 break
         return runs
 
-    def _use(self, node: L, kinds: Sequence[int]) -> None:
-        past, size = self._pasts[node], len(node)
-        self._reuse.end(past.kind, self._tick - past.last_use, size, with_hit=True)
-        is_candidate = node in self._candidates
+    def _use(self, path: Sequence[L], kinds: Sequence[int]) -> None:
+        leaf, now = path[0], self._tick  # others have children, and are no candidates
+        if is_candidate := leaf in self._candidates:
+            self.leave(leaf)
+        self._fresh.difference_update(path)
+        kind, last_use, num_positions = -1, now, 0
+        for node in path:
+            past, size = self._pasts[node], len(node)
+            if past.kind != kind or past.last_use != last_use:
+                if num_positions:  # parts of one conversation have much in common
+                    self._reuse.hit(kind, now - last_use, num_positions)
+                kind, last_use, num_positions = past.kind, past.last_use, 0
+            num_positions += size
+            past.last_use = now
+            past.uses += 1
+            past.kind = kinds[past.uses] if past.uses < NUM_USES else kinds[-1]
+            self._reuse.begin(past.kind, size)
+        self._reuse.hit(kind, now - last_use, num_positions)
         if is_candidate:
-            self.leave(node)
-        past.last_use = self._tick
-        past.uses += 1
-        past.kind = kinds[past.uses] if past.uses < NUM_USES else kinds[-1]
-        self._reuse.begin(past.kind, size)
-        self._fresh.discard(node)
-        if is_candidate:
-            self.enter(node)
+            self.enter(leaf)
 
-    def _lose(self, run: Run | None) -> None:
-        if run is not None:
-            self._reuse.end(run.past.kind, self._tick - run.past.last_use, run.size, with_hit=False)
+    def _remember(self, key: Hashable, run: Run) -> None:
+        for lost in self._history.add(key, run):
+            self._reuse.forgotten(lost.past.kind, self._tick - lost.past.last_use, lost.size)
 
     def _kind_of(self, newcomer: Newcomer[L]) -> int:
-        run = self._history.get(newcomer.keys[0])
+        run = self._history.get(newcomer.key)
         if run is not None:
             return run.past.kind
         if newcomer.parent in self._fresh:
             return self._pasts[newcomer.parent].kind
-        return self._kind_of_unasked(newcomer.keys)
+        return self._kind_of_unasked(newcomer.num_positions)
 
-    def _kind_of_unasked(self, keys: Sequence[Hashable]) -> int:
+    def _kind_of_unasked(self, num_positions: int) -> int:
         """Of positions that no request has asked for yet, which are those of an answer."""
-        return self._reuse.kinds(len(keys), len(keys))[0]
+        return self._reuse.kinds(num_positions, num_positions)[0]
 
     def _file_kinds(self) -> None:
         """Put every kind where the value of its first leaf says, if that may have changed."""
@@ -226,13 +235,14 @@ class HazardPolicy(Generic[L]):
                 del self._order[bisect_left(self._order, filed)]
                 del self._steps_at[kind]
             queue = self._queues[kind]
-            if len(queue):
-                last_use = queue.last_use(queue.first())
-                age = self._tick - last_use
-                filed = self._filed[kind] = self._reuse.value(kind, age), last_use, kind
+            if queue.first is not None:
+                last_use = queue.first_use
+                value, step = self._reuse.value(kind, self._tick - last_use)
+                filed = self._filed[kind] = value, last_use, kind
                 insort(self._order, filed)
-                self._steps_at[kind] = tick = last_use + self._reuse.next_step(age)
-                self._next_step = min(self._next_step, tick)
+                self._steps_at[kind] = tick = last_use + step
+                if tick < self._next_step:
+                    self._next_step = tick
         self._unfiled.clear()
         if is_step:
             self._next_step = min(self._steps_at.values(), default=math.inf)

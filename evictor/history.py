@@ -87,7 +87,7 @@ class History:
 
     def __init__(self, limit: int) -> None:
         """``limit``: positions remembered at most."""
-        self.limit = limit
+        self._limit = limit
         self._runs: OrderedDict[Hashable, Run] = OrderedDict()
         self._size = 0
 
@@ -95,12 +95,22 @@ class History:
         """The run that begins with ``key``."""
         return self._runs.get(key)
 
-    def add(self, key: Hashable, run: Run) -> Run | None:
-        """``run`` begins with ``key`` and is the newest; returns the one it replaces."""
+    def add(self, key: Hashable, run: Run) -> Sequence[Run]:
+        """``run`` begins with ``key`` and is the newest; returns what is forgotten for it.
+
+        That is another one that begins so, and the oldest ones beyond the limit.
+        """
         replaced = self.pop(key)
         self._runs[key] = run
         self._size += run.size
-        return replaced
+        if replaced is None and self._size <= self._limit:
+            return ()
+        lost = [] if replaced is None else [replaced]
+        while self._size > self._limit:
+            _, oldest = self._runs.popitem(last=False)
+            self._size -= oldest.size
+            lost.append(oldest)
+        return lost
 
     def pop(self, key: Hashable) -> Run | None:
         """Forget the run that begins with ``key``; return it."""
@@ -108,15 +118,6 @@ class History:
         if run is not None:
             self._size -= run.size
         return run
-
-    def pop_excess(self) -> list[Run]:
-        """Forget the oldest runs beyond the limit; return them."""
-        runs = []
-        while self._size > self.limit:
-            _, run = self._runs.popitem(last=False)
-            self._size -= run.size
-            runs.append(run)
-        return runs
 
     def runs(self) -> list[Run]:
         """All of them, the oldest first."""

@@ -15,12 +15,14 @@ class Newcomer(Generic[L]):
 
     Attributes:
         parent: the node they would hang from; the tree's root for a new chain.
-        keys: their names in chain order. A position keeps its name for ever, also across evictions. A name
+        key: name of the first of them. A position keeps its name for ever, also across evictions. A name
             stands for the position and all before it: whoever asks for it asks for those too.
+        num_positions: how many they are, all of the same past.
     """
 
     parent: L
-    keys: Sequence[Hashable]
+    key: Hashable
+    num_positions: int
 
 
 class EvictionPolicy(Protocol[L]):

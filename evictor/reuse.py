@@ -49,13 +49,13 @@ class ReuseStatistics:
         """Positions that a request asks for, of late."""
         self._num_requests = 0
         edges = [0.0, *(capacity / 8 * 2.0**octave for octave in range(_NUM_AGES))]
-        self._edges = edges[:_NUM_AGES]
         self._bounds = np.array(edges)
         self._steps = [
             (low + (high - low) * step / _STEPS if low == 0 else low * (high / low) ** (step / _STEPS))
             for low, high in pairwise(edges)
             for step in range(_STEPS)
         ]
+        self._steps.append(math.inf)
         self._hits = np.zeros((NUM_KINDS, _NUM_AGES))
         self._forgotten = np.zeros((NUM_KINDS, _NUM_AGES))
         self._under_way = np.zeros((_MAX_SPANS, NUM_KINDS))  # by the span of time in which they began
@@ -65,6 +65,7 @@ class ReuseStatistics:
         self._new_forgotten: list[tuple[int, int, int]] = []
         self._learned_at = 0
         self._index: list[list[float]] = []
+        self._due_at = 0.0
         self.learn(0)
 
     def request(self, num_positions: int) -> None:
@@ -87,33 +88,28 @@ class ReuseStatistics:
         """Episodes begin; a negative number takes some back that had just begun."""
         self._new_begun[kind] += num_positions
 
-    def end(self, kind: int, age: int, num_positions: int, *, with_hit: bool) -> None:
-        """Episodes end at ``age`` ticks: a request asks for their positions, or they are forgotten."""
-        news = self._new_hits if with_hit else self._new_forgotten
-        if news and news[-1][:2] == (kind, age):  # segments of one conversation have much in common
-            num_positions += news.pop()[2]
-        news.append((kind, age, num_positions))
+    def hit(self, kind: int, age: int, num_positions: int) -> None:
+        """Episodes end at ``age`` ticks: a request asks for their positions."""
+        self._new_hits.append((kind, age, num_positions))
 
-    def value(self, kind: int, age: int) -> float:
-        """What a slot earns that keeps such a position: hits per tick."""
-        which, step = divmod(bisect_right(self._steps, age) - 1, _STEPS)
-        index = self._index[kind]
-        return index[which] + (index[which + 1] - index[which]) * step / _STEPS
+    def forgotten(self, kind: int, age: int, num_positions: int) -> None:
+        """Episodes end at ``age`` ticks: nobody will know when their positions are asked for."""
+        self._new_forgotten.append((kind, age, num_positions))
 
-    def next_step(self, age: int) -> float:
-        """The next age at which ``value`` changes."""
+    def value(self, kind: int, age: int) -> tuple[float, float]:
+        """What a slot earns that keeps such a position, in hits per tick; the age at which that changes."""
         step = bisect_right(self._steps, age)
-        return self._steps[step] if step < len(self._steps) else math.inf
+        which, part = divmod(step - 1, _STEPS)
+        index = self._index[kind]
+        value = index[which]
+        return value + (index[which + 1] - value) * part / _STEPS, self._steps[step]
 
     def is_due(self, tick: int) -> bool:
         """Whether enough has happened to learn from it: rarer and rarer, then at a steady pace.
 
         At the latest when so much is new that taking it in would take a while.
         """
-        if len(self._new_hits) + len(self._new_forgotten) > _MAX_NEWS:
-            return True
-        least, most = 2 * self.mean_request, max(64 * self.mean_request, self._capacity / 10)
-        return tick - self._learned_at >= max(least, min(tick / 16, most))
+        return tick >= self._due_at or len(self._new_hits) + len(self._new_forgotten) > _MAX_NEWS
 
     def learn(self, tick: int) -> None:
         """Make the index anew. Whole arrays; the time does not depend on capacity or history."""
@@ -128,6 +124,8 @@ class ReuseStatistics:
         hazard = _shrunk(hits, at_risk, hazard[:, np.newaxis], weight)
         index = _gittins(hazard.reshape(NUM_KINDS, _NUM_AGES), np.diff(self._bounds))
         self._index = np.append(index, index[:, -1:], axis=1).tolist()
+        least, most = 2 * self.mean_request, max(64 * self.mean_request, self._capacity / 10)
+        self._due_at = tick + max(least, min(tick / 15, most))
 
     def num_under_way(self) -> Floats:
         """Episodes that have not ended, by kind."""
@@ -157,7 +155,7 @@ class ReuseStatistics:
                 continue
             kinds, ages, weights = np.array(news).T
             news.clear()
-            where = kinds * _NUM_AGES + np.searchsorted(self._edges, ages, "right") - 1
+            where = kinds * _NUM_AGES + np.searchsorted(self._bounds[:-1], ages, "right") - 1
             counts += np.bincount(where, weights, counts.size).reshape(counts.shape)
             spans = np.searchsorted(self._span_ends, tick - ages)
             where = np.minimum(spans, len(self._span_ends) - 1) * NUM_KINDS + kinds
@@ -181,12 +179,9 @@ class ReuseStatistics:
 
     def _at_risk(self, tick: int) -> Floats:
         """Episodes that reached an age; those still in it, and those forgotten in it, count by half."""
-        older = np.zeros((NUM_KINDS, _NUM_AGES + 1))
-        began_before = np.cumsum(self._under_way[: len(self._span_ends)], axis=0)
-        for age, edge in enumerate(self._edges):
-            spans = bisect_right(self._span_ends, tick - edge)
-            if spans:
-                older[:, age] = began_before[spans - 1]
+        num_spans = len(self._span_ends)
+        is_older = np.array(self._span_ends) <= tick - np.append(self._bounds[:-1], np.inf)[:, np.newaxis]
+        older = (is_older.astype(np.float64) @ self._under_way[:num_spans]).T
         ended = self._hits + self._forgotten
         ended_later = ended[:, ::-1].cumsum(axis=1)[:, ::-1] - ended
         under_way = np.maximum((older[:, 1:] + older[:, :-1]) / 2, 0)
@@ -207,10 +202,12 @@ def _gittins(hazard: Floats, widths: Floats) -> Floats:
         hazard: by kind and age.
         widths: of ages, in ticks.
     """
-    ones = np.ones((len(hazard), 1))
-    alive = np.concatenate([ones, np.cumprod(1 - hazard, axis=1)], axis=1)
-    held = np.cumsum(np.append(0 * ones, (alive[:, 1:] + alive[:, :-1]) / 2 * widths, axis=1), axis=1)
-    used_until = alive[:, :-1, np.newaxis] - alive[:, np.newaxis, :]
-    held_until = held[:, np.newaxis, :] - held[:, :-1, np.newaxis]
-    best: Floats = (used_until / np.maximum(held_until, 1e-9)).max(axis=2)  # stops in the past are no gain
+    num_kinds, num_ages = hazard.shape
+    alive = np.ones((num_ages + 1, num_kinds))
+    np.cumprod(1 - hazard.T, axis=0, out=alive[1:])
+    held = np.zeros_like(alive)
+    np.cumsum((alive[1:] + alive[:-1]) / 2 * widths[:, np.newaxis], axis=0, out=held[1:])
+    used_until = alive[:-1, np.newaxis] - alive
+    held_until = held - held[:-1, np.newaxis]
+    best: Floats = (used_until / np.maximum(held_until, 1e-9)).max(axis=1).T  # stops in the past are no gain
     return best

@@ -111,7 +111,7 @@ class RankedSegments:
         for segment in met:
             self._policy.leave(segment)
         for_guests = self._policy.choose() is not None and any(
-            self._policy.choose(Newcomer(parent, each.keys)) is None
+            self._policy.choose(Newcomer(parent, each.keys[0], len(each.keys))) is None
             for parent, each in zip(parents, arrivals, strict=True)
         )
         chosen = self._select(num_keys, protected, met)

@@ -86,7 +86,7 @@ def test_a_newcomer_is_named_to_the_policy_and_history_by_hash() -> None:
 
     class Recording(LruPolicy[Any]):
         def choose(self, newcomer: Newcomer[Any] | None = None) -> Any | None:
-            calls.append(("newcomer", list(newcomer.keys) if newcomer else []))
+            calls.append(("newcomer", [newcomer.key, newcomer.num_positions] if newcomer else []))
             return super().choose(newcomer)
 
         def evicted(self, leaf: Any, keys: Any) -> None:
@@ -101,7 +101,7 @@ def test_a_newcomer_is_named_to_the_policy_and_history_by_hash() -> None:
     pair.store(LONG[:3])
     assert calls == [
         ("stored", OTHER),
-        ("newcomer", LONG[:3]),
+        ("newcomer", [LONG[0], 3]),
         ("evicted", OTHER[-1:]),
         ("stored", LONG[:3]),
     ]

@@ -88,7 +88,7 @@ class PolicyMachine(RuleBasedStateMachine):
         was_pinned, parent.pinned = parent.pinned, True
         self.driver.policy.leave(parent)
         for bite in bites:
-            self._evict(bite, Newcomer(parent, keys))
+            self._evict(bite, Newcomer(parent, keys[0], len(keys)))
         parent.pinned = was_pinned
         self.driver.store(parent, keys)
 

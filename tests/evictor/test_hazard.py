@@ -4,6 +4,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 
 from allocator import CpuOffloadingBlockAllocator
@@ -130,11 +131,11 @@ def test_a_newcomer_that_continues_is_of_the_kind_of_what_it_continues() -> None
     keys = driver.new_keys(30)
     driver.policy.used([], keys, 0)
     node = driver.store(driver.root, keys[:10])
-    continuing = policy._kind_of(Newcomer(node, keys[10:]))
+    continuing = policy._kind_of(Newcomer(node, keys[10], 20))
     assert continuing == policy._pasts[node].kind
-    assert policy._kind_of(Newcomer(node, driver.new_keys(3))) == continuing, "an answer, so far"
+    assert policy._kind_of(Newcomer(node, driver.new_keys(1)[0], 3)) == continuing, "an answer, so far"
     driver.touch(node)
-    assert policy._kind_of(Newcomer(node, driver.new_keys(3))) != policy._pasts[node].kind
+    assert policy._kind_of(Newcomer(node, driver.new_keys(1)[0], 3)) != policy._pasts[node].kind
 
 
 # What is counted
@@ -163,8 +164,9 @@ class Episodes:
 def test_episodes_at_risk_are_counted_as_if_one_by_one() -> None:
     rng = random.Random(3)
     reuse = ReuseStatistics(1 << 30)
-    reuse._edges = [0.0, *(2.0**octave for octave in range(4, 17))]
-    naive = Episodes([*reuse._edges, 2.0**17])
+    edges = [0.0, *(2.0**octave for octave in range(4, 18))]
+    reuse._bounds = np.array(edges)
+    naive = Episodes(edges)
     hits: dict[tuple[int, int], int] = defaultdict(int)
     tick = 0
     for step in range(4000):
@@ -173,10 +175,10 @@ def test_episodes_at_risk_are_counted_as_if_one_by_one() -> None:
         if position in naive.begun:
             begin, kind = naive.begun.pop(position)
             with_hit = rng.random() < 0.8
-            reuse.end(kind, tick - begin, 1, with_hit=with_hit)
+            (reuse.hit if with_hit else reuse.forgotten)(kind, tick - begin, 1)
             naive.over.append((kind, tick - begin, with_hit))
             if with_hit:
-                age = max(index for index, edge in enumerate(reuse._edges) if edge <= tick - begin)
+                age = max(index for index, edge in enumerate(edges) if edge <= tick - begin)
                 hits[kind, age] += 1
         kind = rng.randrange(3)
         naive.begun[position] = tick, kind
@@ -186,7 +188,7 @@ def test_episodes_at_risk_are_counted_as_if_one_by_one() -> None:
     reuse._take_in_news(tick)
     at_risk = reuse._at_risk(tick)
     for kind in range(3):
-        for age in range(len(reuse._edges)):
+        for age in range(14):
             assert reuse._hits[kind, age] == pytest.approx(hits[kind, age], rel=1e-3)
             expected = naive.at_risk(kind, age, tick)
             assert at_risk[kind, age] == pytest.approx(expected, rel=0.05, abs=8), (kind, age)
@@ -230,22 +232,21 @@ def test_runs_match_as_far_as_they_go() -> None:
 
 def test_history_is_bounded_and_forgets_the_oldest() -> None:
     history = History(10)
+    lost: list[Run] = []
     for key in range(5):
-        assert history.add(key, Run.of([key] * 3, 0, 3, Past(key, 0, 0))) is None
+        lost += history.add(key, Run.of([key] * 3, 0, 3, Past(key, 0, 0)))
     history.check_invariants()
-    assert [run.past.last_use for run in history.pop_excess()] == [0, 1]
+    assert [run.past.last_use for run in lost] == [0, 1]
     assert history.get(0) is None
     assert history.get(2) is not None
-    replaced = history.add(3, Run.of([3], 0, 1, Past(9, 0, 0)))
-    assert replaced is not None
-    assert replaced.past.last_use == 3
-    assert history.pop_excess() == []
+    lost = list(history.add(3, Run.of([3], 0, 1, Past(9, 0, 0))))
+    assert [run.past.last_use for run in lost] == [3]
     history.check_invariants()
 
 
 def test_history_of_the_policy_does_not_grow() -> None:
     policy: HazardPolicy = HazardPolicy(16)
-    policy._history.limit = 200
+    policy._history._limit = 200
     pool = CpuOffloadingBlockAllocator(16, policy=policy)
     for document in range(300):
         ask(pool, chain_of(document, *range(9)))
@@ -259,8 +260,10 @@ def test_values_are_finite_for_pools_of_any_size(capacity: int) -> None:
     for turn in range(1, 30):
         reuse.request(50)
         reuse.begin(turn % NUM_KINDS, 50)
-        reuse.end(turn % NUM_KINDS, turn * capacity // 7, 50, with_hit=turn % 2 == 0)
+        end = reuse.hit if turn % 2 == 0 else reuse.forgotten
+        end(turn % NUM_KINDS, turn * capacity // 7, 50)
         reuse.learn(50 * turn)
         reuse.check_invariants()
-        assert reuse.value(0, 10**12) >= 0
-        assert reuse.next_step(10**12) > 10**12
+        value, next_step = reuse.value(0, 10**12)
+        assert value >= 0
+        assert next_step > 10**12

@@ -84,7 +84,7 @@ class HintedDriver(PolicyDriver):
     def choose_for(self, hints: KeepHints | None) -> Node | None:
         """For a newcomer of one position."""
         self.policy.ask(hints, [], 1)
-        return self.choose(Newcomer(self.root, [-1]))
+        return self.choose(Newcomer(self.root, -1, 1))
 
     def state(self, node: Node) -> Worth | None:
         """What a node is worth now, None while it is pinned. One node, one state."""
@@ -483,7 +483,7 @@ class HintedMachine(PolicyMachine):
 
     def _evict(self, bite: int, newcomer: Newcomer[Node] | None) -> None:
         if newcomer is not None:
-            self.driver.ask(newcomer.parent, len(newcomer.keys))
+            self.driver.ask(newcomer.parent, newcomer.num_positions)
             chosen = self.driver.choose(newcomer)
             if self.is_exact:
                 self._expect_for(self.driver.hints or KeepHints(), chosen)

@@ -44,7 +44,7 @@ def test_any_order_of_calls(name: str) -> None:
 
 
 def test_nothing_to_choose_from(driver: PolicyDriver) -> None:
-    newcomer = Newcomer(driver.root, [1, 2])
+    newcomer = Newcomer(driver.root, 1, 2)
     assert driver.choose() is None
     assert driver.choose(newcomer) is None
     leaf = driver.grow(driver.root, 3)
@@ -111,7 +111,7 @@ def test_asking_changes_nothing_later(name: str) -> None:
                 driver.touch(node)
             if asks:
                 driver.choose()
-                driver.choose(Newcomer(driver.root, [step, -1]))
+                driver.choose(Newcomer(driver.root, step, 2))
                 driver.num_alike([step, -1], 0)
                 driver.policy.joins(node, step)
                 driver.policy.check_invariants()
@@ -180,7 +180,7 @@ def test_no_call_visits_every_leaf(name: str, num_leaves: int) -> None:
         calls += [
             lambda leaf=leaf, number=number: policy.used([leaf], [number], 1),
             lambda: policy.choose(),
-            lambda number=number: policy.choose(Newcomer(leaves[0], [number])),
+            lambda number=number: policy.choose(Newcomer(leaves[0], number, 1)),
             lambda leaf=leaf: policy.leave(leaf),
             lambda leaf=leaf: policy.enter(leaf),
             lambda leaf=leaf, number=number: policy.evicted(leaf, [number]),
