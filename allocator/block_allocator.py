@@ -16,6 +16,9 @@ from allocator.uncached import UncachedBlocks
 from evictor import EvictionPolicy, KeepHints, LruPolicy, Newcomer
 
 
+_SLACK = 1024
+
+
 class CpuOffloadingBlockAllocator:
     """Decides what the CPU pool holds: which chain positions, in which slots, and who leaves.
 
@@ -57,6 +60,7 @@ class CpuOffloadingBlockAllocator:
         self._pins: set[Pin] = set()
         self._plan_ids = count()
         self._plans = PlansInFlight()
+        self._slack = capacity // columns // _SLACK
         self._events: list[Stored | Evicted] | None = [] if record_events else None
         self.num_evicted = 0
         """Positions evicted to make room, ever."""
@@ -140,7 +144,7 @@ class CpuOffloadingBlockAllocator:
             raise StalePlanError("this pin was ended before, or belongs to another allocator")
         self._pins.remove(pin)
         if pin.node is not None:
-            pin.node.pins.remove(pin)
+            pin.node.pins -= {pin}
             self._ranking.refresh(pin.node)
         if self.num_leaving:
             leaving = self._pool.leaving(flat(pin.slots))
@@ -203,7 +207,7 @@ class CpuOffloadingBlockAllocator:
             self._ranking.refresh(node)
             return None
         del hashes[num_stored:]
-        slots = self._pool.take(num_stored * self.columns).reshape(-1, self.columns)
+        slots = self._pool.take(num_stored * self.columns).reshape(num_stored, self.columns)
         stop = place.depth + num_stored
         next_hash = chain[stop] if stop < len(chain) else None
         self._ranking.append(Place(node, place.depth), hashes, slots, next_hash)
@@ -246,7 +250,10 @@ class CpuOffloadingBlockAllocator:
             self._cut(Place(node, plan.start))
 
     def evict(self, num_slots: int) -> int:
-        """Evict until ``num_slots`` more are free or nothing is evictable; return how many became free."""
+        """Evict until ``num_slots`` more are free or nothing is evictable; return how many became free.
+
+        They may be a few more, at most 1/1024 of the pool.
+        """
         before = self.num_free
         self._make_room(None, before + num_slots)
         return self.num_free - before
@@ -305,16 +312,21 @@ class CpuOffloadingBlockAllocator:
         stop = 0
         while stop < len(hashes):
             start, stop = stop, stop + self._policy.num_alike(hashes, stop)
-            if self.num_free < stop * self.columns:
-                self._make_room(Newcomer(parent, hashes[start], stop - start), stop * self.columns)
-                if self.num_free < stop * self.columns:
-                    return self.num_free // self.columns
+            num_slots = stop * self._tree.columns
+            if self._pool.num_free < num_slots:
+                self._make_room(Newcomer(parent, hashes[start], stop - start), num_slots)
+                if self._pool.num_free < num_slots:
+                    return self._pool.num_free // self._tree.columns
         return stop
 
     def _make_room(self, newcomer: Newcomer[Node] | None, num_slots: int) -> None:
-        """Evict from the tails of leaves until ``num_slots`` are free or the policy would rather not."""
+        """Evict from the tails of leaves until ``num_slots`` are free or the policy would rather not.
+
+        The last of them may lose a little more than that, 1/``_SLACK`` of the pool: a bite costs the same
+        whatever its size, and who loses its tail is likely to be next, too.
+        """
         while (shortage := num_slots - self._pool.num_free) > 0:
-            removed = self._ranking.evict(newcomer, -(-shortage // self.columns))
+            removed = self._ranking.evict(newcomer, -(-shortage // self._tree.columns) + self._slack)
             if removed is None:
                 return
             self.num_evicted += len(removed.hashes)

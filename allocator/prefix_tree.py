@@ -40,7 +40,7 @@ class Node:
         self.start = start
         self.hashes = hashes
         self.children: dict[bytes, Node] = {}  # by their first hash
-        self.pins: set[Pin] = set()
+        self.pins: frozenset[Pin] = frozenset()  # most have none, and share that
         self.resident = 0
         self._buffer = slots
 
@@ -110,7 +110,7 @@ class Pin:
     def __init__(self, node: Node, slots: Slots) -> None:
         self.node: Node | None = node
         self.slots = slots
-        node.pins.add(self)
+        node.pins |= {self}
 
 
 class Place(NamedTuple):
@@ -364,7 +364,7 @@ class PrefixTree:
         tail = Node(node, node.end, part.hashes, part.slots)
         tail.resident = part.resident
         tail.children, node.children = node.children, {tail.hashes[0]: tail}
-        tail.pins, node.pins = node.pins, set()
+        tail.pins, node.pins = node.pins, frozenset()
         for child in tail.children.values():
             child.parent = tail
         for pin in tail.pins:
@@ -403,7 +403,7 @@ class PrefixTree:
         """Pins of nodes that lost their end hang at the end of ``left``, unless that is the root."""
         pins = {pin for part in removed for pin in part.node.pins}
         for part in removed:
-            part.node.pins = set()
+            part.node.pins = frozenset()
         for pin in pins:
             pin.node = None if left is self.root else left
         if left is not self.root:

@@ -3,6 +3,7 @@
 import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic
 
 import numpy as np
@@ -16,6 +17,19 @@ _HISTORY_CAPACITIES = 4
 _MIN_HISTORY = 1 << 17
 
 _Filed = tuple[float, int, int]
+
+
+@dataclass(slots=True)
+class _State(Past):
+    """Of a node: the past of its positions.
+
+    Attributes:
+        is_fresh: stored, and not used since.
+        is_candidate: filed under its kind and last use.
+    """
+
+    is_fresh: bool = True
+    is_candidate: bool = False
 
 
 class HazardPolicy(Generic[L]):
@@ -35,9 +49,7 @@ class HazardPolicy(Generic[L]):
         self._reuse = ReuseStatistics(capacity)
         self._history = History(max(_HISTORY_CAPACITIES * capacity, _MIN_HISTORY))
         self._tick = 0
-        self._pasts: dict[L, Past] = {}
-        self._fresh: set[L] = set()  # stored, and not used since
-        self._candidates: dict[L, int] = {}  # and their kinds
+        self._states: dict[L, _State] = {}
         self._queues: list[AgeQueue[L]] = [AgeQueue() for _ in range(NUM_KINDS)]
         self._order: list[_Filed] = []  # of kinds: value and last use of the first, kind
         self._filed: dict[int, _Filed] = {}
@@ -53,19 +65,19 @@ class HazardPolicy(Generic[L]):
         self._tick += len(chain)
         self._reuse.request(len(chain))
         runs = self._ask_history(chain, depth)
-        num_known = depth + sum(size for size, _ in runs)
+        num_known = runs[-1][0] if runs else depth
         num_new = len(chain) - num_known
         if num_new:
-            runs.append((num_new, -1))
+            runs.append((len(chain), -1))
         kinds = self._reuse.kinds(num_new, num_known)
         if path:
             self._use(path, kinds)
-        stop = depth
-        for size, uses in runs:
-            start, stop = stop, stop + size
+        start = depth
+        for stop, uses in runs:
             kind = kinds[uses + 1] if uses + 1 < NUM_USES else kinds[-1]
-            self._reuse.begin(kind, size)
-            self._remember(chain[start], Run.of(chain, start, stop, Past(self._tick, uses + 1, kind)))
+            self._reuse.begin(kind, stop - start)
+            self._remember(chain[start], Run(chain, start, stop, Past(self._tick, uses + 1, kind)))
+            start = stop
         if self._reuse.is_due(self._tick):
             self._reuse.learn(self._tick)
             self._unfiled.update(self._filed)
@@ -75,47 +87,47 @@ class HazardPolicy(Generic[L]):
         return len(keys) - start if run is None else min(run.size, len(keys) - start)
 
     def joins(self, node: L, key: Hashable) -> bool:
-        if node not in self._fresh:
+        state = self._states.get(node)
+        if state is None or not state.is_fresh:
             return False
         run = self._history.get(key)
-        return run is None or run.past == self._pasts[node]
+        return run is None or run.past.is_like(state)
 
     def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
         run = self._history.pop(keys[0])
         if run is not None and run.size > len(keys):
-            rest = run.without(len(keys))
+            run.behead(len(keys))
             if next_key is None:
-                self._reuse.begin(run.past.kind, -rest.size)
+                self._reuse.begin(run.past.kind, -run.size)
             else:
-                self._remember(next_key, rest)
-        past = self._pasts.get(node)
-        if past is None:
+                self._remember(next_key, run)
+        state = self._states.get(node)
+        if state is None:
             if run is None:
-                past = Past(self._tick, 0, self._kind_of_unasked(len(keys)))
+                state = _State(self._tick, 0, self._kind_of_unasked(len(keys)))
             else:
-                past = run.past.copy()
-            self._pasts[node] = past
-            self._fresh.add(node)
+                state = _State(run.past.last_use, run.past.uses, run.past.kind)
+            self._states[node] = state
         if run is None:
-            self._reuse.begin(past.kind, len(keys))
+            self._reuse.begin(state.kind, len(keys))
 
     def inherit(self, heir: L, source: L) -> None:
-        if heir not in self._pasts:  # the other part of what was split
-            self._pasts[heir] = self._pasts[source].copy()
-            if source in self._fresh:
-                self._fresh.add(heir)
+        if heir not in self._states:  # the other part of what was split
+            self._states[heir] = replace(self._states[source], is_candidate=False)
 
     def enter(self, leaf: L) -> None:
-        if leaf not in self._candidates:
-            past = self._pasts[leaf]
-            self._candidates[leaf] = past.kind
-            if self._queues[past.kind].add(leaf, past.last_use):
-                self._unfiled.add(past.kind)
+        state = self._states[leaf]
+        if not state.is_candidate:
+            state.is_candidate = True
+            if self._queues[state.kind].add(leaf, state.last_use):
+                self._unfiled.add(state.kind)
 
     def leave(self, leaf: L) -> None:
-        kind = self._candidates.pop(leaf, None)
-        if kind is not None and self._queues[kind].remove(leaf):
-            self._unfiled.add(kind)
+        state = self._states.get(leaf)
+        if state is not None and state.is_candidate:
+            state.is_candidate = False
+            if self._queues[state.kind].remove(leaf):
+                self._unfiled.add(state.kind)
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
         if self._unfiled or self._tick >= self._next_step:
@@ -132,36 +144,35 @@ class HazardPolicy(Generic[L]):
         return self._queues[kind].first
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
-        self._remember(keys[0], Run.of(keys, 0, len(keys), self._pasts[leaf].copy()))
+        past: Past = self._states[leaf]
+        if len(leaf):  # what is left of it may be used again
+            past = Past(past.last_use, past.uses, past.kind)
+        self._remember(keys[0], Run(keys, 0, len(keys), past))
 
     def dropped(self, node: L, num_positions: int) -> None:
-        past = self._pasts[node]
+        past = self._states[node]
         self._reuse.forgotten(past.kind, self._tick - past.last_use, num_positions)
 
     def forget(self, node: L) -> None:
         self.leave(node)
-        self._pasts.pop(node, None)
-        self._fresh.discard(node)
+        self._states.pop(node, None)
 
     def check_invariants(self) -> None:
         self._reuse.check_invariants()
         self._history.check_invariants()
         known = np.zeros(NUM_KINDS)
-        for node, past in self._pasts.items():
-            known[past.kind] += len(node)
+        for node, state in self._states.items():
+            known[state.kind] += len(node)
+            found = self._queues[state.kind].last_use(node) if state.is_candidate else None
+            assert found in (None, state.last_use), f"{node!r} is filed under {found}, is {state}"
         for run in self._history.runs():
             known[run.past.kind] += run.size
         under_way = self._reuse.num_under_way()
         assert np.allclose(known, under_way, atol=1e-3), f"{known} positions are known, {under_way} counted"
         for queue in self._queues:
             queue.check_invariants()
-        assert sum(map(len, self._queues)) == len(self._candidates), f"{self._candidates} and queues differ"
-        for leaf, kind in self._candidates.items():
-            past = self._pasts[leaf]
-            assert kind == past.kind, f"{leaf!r} is filed as of kind {kind}, has {past}"
-            found = self._queues[kind].last_use(leaf)
-            assert found == past.last_use, f"{leaf!r} is filed under {found}, has {past}"
-        assert self._fresh <= self._pasts.keys(), "a fresh node is unknown"
+        num_candidates = sum(state.is_candidate for state in self._states.values())
+        assert sum(map(len, self._queues)) == num_candidates, f"{num_candidates} candidates, not as filed"
         assert self._order == sorted(self._filed.values()), f"{self._order} and {self._filed} differ"
         for kind, queue in enumerate(self._queues):
             filed = self._filed.get(kind)
@@ -170,7 +181,7 @@ class HazardPolicy(Generic[L]):
             )
 
     def _ask_history(self, chain: Sequence[Hashable], depth: int) -> list[tuple[int, int]]:
-        """Episodes of what is known beyond ``depth`` end with a use: sizes of runs, and their uses."""
+        """Episodes of what is known beyond ``depth`` end with a use: where runs end, and their uses."""
         runs = []
         while depth < len(chain):
             run = self._history.get(chain[depth])
@@ -182,29 +193,29 @@ class HazardPolicy(Generic[L]):
             self._reuse.hit(run.past.kind, age, size)
             if size < run.size:
                 self._reuse.forgotten(run.past.kind, age, run.size - size)
-            runs.append((size, run.past.uses))
             depth += size
+            runs.append((depth, run.past.uses))
             if size < run.size:
                 break
         return runs
 
     def _use(self, path: Sequence[L], kinds: Sequence[int]) -> None:
         leaf, now = path[0], self._tick  # others have children, and are no candidates
-        if is_candidate := leaf in self._candidates:
+        if is_candidate := self._states[leaf].is_candidate:
             self.leave(leaf)
-        self._fresh.difference_update(path)
         kind, last_use, num_positions = -1, now, 0
         for node in path:
-            past, size = self._pasts[node], len(node)
-            if past.kind != kind or past.last_use != last_use:
+            state, size = self._states[node], len(node)
+            if state.kind != kind or state.last_use != last_use:
                 if num_positions:  # parts of one conversation have much in common
                     self._reuse.hit(kind, now - last_use, num_positions)
-                kind, last_use, num_positions = past.kind, past.last_use, 0
+                kind, last_use, num_positions = state.kind, state.last_use, 0
             num_positions += size
-            past.last_use = now
-            past.uses += 1
-            past.kind = kinds[past.uses] if past.uses < NUM_USES else kinds[-1]
-            self._reuse.begin(past.kind, size)
+            state.last_use = now
+            state.uses += 1
+            state.kind = kinds[state.uses] if state.uses < NUM_USES else kinds[-1]
+            state.is_fresh = False
+            self._reuse.begin(state.kind, size)
         self._reuse.hit(kind, now - last_use, num_positions)
         if is_candidate:
             self.enter(leaf)
@@ -217,8 +228,9 @@ class HazardPolicy(Generic[L]):
         run = self._history.get(newcomer.key)
         if run is not None:
             return run.past.kind
-        if newcomer.parent in self._fresh:
-            return self._pasts[newcomer.parent].kind
+        state = self._states.get(newcomer.parent)
+        if state is not None and state.is_fresh:
+            return state.kind
         return self._kind_of_unasked(newcomer.num_positions)
 
     def _kind_of_unasked(self, num_positions: int) -> int:

@@ -21,9 +21,9 @@ class Past:
     uses: int
     kind: int
 
-    def copy(self) -> "Past":
-        """One that changes on its own."""
-        return Past(self.last_use, self.uses, self.kind)
+    def is_like(self, other: "Past") -> bool:
+        """Whether both are the same past."""
+        return self.last_use == other.last_use and self.uses == other.uses and self.kind == other.kind
 
 
 class Run:
@@ -35,25 +35,16 @@ class Run:
 
     __slots__ = ("_first", "_last", "_marks", "_stride", "past", "size")
 
-    def __init__(
-        self, size: int, past: Past, marks: Sequence[Hashable], first: int, stride: int, last: Hashable
-    ) -> None:
-        """``marks``: names from offset ``first`` on, one per ``stride``; ``last``: of the last position."""
-        self.size = size
+    def __init__(self, keys: Sequence[Hashable], start: int, stop: int, past: Past) -> None:
+        """The run of ``keys[start:stop]``."""
+        self.size = size = stop - start
         """How many positions."""
         self.past = past
         """Of all of them."""
-        self._marks = marks
-        self._first = first
-        self._stride = stride
-        self._last = last
-
-    @classmethod
-    def of(cls, keys: Sequence[Hashable], start: int, stop: int, past: Past) -> "Run":
-        """The run of ``keys[start:stop]``."""
-        size = stop - start
-        stride = -(-size // _NUM_MARKS)
-        return cls(size, past, keys[start:stop:stride], 0, stride, keys[stop - 1])
+        self._stride = stride = -(-size // _NUM_MARKS)
+        self._marks = keys[start:stop:stride]  # names from offset ``_first`` on, one per ``_stride``
+        self._first = 0
+        self._last = keys[stop - 1]
 
     def num_common(self, keys: Sequence[Hashable], start: int) -> int:
         """With how many positions it begins that ``keys[start:]`` begins with; rounded down to a mark."""
@@ -66,12 +57,12 @@ class Run:
                 return offset + 1
         return 0
 
-    def without(self, num_positions: int) -> "Run":
-        """What is left without its first positions."""
+    def behead(self, num_positions: int) -> None:
+        """Take off its first positions, fewer than it has."""
         gone = max(0, -(-(num_positions - self._first) // self._stride))
-        first = self._first + gone * self._stride - num_positions
-        size = self.size - num_positions
-        return Run(size, self.past, self._marks[gone:], first, self._stride, self._last)
+        self._first += gone * self._stride - num_positions
+        self._marks = self._marks[gone:]
+        self.size -= num_positions
 
     def check_invariants(self) -> None:
         """All marks are within it."""
@@ -100,7 +91,7 @@ class History:
 
         That is another one that begins so, and the oldest ones beyond the limit.
         """
-        replaced = self.pop(key)
+        replaced = self.pop(key) if key in self._runs else None
         self._runs[key] = run
         self._size += run.size
         if replaced is None and self._size <= self._limit:

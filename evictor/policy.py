@@ -79,7 +79,7 @@ class EvictionPolicy(Protocol[L]):
         """
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
-        """The last ``len(keys)`` positions of ``leaf``, so named, left the pool to make room."""
+        """The last ``len(keys)`` positions of ``leaf``, so named, have left it and the pool to make room."""
 
     def dropped(self, node: L, num_positions: int) -> None:
         """The last so many positions of ``node`` are gone for another reason: a fault, or a reset."""

@@ -27,7 +27,7 @@ _KINDS_PER_USES = NUM_NEW * NUM_KNOWN
 _KINDS = [list(range(each, NUM_KINDS, _KINDS_PER_USES)) for each in range(_KINDS_PER_USES)]
 
 _NUM_AGES = 14  # the first to an eighth of the capacity, each of the others twice as old as the one before
-_STEPS = 8  # of the index within each of them
+_STEPS = 4  # of the index within each of them
 
 _PRIOR_HAZARD = 0.15  # from half a capacity to a whole one, and so on; even below: the order of LRU
 _PRIOR_REQUESTS = 30.0  # whose evidence weighs as much as that
@@ -149,18 +149,16 @@ class ReuseStatistics:
         decay = math.exp(-(tick - self._learned_at) / (_MEMORY * self._capacity))
         self._learned_at = tick
         self._begin_span(tick)
+        ends = np.array(self._span_ends)
         for counts, news in ((self._hits, self._new_hits), (self._forgotten, self._new_forgotten)):
             counts *= decay
             if not news:
                 continue
             kinds, ages, weights = np.array(news).T
             news.clear()
-            where = kinds * _NUM_AGES + np.searchsorted(self._bounds[:-1], ages, "right") - 1
-            counts += np.bincount(where, weights, counts.size).reshape(counts.shape)
-            spans = np.searchsorted(self._span_ends, tick - ages)
-            where = np.minimum(spans, len(self._span_ends) - 1) * NUM_KINDS + kinds
-            ended = np.bincount(where, weights, self._under_way.size)
-            self._under_way -= ended.reshape(self._under_way.shape)
+            np.add.at(counts, (kinds, np.searchsorted(self._bounds[:-1], ages, "right") - 1), weights)
+            spans = np.minimum(np.searchsorted(ends, tick - ages), len(ends) - 1)
+            np.subtract.at(self._under_way, (spans, kinds), weights)
 
     def _begin_span(self, tick: int) -> None:
         """What began since the last one is a span of its own; of old ones two become one."""
@@ -209,5 +207,7 @@ def _gittins(hazard: Floats, widths: Floats) -> Floats:
     np.cumsum((alive[1:] + alive[:-1]) / 2 * widths[:, np.newaxis], axis=0, out=held[1:])
     used_until = alive[:-1, np.newaxis] - alive
     held_until = held - held[:-1, np.newaxis]
-    best: Floats = (used_until / np.maximum(held_until, 1e-9)).max(axis=1).T  # stops in the past are no gain
+    np.maximum(held_until, 1e-9, out=held_until)  # stops in the past are no gain
+    used_until /= held_until
+    best: Floats = used_until.max(axis=1).T
     return best

@@ -118,8 +118,8 @@ class RankedSegments:
         evicted: list[Key] = []
         for leaf, size in chosen or ():
             gone = leaf.keys[-size:]
-            self._policy.evicted(leaf, gone)
             del leaf.keys[-size:]
+            self._policy.evicted(leaf, gone)
             evicted += gone
             for key in gone:
                 del self._segments[key]

@@ -111,7 +111,7 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     def unpin(self, data: st.DataObject) -> None:
         pin, _ = self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))
         if pin.node is not None:
-            pin.node.pins.remove(pin)
+            pin.node.pins -= {pin}
 
     # What only asks
 

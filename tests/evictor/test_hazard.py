@@ -132,10 +132,10 @@ def test_a_newcomer_that_continues_is_of_the_kind_of_what_it_continues() -> None
     driver.policy.used([], keys, 0)
     node = driver.store(driver.root, keys[:10])
     continuing = policy._kind_of(Newcomer(node, keys[10], 20))
-    assert continuing == policy._pasts[node].kind
+    assert continuing == policy._states[node].kind
     assert policy._kind_of(Newcomer(node, driver.new_keys(1)[0], 3)) == continuing, "an answer, so far"
     driver.touch(node)
-    assert policy._kind_of(Newcomer(node, driver.new_keys(1)[0], 3)) != policy._pasts[node].kind
+    assert policy._kind_of(Newcomer(node, driver.new_keys(1)[0], 3)) != policy._states[node].kind
 
 
 # What is counted
@@ -215,7 +215,7 @@ def test_runs_match_as_far_as_they_go() -> None:
     past = Past(1, 2, 3)
     for size in (1, 2, 31, 32, 33, 100, 1000):
         keys = list(range(size))
-        run = Run.of([-1, *keys], 1, size + 1, past)
+        run = Run([-1, *keys], 1, size + 1, past)
         assert run.size == size
         assert len(run._marks) <= 33
         assert run.num_common(keys, 0) == size
@@ -225,21 +225,21 @@ def test_runs_match_as_far_as_they_go() -> None:
         for common in (1, size // 2, size - 1):
             found = run.num_common([*keys[:common], *[-5] * size], 0)
             assert common - (size - 1) // 32 - 1 < found <= common
-        rest = run.without(size // 2)
-        assert rest.size == size - size // 2
-        assert rest.num_common(keys, size // 2) == rest.size
+        run.behead(size // 2)
+        assert run.size == size - size // 2
+        assert run.num_common(keys, size // 2) == run.size
 
 
 def test_history_is_bounded_and_forgets_the_oldest() -> None:
     history = History(10)
     lost: list[Run] = []
     for key in range(5):
-        lost += history.add(key, Run.of([key] * 3, 0, 3, Past(key, 0, 0)))
+        lost += history.add(key, Run([key] * 3, 0, 3, Past(key, 0, 0)))
     history.check_invariants()
     assert [run.past.last_use for run in lost] == [0, 1]
     assert history.get(0) is None
     assert history.get(2) is not None
-    lost = list(history.add(3, Run.of([3], 0, 1, Past(9, 0, 0))))
+    lost = list(history.add(3, Run([3], 0, 1, Past(9, 0, 0))))
     assert [run.past.last_use for run in lost] == [3]
     history.check_invariants()
 
