@@ -30,8 +30,8 @@ _NUM_AGES = 14  # the first to an eighth of the capacity, each of the others twi
 _STEPS = 4  # of the index within each of them
 
 _PRIOR_HAZARD = 0.15  # from half a capacity to a whole one, and so on; even below: the order of LRU
-_PRIOR_REQUESTS = 30.0  # whose evidence weighs as much as that
-_GROUP_REQUESTS = 50.0  # whose evidence of a kind weighs as much as that of all kinds with as many uses
+_PRIOR_REQUESTS = 15.0  # whose evidence weighs as much as that
+_GROUP_REQUESTS = 25.0  # whose evidence of a kind weighs as much as that of all kinds with as many uses
 
 _MEMORY = 128.0  # capacities after which evidence weighs 1/e
 _MEAN_OVER = 2000  # requests
@@ -66,6 +66,8 @@ class ReuseStatistics:
         self._learned_at = 0
         self._index: list[list[float]] = []
         self._due_at = 0.0
+        self._num_new_hits = 0
+        self._many_hits = 0.0
         self.learn(0)
 
     def request(self, num_positions: int) -> None:
@@ -91,6 +93,7 @@ class ReuseStatistics:
     def hit(self, kind: int, age: int, num_positions: int) -> None:
         """Episodes end at ``age`` ticks: a request asks for their positions."""
         self._new_hits.append((kind, age, num_positions))
+        self._num_new_hits += num_positions
 
     def forgotten(self, kind: int, age: int, num_positions: int) -> None:
         """Episodes end at ``age`` ticks: nobody will know when their positions are asked for."""
@@ -107,9 +110,11 @@ class ReuseStatistics:
     def is_due(self, tick: int) -> bool:
         """Whether enough has happened to learn from it: rarer and rarer, then at a steady pace.
 
-        At the latest when so much is new that taking it in would take a while.
+        Earlier when there are many hits for what is known of hits, or so much is new that taking it in would
+        take a while.
         """
-        return tick >= self._due_at or len(self._new_hits) + len(self._new_forgotten) > _MAX_NEWS
+        num_news = len(self._new_hits) + len(self._new_forgotten)
+        return tick >= self._due_at or self._num_new_hits >= self._many_hits or num_news > _MAX_NEWS
 
     def learn(self, tick: int) -> None:
         """Make the index anew. Whole arrays; the time does not depend on capacity or history."""
@@ -126,6 +131,8 @@ class ReuseStatistics:
         self._index = np.append(index, index[:, -1:], axis=1).tolist()
         least, most = 2 * self.mean_request, max(64 * self.mean_request, self._capacity / 10)
         self._due_at = tick + max(least, min(tick / 15, most))
+        self._num_new_hits = 0
+        self._many_hits = 2 * self.mean_request + self._hits.sum() / 8
 
     def num_under_way(self) -> Floats:
         """Episodes that have not ended, by kind."""
