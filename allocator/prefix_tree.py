@@ -154,7 +154,11 @@ class PrefixTree:
         size = min(stop, len(chain))
         place, before, after = self._border
         depth = place.depth
-        if depth <= size and (not depth or chain[depth - 1] == before) and (depth == size or chain[depth] == after):
+        if (
+            depth <= size
+            and (not depth or chain[depth - 1] == before)
+            and (depth == size or chain[depth] == after)
+        ):
             return place
         place = self._search(chain, size)
         depth = place.depth

@@ -37,10 +37,10 @@ GOLDEN: dict[str, dict[str, tuple[int, ...]]] = {
         "the same again": (87, 131, 167, 193),
     },
     "hazard": {
-        "conversations": (196, 284, 443, 721),
-        "cycle": (94, 94, 96, 326),
-        "hot and cold": (78, 95, 231, 231),
-        "the same again": (84, 145, 176, 193),
+        "conversations": (196, 286, 471, 721),
+        "cycle": (94, 94, 115, 336),
+        "hot and cold": (78, 144, 231, 231),
+        "the same again": (87, 147, 180, 193),
     },
     "lfu": {
         "conversations": (176, 306, 533, 724),

@@ -42,6 +42,17 @@ def test_documents_asked_for_in_turn_through_a_pool_that_is_too_small() -> None:
     assert min(later) >= 0.85 * best
 
 
+def test_hits_it_did_not_foresee_are_learned_from_at_once() -> None:
+    """Documents are asked for twice in close succession, then others in turn, which takes unlearning."""
+    pool = CpuOffloadingBlockAllocator(600, policy=HazardPolicy(600))
+    for document in [*range(100, 109)] * 2:
+        ask(pool, chain_of(document, *range(19)))
+    pool.reset()
+    passes = [[ask(pool, chain_of(document, *range(19))) for document in range(64)] for _ in range(3)]
+    assert sum(passes[1]) >= 0.65 * 600
+    assert sum(passes[2]) >= 0.95 * 600
+
+
 def test_with_nothing_learned_it_is_leaf_lru() -> None:
     rng = random.Random(7)
     pools = [CpuOffloadingBlockAllocator(40, policy=policy) for policy in (HazardPolicy(40), LruPolicy())]
