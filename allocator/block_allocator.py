@@ -15,7 +15,6 @@ from allocator.slot_pool import SlotPool, Slots, SlotState, flat
 from allocator.uncached import UncachedBlocks
 from evictor import EvictionPolicy, KeepHints, LruPolicy, Newcomer
 
-
 _SLACK = 1024
 
 

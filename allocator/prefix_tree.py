@@ -154,11 +154,8 @@ class PrefixTree:
         size = min(stop, len(chain))
         place, before, after = self._border
         depth = place.depth
-        if (
-            depth <= size
-            and (not depth or chain[depth - 1] == before)
-            and (depth == size or chain[depth] == after)
-        ):
+        is_before_here = depth <= size and (not depth or chain[depth - 1] == before)
+        if is_before_here and (depth == size or chain[depth] == after):
             return place
         place = self._search(chain, size)
         depth = place.depth
