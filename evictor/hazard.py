@@ -200,12 +200,12 @@ class HazardPolicy(Generic[L]):
         return runs
 
     def _use(self, path: Sequence[L], kinds: Sequence[int]) -> None:
-        leaf, now = path[0], self._tick  # others have children, and are no candidates
-        if is_candidate := self._states[leaf].is_candidate:
-            self.leave(leaf)
+        now = self._tick
         kind, last_use, num_positions = -1, now, 0
         for node in path:
             state, size = self._states[node], len(node)
+            if is_candidate := state.is_candidate:
+                self.leave(node)
             if state.kind != kind or state.last_use != last_use:
                 if num_positions:  # parts of one conversation have much in common
                     self._reuse.hit(kind, now - last_use, num_positions)
@@ -216,9 +216,9 @@ class HazardPolicy(Generic[L]):
             state.kind = kinds[state.uses] if state.uses < NUM_USES else kinds[-1]
             state.is_fresh = False
             self._reuse.begin(state.kind, size)
+            if is_candidate:
+                self.enter(node)
         self._reuse.hit(kind, now - last_use, num_positions)
-        if is_candidate:
-            self.enter(leaf)
 
     def _remember(self, key: Hashable, run: Run) -> None:
         for lost in self._history.add(key, run):

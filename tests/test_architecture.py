@@ -29,6 +29,7 @@ STATEFUL = {
     "evictor.two_queues.TwoQueues",
 }
 CHECKED_BY_THEIR_OWNER = {
+    "evictor.hazard._State",  # by HazardPolicy
     "evictor.hinted._Mark",  # by HintedPolicy
     "evictor.history.Past",  # by HazardPolicy
     "evictor.history.Run",  # by History
