@@ -129,7 +129,7 @@ class ReuseStatistics:
         hazard = _shrunk(hits, at_risk, hazard[:, np.newaxis], weight)
         index = _gittins(hazard.reshape(NUM_KINDS, _NUM_AGES), np.diff(self._bounds))
         self._index = np.append(index, index[:, -1:], axis=1).tolist()
-        least, most = 2 * self.mean_request, max(64 * self.mean_request, self._capacity / 10)
+        least, most = 2 * self.mean_request, max(128 * self.mean_request, self._capacity / 5)
         self._due_at = tick + max(least, min(tick / 15, most))
         self._num_new_hits = 0
         self._many_hits = 2 * self.mean_request + self._hits.sum() / 8
