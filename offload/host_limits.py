@@ -134,7 +134,7 @@ def _groups(root: Path) -> Iterator[MemoryLimit]:
         mount = root / files.mount
         # In a container the path may be the host's, and the mount already the container's own group:
         # what is not there is passed over on the way up to the mount.
-        group = mount.joinpath(*(part for part in path.split("/") if part not in ("", "..")))
+        group = mount / path.lstrip("/")
         while group.is_relative_to(mount):
             yield from _group(group, files)
             group = group.parent

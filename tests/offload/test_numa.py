@@ -6,10 +6,13 @@ import platform
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from offload import syscalls
 from offload.numa import cpus_of_node, node_of_pci_device, parse_list, share_elsewhere
 from offload.syscalls import prefer_node
 
@@ -95,6 +98,18 @@ def test_this_kernel_tells() -> None:
 def test_a_node_that_is_not_there_is_refused(node: int) -> None:
     with mapping(1) as address, pytest.raises(OSError, match="mbind"):
         prefer_node(address, PAGE, node)
+
+
+@pytest.mark.parametrize(("node", "words"), [(0, [1]), (5, [32]), (63, [1 << 63]), (65, [0, 2])])
+def test_the_kernel_is_told_the_node(node: int, words: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    kernel = SimpleNamespace(syscall=lambda *arguments: calls.append(arguments) or 0)
+    monkeypatch.setattr(syscalls, "_libc", kernel)
+    prefer_node(8 * PAGE, 3 * PAGE, node)
+    [(_, address, nbytes, policy, mask, num_bits, flags)] = calls
+    assert (address.value, nbytes.value, policy.value, flags.value) == (8 * PAGE, 3 * PAGE, 1, 0)
+    assert list(mask) == words
+    assert num_bits.value == 64 * len(words) + 1
 
 
 def test_on_other_processors_nothing_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
