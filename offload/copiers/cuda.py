@@ -97,6 +97,16 @@ class CudaCopier:
         return True
 
 
+def pci_address(device: torch.device) -> str | None:
+    """Where the GPU sits, as Linux names it (``0000:3b:00.0``); None if this torch does not tell."""
+    properties = torch.cuda.get_device_properties(device)
+    try:
+        domain, bus, slot = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
+    except AttributeError:
+        return None
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+
+
 def register_host_memory(address: int, nbytes: int) -> None:
     """Pin mapped memory for the current CUDA context. Raises OSError with CUDA's reason."""
     _check(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0), "cudaHostRegister")

@@ -12,10 +12,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.copiers import Copier, CpuCopier, CudaCopier, Direction
-from offload.copiers.cuda import register_host_memory, unregister_host_memory
+from offload.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
 from offload.errors import ConfigError
 from offload.layout import BlockLayout
 from offload.memory import HostMemory
+from offload.numa import node_of_pci_device
 from offload.seals import Seals, Verify
 from offload.transfer import CANCELLED, TransferEnd, TransferEngine, seal_thread
 from offload.vllm.fingerprint import Fingerprint
@@ -57,6 +58,7 @@ class WorkerSide:
         cpu_bytes: int,
         fingerprint: Fingerprint,
         verify: Verify = Verify.ALWAYS,
+        huge_pages: bool = False,
     ) -> None:
         """Size the pool.
 
@@ -65,12 +67,14 @@ class WorkerSide:
             cpu_bytes: this rank's share of the pool.
             fingerprint: this rank's; a plan of a scheduler with another one is not carried out.
             verify: which blocks are checked when they are loaded.
+            huge_pages: whether to ask for huge pages for the pool.
 
         Raises:
             ConfigError: the share does not hold one block.
         """
         self._kv_cache_config = kv_cache_config
         self._verify = verify
+        self._huge_pages = huge_pages
         self._make_copier: Callable[[torch.device], Copier] = _copier_for
         self._make_executor: Callable[[], Executor] = seal_thread
         self._clock = time.monotonic
@@ -93,10 +97,10 @@ class WorkerSide:
         self._quiet_until = 0.0
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
-        """Map and pin the pool and learn where the GPU cache lies.
+        """Map and pin the pool, next to the GPU if it can be, and learn where the GPU cache lies.
 
         Raises:
-            HostMemoryError: the pool cannot be mapped or pinned.
+            HostMemoryError: the pool cannot be mapped, exceeds a limit on memory, or cannot be pinned.
         """
         device = next(iter(kv_caches.values())).device
         on_gpu = device.type == "cuda"
@@ -106,6 +110,8 @@ class WorkerSide:
             slot_bytes,
             register=register_host_memory if on_gpu else None,
             unregister=unregister_host_memory if on_gpu else None,
+            node=_node_of(device),
+            huge_pages=self._huge_pages,
         )
         regions = block_regions(self._kv_cache_config, cache_address(kv_caches, self._kv_cache_config))
         layout = BlockLayout(
@@ -229,6 +235,12 @@ class WorkerSide:
             results.failed_recving.add(restore.request_id)
         else:
             self._unfilled |= restore.unfilled
+
+
+def _node_of(device: torch.device) -> int | None:
+    """The NUMA node next to the device, if it has one that is known."""
+    address = pci_address(device) if device.type == "cuda" else None
+    return None if address is None else node_of_pci_device(address)
 
 
 def _copier_for(device: torch.device) -> Copier:

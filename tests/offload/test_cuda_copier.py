@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from offload.copiers import CopyEnd, CudaCopier, Direction
-from offload.copiers.cuda import register_host_memory, unregister_host_memory
+from offload.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
 from offload.layout import CopyBatch
 
 
@@ -180,3 +180,19 @@ def test_a_refusal_tells_cudas_reason(cuda: FakeCuda) -> None:
         register_host_memory(4096, 8192)
     with pytest.raises(OSError, match=r"cudaHostUnregister returned CUDA error 2 \(error string 2\)"):
         unregister_host_memory(4096)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "address"),
+    [
+        ({"pci_domain_id": 0, "pci_bus_id": 0x3B, "pci_device_id": 0}, "0000:3b:00.0"),
+        ({"pci_domain_id": 0x1A, "pci_bus_id": 7, "pci_device_id": 0x1F}, "001a:07:1f.0"),
+        ({}, None),
+    ],
+    ids=["one", "another", "older torch"],
+)
+def test_where_a_gpu_sits(
+    numbers: dict[str, int], address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**numbers))
+    assert pci_address(torch.device("cuda", 0)) == address
