@@ -50,9 +50,12 @@ class CudaCopier:
     pinned memory that nobody writes, so the driver may read it in any order.
     """
 
-    def __init__(self, device: torch.device, batched_copy: BatchedCopy) -> None:
+    def __init__(
+        self, device: torch.device, batched_copy: BatchedCopy, load_copy: BatchedCopy | None = None
+    ) -> None:
+        """``load_copy``: for loads, if they go another way than stores."""
         self._device = device
-        self._copy = batched_copy
+        self._copies = {Direction.STORE: batched_copy, Direction.LOAD: load_copy or batched_copy}
         low_priority, _ = torch.cuda.Stream.priority_range()
         self._streams = {way: torch.cuda.Stream(device, priority=low_priority) for way in Direction}
         self._ended: list[CopyEnd] = []  # kept if asking after another one raises
@@ -70,7 +73,7 @@ class CudaCopier:
         event = torch.cuda.Event()
         with torch.cuda.stream(stream):
             try:
-                self._copy(*descriptors, is_src_access_order_any=direction is Direction.LOAD)
+                self._copies[direction](*descriptors, is_src_access_order_any=direction is Direction.LOAD)
             except Exception as error:
                 # Some copies may be under way all the same, so the batch ends no sooner than they do.
                 end = CopyEnd(job_id, 0, f"{type(error).__name__}: {error}")

@@ -19,6 +19,7 @@ from offload.memory import HostMemory
 from offload.numa import node_of_pci_device
 from offload.seals import Seals, Verify
 from offload.transfer import CANCELLED, TransferEnd, TransferEngine, seal_thread
+from offload.vllm.copy_paths import pick_paths
 from offload.vllm.fingerprint import Fingerprint
 from offload.vllm.messages import JobReport, LoadOrder, StepPlan, StoreOrder, WorkerFacts, WorkerReport
 from offload.vllm.regions import block_bytes, block_regions, cache_address
@@ -75,7 +76,7 @@ class WorkerSide:
         self._kv_cache_config = kv_cache_config
         self._verify = verify
         self._huge_pages = huge_pages
-        self._make_copier: Callable[[torch.device], Copier] = _copier_for
+        self._make_copier: Callable[[torch.device, BlockLayout, int, int], Copier] = _copier_for
         self._make_executor: Callable[[], Executor] = seal_thread
         self._clock = time.monotonic
         slot_bytes = block_bytes(kv_cache_config)
@@ -118,8 +119,9 @@ class WorkerSide:
             regions, self._memory.address, slots_per_registration=self._memory.slots_per_registration
         )
         seals = Seals(layout, num_slots, self._verify, of_blocks=not on_gpu)
+        copier = self._make_copier(device, layout, self._kv_cache_config.num_blocks, num_slots)
         self._engine = TransferEngine(
-            layout, self._make_copier(device), seals, clock=self._clock, make_executor=self._make_executor
+            layout, copier, seals, clock=self._clock, make_executor=self._make_executor
         )
         atexit.register(self.close)  # an engine in the caller's process may never be shut down
         logger.info(
@@ -243,9 +245,8 @@ def _node_of(device: torch.device) -> int | None:
     return None if address is None else node_of_pci_device(address)
 
 
-def _copier_for(device: torch.device) -> Copier:
+def _copier_for(device: torch.device, layout: BlockLayout, num_blocks: int, num_slots: int) -> Copier:
     if device.type == "cuda":
-        from vllm import _custom_ops
-
-        return CudaCopier(device, _custom_ops.swap_blocks_batch)
+        paths = pick_paths(device, layout, num_blocks, num_slots)
+        return CudaCopier(device, paths[Direction.STORE], paths[Direction.LOAD])
     return CpuCopier()
