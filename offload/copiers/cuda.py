@@ -71,6 +71,7 @@ class CudaCopier:
         descriptors = [torch.from_numpy(np.ascontiguousarray(column)) for column in batch]
         end = CopyEnd(job_id, len(batch.sizes), None)
         event = torch.cuda.Event()
+        event.record(stream)  # makes it: if that fails, nothing has been copied yet
         with torch.cuda.stream(stream):
             try:
                 self._copies[direction](*descriptors, is_src_access_order_any=direction is Direction.LOAD)

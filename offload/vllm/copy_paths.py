@@ -19,7 +19,9 @@ from offload.layout import BlockLayout, CopyBatch, Ids
 
 logger = logging.getLogger(__name__)
 
-_LARGE_PIECE_BYTES = 1 << 20  # some 40 microseconds of PCIe: what a piece costs the copy engine is lost in that
+_LARGE_PIECE_BYTES = (
+    1 << 20
+)  # some 40 microseconds of PCIe: what a piece costs the copy engine is lost in that
 _TRIAL_BYTES = 64 << 20
 _TRIALS = 3
 _KERNEL_GAIN = 0.8  # of the copy engine's time at most: a kernel takes processors from the model
@@ -91,7 +93,9 @@ def faster_path(
         try:
             times[name] = milliseconds(path)
         except Exception as error:
-            logger.warning("%ss by %s are not possible: %s: %s", direction.value, name, type(error).__name__, error)
+            logger.warning(
+                "%ss by %s are not possible: %s: %s", direction.value, name, type(error).__name__, error
+            )
     is_kernel_faster = KERNEL in times and times[KERNEL] <= _KERNEL_GAIN * times.get(COPY_ENGINE, np.inf)
     name = KERNEL if is_kernel_faster else COPY_ENGINE
     logger.info("%ss go by %s; milliseconds of a trial: %s", direction.value, name, times)

@@ -21,6 +21,7 @@ class FakeCuda:
         self.log: list[tuple[Any, ...]] = []
         self.current = self.Stream("cuda:0", name="engine")
         self.error = 0
+        self.no_events = False
         cuda = self
 
         class Event:
@@ -28,7 +29,11 @@ class FakeCuda:
                 self.done = False
 
             def record(self, stream: FakeCuda.Stream) -> None:
+                if cuda.no_events:
+                    raise RuntimeError("out of memory")
                 self.stream = stream
+                if self in stream.events:  # recorded again: the later one counts
+                    stream.events.remove(self)
                 stream.events.append(self)
 
             def query(self) -> bool:
@@ -152,6 +157,16 @@ def test_a_refused_batch_ends_only_when_what_was_taken_of_it_is_done(cuda: FakeC
     assert cuda.current is engine
     cuda.log[0][1].finish()
     assert copier.poll() == [CopyEnd(1, 0, "RuntimeError: failed at index 1")]
+
+
+def test_without_an_event_nothing_is_copied(cuda: FakeCuda, copier: CudaCopier) -> None:
+    """Nobody could tell when such copies have ended."""
+    cuda.no_events = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        copier.submit(1, Direction.STORE, BATCH)
+    assert cuda.log == []
+    assert copier.poll() == []
+    assert copier.close(seconds=0)
 
 
 def test_pointers_outlive_the_call(cuda: FakeCuda) -> None:
