@@ -7,8 +7,9 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from offload.copiers import Direction
 from offload.vllm.copy_paths import COPY_ENGINE, KERNEL, pick_paths, possible_paths
 from tests.gpu.cache import ONE_PIECE, PER_HEAD, PER_LAYER, Cache, ids
+from tests.offload.places import needs_gpu
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, needs_gpu, pytest.mark.timeout(120)]
 
 
 @pytest.mark.parametrize("name", [COPY_ENGINE, KERNEL])

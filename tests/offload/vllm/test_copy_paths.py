@@ -54,8 +54,8 @@ def test_a_path_that_raises_is_not_taken(
 def test_a_trial_leaves_the_null_block_alone_and_merges_nothing(num_blocks: int, num_slots: int) -> None:
     blocks, slots = trial_ids(num_blocks, num_slots, 32_768)
     assert len(blocks) == len(slots) == min(num_blocks // 2, num_slots, 2048)
-    assert len(set(blocks.tolist())) == len(blocks) and 0 < blocks.min() and blocks.max() < num_blocks
-    assert len(set(slots.tolist())) == len(slots) and 0 <= slots.min() and slots.max() < num_slots
+    assert len(set(blocks.tolist())) == len(blocks) and blocks.min() > 0 and blocks.max() < num_blocks
+    assert len(set(slots.tolist())) == len(slots) and slots.min() >= 0 and slots.max() < num_slots
     assert not (np.abs(np.diff(blocks)) == 1).any()
 
 
