@@ -76,7 +76,7 @@ def possible_paths(device: torch.device, piece_sizes: list[int]) -> dict[str, Ba
 
 
 def trial_ids(num_blocks: int, num_slots: int, slot_bytes: int) -> tuple[Ids, Ids]:
-    """Scattered blocks and slots, ``int64[n]`` each, for a trial; without block 0, which is vLLM's null block."""
+    """Scattered blocks and slots, ``int64[n]`` each, for a trial; without block 0, vLLM's null block."""
     count = min(num_blocks // 2, num_slots, max(1, _TRIAL_BYTES // slot_bytes))
     rng = np.random.default_rng(0)
     blocks = rng.permutation(np.arange(1, num_blocks, 2, dtype=np.int64))[:count]
