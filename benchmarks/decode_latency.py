@@ -120,8 +120,8 @@ def _measure(settings: LatencySettings, mode: str, start: int, rounds: int) -> l
         for kind in TRAFFICS:
             traffic = Traffic(settings, kind, start)
             engine.reset()
-            if to_prime := traffic.to_prime():
-                engine.run_round(to_prime)
+            for prompt in traffic.to_prime():
+                engine.run_round([prompt])
             decoded = []
             for _ in range(rounds):
                 decoded.append(engine.decode(traffic.next_round()))

@@ -19,6 +19,7 @@ from benchmarks.longdoc.workload import Prompt
 __all__ = ["Decoded", "SteadyEngine", "SteadyProcess"]
 
 _FIRST_ID = 3
+_STEADY = 2**31 + 1  # part of the seed; side prompts and documents have other numbers there
 
 
 class Decoded(NamedTuple):
@@ -42,7 +43,7 @@ class SteadyEngine(Engine):
         settings = self._latency
         self._num_batches += 1
         self._prefix = f"batch-{self._num_batches}-"
-        rng = np.random.default_rng([settings.workload.seed, self._num_batches, 1])
+        rng = np.random.default_rng([settings.workload.seed, _STEADY, self._num_batches])
         shape = (settings.steady, settings.steady_prompt_tokens)
         steady = rng.integers(_FIRST_ID, settings.workload.vocab_size, shape, dtype=np.int32)
         before = self.settle()

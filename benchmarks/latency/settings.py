@@ -63,8 +63,8 @@ class LatencySettings(Settings):
 
     @property
     def cycle_documents(self) -> int:
-        """Documents asked in turn, one more than the GPU could hold: what comes again was forgotten there."""
-        return self.gpu_blocks // self.document_blocks + 1
+        """Documents asked in turn, two more than the GPU could hold: what comes again was forgotten there."""
+        return self.gpu_blocks // self.document_blocks + 2
 
     @property
     def gpu_blocks(self) -> int:

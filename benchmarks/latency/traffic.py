@@ -14,6 +14,7 @@ __all__ = ["TRAFFICS", "Traffic"]
 
 TRAFFICS = ("new", "again")
 _FIRST_ID = 3
+_SIDE = 2**31 + 2  # part of the seed; no other prompts have it
 
 
 class Traffic:
@@ -27,12 +28,12 @@ class Traffic:
     def __init__(self, settings: LatencySettings, kind: str, start: int) -> None:
         """Args: the settings, one of `TRAFFICS`, and which start of the engines it is for (a seed)."""
         self._settings = settings
-        self._rng = np.random.default_rng([settings.workload.seed, 2, start, TRAFFICS.index(kind)])
+        self._rng = np.random.default_rng([settings.workload.seed, _SIDE, start, TRAFFICS.index(kind)])
         self._known = [self._document() for _ in range(settings.cycle_documents)] if kind == "again" else []
         self._prompts = self._all()
 
     def to_prime(self) -> list[Prompt]:
-        """What has to be asked once before the first round."""
+        """What has to be asked once before the first round, one after the other has been stored."""
         return [self._ask(document) for document in self._known]
 
     def next_round(self) -> list[Prompt]:
