@@ -13,6 +13,7 @@ import torch
 from offload.config import host_memory_bytes
 from offload.copiers import Copier, CpuCopier, CudaCopier, Direction
 from offload.copiers.cuda import register_host_memory, unregister_host_memory
+from offload.layout import BlockLayout
 from offload.memory import HostMemory
 
 __all__ = ["CpuDevice", "CudaDevice", "Device"]
@@ -46,8 +47,8 @@ class Device(Protocol):
     def make_pool(self, num_slots: int, slot_bytes: int) -> HostMemory:
         """Host memory, pinned where that means something."""
 
-    def make_copier(self) -> Copier:
-        """The product's."""
+    def make_copier(self, layout: BlockLayout, num_blocks: int) -> Copier:
+        """The product's; there are as many slots as blocks."""
 
     def enqueue(self, direction: Direction, copy: Callable[[], None]) -> None:
         """Run `copy`, or what it enqueues, after what was enqueued for the direction and beside the other."""
@@ -97,10 +98,13 @@ class CudaDevice:
             num_slots, slot_bytes, register=register_host_memory, unregister=unregister_host_memory
         )
 
-    def make_copier(self) -> Copier:
-        from vllm import _custom_ops
+    def make_copier(self, layout: BlockLayout, num_blocks: int) -> Copier:
+        from offload.vllm.copy_paths import pick_paths
 
-        return CudaCopier(self._device, self.timed(_custom_ops.swap_blocks_batch))
+        paths = pick_paths(self._device, layout, num_blocks, num_blocks)
+        return CudaCopier(
+            self._device, *(self.timed(paths[way]) for way in (Direction.STORE, Direction.LOAD))
+        )
 
     def enqueue(self, direction: Direction, copy: Callable[[], None]) -> None:
         with torch.cuda.stream(self._streams[direction]), self._span():
@@ -167,7 +171,7 @@ class CpuDevice:
     def make_pool(self, num_slots: int, slot_bytes: int) -> HostMemory:
         return HostMemory(num_slots, slot_bytes)
 
-    def make_copier(self) -> Copier:
+    def make_copier(self, layout: BlockLayout, num_blocks: int) -> Copier:
         return CpuCopier()
 
     def enqueue(self, direction: Direction, copy: Callable[[], None]) -> None:

@@ -41,7 +41,7 @@ class OurWay:
 
     def __init__(self, arena: Arena, device: Device) -> None:
         self._layout = arena.layout
-        self._copier = device.make_copier()
+        self._copier = device.make_copier(arena.layout, arena.num_blocks)
         self._job_ids = itertools.count(1)
         self._in_flight: set[int] = set()
 

@@ -118,7 +118,7 @@ class Smearing(CpuCopier):
     ids=["wrong bytes", "half of them", "stores misplaced", "loads misplaced", "sources spoilt"],
 )
 def test_wrong_bytes_end_it(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Copier], which: str) -> None:
-    monkeypatch.setattr(CpuDevice, "make_copier", lambda _: make())
+    monkeypatch.setattr(CpuDevice, "make_copier", lambda *_: make())
     with pytest.raises(WrongBytesError, match=rf"{SMALL[1]}, ours, .*: wrong bytes in \d+ of 8 {which}"):
         copy_bandwidth.main([*TINY, SMALL[1], "--blocks", "8"])
 
@@ -131,7 +131,7 @@ def test_what_was_measured_is_told_when_a_copy_fails(
     monkeypatch.setattr(
         CpuDevice,
         "make_copier",
-        lambda _: FaultyCopier(CpuCopier(), lambda *_: next(faults, Fault.FAIL)),
+        lambda *_: FaultyCopier(CpuCopier(), lambda *_: next(faults, Fault.FAIL)),
     )
     with pytest.raises(RuntimeError, match="a copy failed"):
         copy_bandwidth.main([*TINY, *SMALL, "--blocks", "1", "--json", str(out)])
