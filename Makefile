@@ -3,7 +3,8 @@
 python := .venv/bin/python
 
 # The benchmarks that `make bench` runs: python -m benchmarks.NAME, results in benchmarks/results/NAME.json.
-BENCHMARKS := long_document_qa overhead shared_prefix verification control_plane engine_replay trace_replay
+BENCHMARKS := long_document_qa overhead decode_latency shared_prefix verification control_plane engine_replay \
+	trace_replay copy_bandwidth
 # More arguments for pytest, as in: make test ARGS="-k lru -x"
 ARGS :=
 

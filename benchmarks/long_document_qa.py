@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failures: list[str] = []
     remarks = report.load_note()
     if options.settings is not None:
-        remarks += notes(options.modes, options.settings.device)
+        remarks += notes(options.modes, options.settings)
         rows = _offline(options.settings, options.modes, failures)
     else:
         assert options.online is not None

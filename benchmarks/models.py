@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-__all__ = ["LLAMA_8B", "kv_bytes_per_token", "llama_config_only", "tiny_llama"]
+__all__ = ["LLAMA_8B", "kv_bytes_per_token", "llama_config_only", "llama_parameters", "tiny_llama"]
 
 _FORMAT = 1  # part of the cache key; raise it when what is written below changes
 
@@ -28,12 +28,20 @@ LLAMA_8B = {
     "vocab_size": 128256,
     "max_position_embeddings": 131072,
 }
-"""Shape of Llama 3.1 8B, for `llama_config_only`."""
+"""Shape of Llama 3.1 8B, for `llama_config_only`: in bfloat16 131,072 bytes of KV per token."""
 
 
 def kv_bytes_per_token(*, hidden_size: int, layers: int, heads: int, kv_heads: int, dtype_bytes: int) -> int:
     """Bytes of KV cache that one token takes over all layers (keys and values)."""
     return 2 * layers * kv_heads * (hidden_size // heads) * dtype_bytes
+
+
+def llama_parameters(shape: Mapping[str, int]) -> int:
+    """How many parameters a Llama of that shape (keys of `LLAMA_8B`) has, embeddings not tied."""
+    width, inner = shape["hidden_size"], shape["intermediate_size"]
+    kv_width = width // shape["heads"] * shape["kv_heads"]
+    layer = 2 * width * width + 2 * width * kv_width + 3 * width * inner + 2 * width
+    return 2 * shape["vocab_size"] * width + shape["layers"] * layer + width
 
 
 def tiny_llama(

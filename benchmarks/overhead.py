@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_memory(settings, engines=2)
     except ValueError as error:
         parser.error(str(error))
-    remarks = report.load_note() + notes([options.mode], settings.device)
+    remarks = report.load_note() + notes([options.mode], settings)
     rows: list[Row] = []
     try:
         for start in range(1, options.starts + 1):

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from offload.config import GIB, OffloadConfig, check_host_memory, check_record_trace, host_memory_bytes
+from offload.config import GIB, OffloadConfig, check_host_memory, check_record_trace
 from offload.errors import OffloadError
+from offload.host_limits import host_memory_bytes
 from offload.size_command import add_size_command
 
 

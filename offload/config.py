@@ -10,11 +10,11 @@ from typing import Any
 
 from evictor import available_policies
 from offload.errors import ConfigError
+from offload.host_limits import host_memory_bytes
 from offload.seals import Verify
 
 GIB = 1 << 30
 DEFAULT_POLICY = "hazard"
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,7 @@ class OffloadConfig:
             a high priority or a pin.
         record_trace: a file to write prefix hashes of finished requests to, for ``kv-offload size``; None
             for none. See ``recorder``.
+        huge_pages: ask the kernel for transparent huge pages for the pool.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
@@ -42,6 +43,7 @@ class OffloadConfig:
     verify_loads: Verify = Verify.SAMPLED
     hinted_share: float = 0.25
     record_trace: str | None = None
+    huge_pages: bool = False
 
     def __post_init__(self) -> None:
         size = self.cpu_gib
@@ -51,8 +53,10 @@ class OffloadConfig:
             raise ConfigError(
                 f"cpu_gib is {size!r}; the pool size in GiB must be a positive number, such as 8"
             )
-        if not isinstance(self.store_decode_blocks, bool):
-            raise ConfigError(f"store_decode_blocks is {self.store_decode_blocks!r}; use true or false")
+        for name in ("store_decode_blocks", "huge_pages"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name} is {value!r}; use true or false")
         if self.eviction_policy not in available_policies():
             names = ", ".join(available_policies())
             raise ConfigError(f"eviction_policy is {self.eviction_policy!r}; use one of: {names}")
@@ -93,15 +97,6 @@ class OffloadConfig:
                 'kv_connector_extra_config lacks "cpu_gib", the pool size in GiB; add, say, "cpu_gib": 8'
             )
         return cls(**settings)
-
-
-def host_memory_bytes() -> int:
-    """Memory this process may use at most: the machine's, or its control group's limit if smaller."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(total, int(_CGROUP_LIMIT.read_text()))
-    except (OSError, ValueError):
-        return total
 
 
 def check_host_memory(config: OffloadConfig, available: int | None = None) -> None:

@@ -61,6 +61,12 @@ class BlockLayout:
         self._fence = slots_per_registration
         self._mergeable = len(regions) == 1 and regions[0].block_stride == regions[0].piece_bytes
 
+    @property
+    def piece_sizes(self) -> list[int]:
+        """Bytes of each piece of a block, before neighbours merge."""
+        sizes: list[int] = self._sizes.tolist()
+        return sizes
+
     def store(self, block_ids: Ids, slots: Ids) -> CopyBatch:
         """Copies that bring GPU blocks down into slots."""
         gpu, pool, sizes = self._pieces(block_ids, slots)
@@ -73,7 +79,7 @@ class BlockLayout:
 
     def block_pieces(self, block_ids: Ids) -> tuple[Ids, list[int]]:
         """Addresses ``int64[n, regions]`` of these GPU blocks' pieces, and the pieces' sizes in bytes."""
-        return self._gpu + block_ids[:, None] * self._strides, self._sizes.tolist()
+        return self._gpu + block_ids[:, None] * self._strides, self.piece_sizes
 
     def slot_pieces(self, slots: Ids) -> tuple[Ids, list[int]]:
         """The same for slots, which are one piece each."""

@@ -1,29 +1,31 @@
 """The pool's memory: one mapping of exactly the size asked for."""
 
-import errno
 import logging
 import mmap
 import resource
 from collections.abc import Callable
+from contextlib import suppress
 from math import gcd
 
 import numpy as np
 
 from offload.errors import HostMemoryError
+from offload.pages import take_pages
 
 logger = logging.getLogger(__name__)
-
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap module
 
 MAX_REGISTRATION_BYTES = 64 << 30
 """CUDA refuses single registrations of 512 GiB and more, so memory is registered in smaller pieces."""
 
 
 class HostMemory:
-    """An anonymous mapping of ``num_slots * slot_bytes`` bytes, optionally pinned.
+    """An anonymous mapping of ``num_slots * slot_bytes`` bytes, all in memory, optionally pinned.
 
     torch's pinned allocator rounds up to powers of two; a mapping that is registered piece by piece
     does not. Pieces hold whole slots and whole pages, so that no slot spans two.
+
+    The mapping is private to this process and has no name: it ends with the process, however that ends,
+    and forked children do not get it.
     """
 
     def __init__(
@@ -34,8 +36,10 @@ class HostMemory:
         register: Callable[[int, int], None] | None = None,
         unregister: Callable[[int], None] | None = None,
         max_registration_bytes: int = MAX_REGISTRATION_BYTES,
+        node: int | None = None,
+        huge_pages: bool = False,
     ) -> None:
-        """Map the memory and pin it.
+        """Map the memory, take its pages and pin it.
 
         Args:
             num_slots: slots, at least 1.
@@ -43,9 +47,12 @@ class HostMemory:
             register: pins ``(address, nbytes)``, raising OSError if it cannot; None leaves it pageable.
             unregister: undoes ``register`` for one address.
             max_registration_bytes: bound on one registration; raised to the least whole unit.
+            node: the NUMA node the pages should lie on, as far as it has room; None for the kernel's choice.
+            huge_pages: ask for transparent huge pages. The size stays what it is: at both ends, where no
+                whole huge page fits, the pages are ordinary ones.
 
         Raises:
-            HostMemoryError: the memory cannot be mapped or pinned.
+            HostMemoryError: the memory cannot be mapped, exceeds a limit, or cannot be pinned.
         """
         self.nbytes = num_slots * slot_bytes
         self._unregister = unregister
@@ -57,9 +64,15 @@ class HostMemory:
                 f"cannot map {self.nbytes:,} bytes for the CPU pool ({error}); lower cpu_gib, or raise the "
                 f"limit on virtual memory (ulimit -v)"
             ) from error
-        self._populate()
+        with suppress(OSError):  # a child that outlives this process would keep the pool
+            self._map.madvise(mmap.MADV_DONTFORK)
         self._bytes: np.ndarray | None = np.frombuffer(self._map, dtype=np.uint8)
         self.address = self._bytes.ctypes.data
+        try:
+            take_pages(self.address, self.nbytes, node=node, huge_pages=huge_pages)
+        except BaseException:
+            self.close()
+            raise
         pages_unit = mmap.PAGESIZE // gcd(slot_bytes, mmap.PAGESIZE)
         units = max(1, max_registration_bytes // (pages_unit * slot_bytes))
         self.slots_per_registration = min(units * pages_unit, num_slots)
@@ -81,20 +94,8 @@ class HostMemory:
         self._bytes = None
         self._map.close()
 
-    def _populate(self) -> None:
-        """Take all pages now: a first touch later would slow down stores, or find no memory left."""
-        try:
-            self._map.madvise(_MADV_POPULATE_WRITE)
-        except OSError as error:
-            if error.errno == errno.EINVAL:  # Linux before 5.14: pages come as slots are filled
-                return
-            self._map.close()
-            raise HostMemoryError(
-                f"cannot get {self.nbytes:,} bytes of memory for the CPU pool ({error}); lower cpu_gib, or "
-                f"raise the container's memory limit"
-            ) from error
-
     def _register(self, register: Callable[[int, int], None], piece_bytes: int) -> None:
+        """Pin piece by piece. A control group cannot be what refuses: the pages are counted there already."""
         for offset in range(0, self.nbytes, piece_bytes):
             address = self.address + offset
             try:
@@ -104,7 +105,8 @@ class HostMemory:
                 raise HostMemoryError(
                     f"cannot pin {self.nbytes:,} bytes for the CPU pool ({error}; the limit on locked memory "
                     f"is {_memlock_limit()}); lower cpu_gib, or allow the process to lock more: "
-                    f"ulimit -l unlimited, in a container --ulimit memlock=-1 and enough --memory"
+                    f"ulimit -l unlimited, in a container --ulimit memlock=-1, in a systemd unit "
+                    f"LimitMEMLOCK=infinity"
                 ) from error
             self._registered.append(address)
 

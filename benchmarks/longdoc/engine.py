@@ -14,7 +14,7 @@ from benchmarks.longdoc.settings import Settings
 from benchmarks.longdoc.workload import Prompt, warm_up_prompts
 from benchmarks.models import llama_config_only, tiny_llama
 
-__all__ = ["Engine", "kv_transfer_config", "model_directory"]
+__all__ = ["Engine", "engine_arguments", "kv_transfer_config", "model_directory"]
 
 _GIB = 2**30
 _RESET_SECONDS = 10.0
@@ -52,8 +52,29 @@ def model_directory(settings: Settings) -> Path:
         heads=model.heads,
         kv_heads=model.kv_heads,
         vocab_size=settings.workload.vocab_size,
-        max_position_embeddings=max(8192, settings.workload.request_tokens),
+        max_position_embeddings=max(8192, settings.max_model_len),
     )
+
+
+def engine_arguments(settings: Settings, mode: str) -> dict[str, Any]:
+    """Return the arguments of vLLM's `LLM` (and `EngineArgs`) for a mode; makes the model."""
+    arguments: dict[str, Any] = {
+        "model": str(model_directory(settings)),
+        "skip_tokenizer_init": True,
+        "load_format": "dummy" if settings.model.shape == "llama-8b" else "auto",
+        "dtype": settings.model.dtype,
+        "enforce_eager": settings.device == "cpu",
+        "max_model_len": settings.max_model_len,
+        "block_size": settings.block_size,
+        "num_gpu_blocks_override": settings.gpu_blocks,
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "enable_prefix_caching": mode != "plain",
+        "disable_log_stats": False,
+        "seed": settings.workload.seed,
+    }
+    transfer = kv_transfer_config(settings, mode)
+    return arguments | ({"kv_transfer_config": transfer} if transfer else {})
 
 
 def _set_environment(settings: Settings) -> None:
@@ -91,23 +112,7 @@ class Engine(Client):
         _set_environment(settings)
         from vllm import LLM
 
-        transfer = kv_transfer_config(settings, mode)
-        self._llm = LLM(
-            str(model_directory(settings)),
-            skip_tokenizer_init=True,
-            load_format="dummy" if settings.model.shape == "llama-8b" else "auto",
-            dtype=settings.model.dtype,
-            enforce_eager=settings.device == "cpu",
-            max_model_len=settings.workload.request_tokens,
-            block_size=settings.block_size,
-            num_gpu_blocks_override=settings.gpu_blocks,
-            max_num_seqs=settings.workload.concurrency,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            enable_prefix_caching=mode != "plain",
-            disable_log_stats=False,
-            seed=settings.workload.seed,
-            **({"kv_transfer_config": transfer} if transfer else {}),
-        )
+        self._llm = LLM(**engine_arguments(settings, mode))
 
     def warm_up(self, on_done: Callable[[], None]) -> None:
         """Ask as many other documents as the GPU cache holds and one more, twice; forget them after.

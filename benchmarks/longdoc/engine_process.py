@@ -37,17 +37,30 @@ class EngineError(RuntimeError):
     """The engine did not start, or failed; the message shows the first exception in its log, and its end."""
 
 
+def _make_engine(settings: Settings, mode: str) -> Any:
+    from benchmarks.longdoc.engine import Engine
+
+    return Engine(settings, mode)
+
+
 class EngineProcess:
     """A context manager: an engine of one mode, started on entry and stopped on exit.
 
     Args:
         settings, mode: as for `Engine`.
         on_done: called in this process whenever the engine has answered a request.
+        make: makes the engine there; a function of a module.
 
     The engine's output goes to the temporary file `log`, which is kept if anything fails.
     """
 
-    def __init__(self, settings: Settings, mode: str, on_done: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        mode: str,
+        on_done: Callable[[], None] = lambda: None,
+        make: Callable[[Settings, str], Any] = _make_engine,
+    ) -> None:
         self.mode = mode
         handle, log = tempfile.mkstemp(prefix=f"kv-offload-{mode}-", suffix=".log")
         os.close(handle)
@@ -56,7 +69,7 @@ class EngineProcess:
         context = multiprocessing.get_context("spawn")
         self._connection, self._child_end = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(self._child_end, settings, mode, self.log), name=f"engine-{mode}"
+            target=_serve, args=(self._child_end, make, settings, mode, self.log), name=f"engine-{mode}"
         )
 
     @property
@@ -144,7 +157,9 @@ class EngineProcess:
         return EngineError(f"mode {self.mode!r} failed: {reason}\n  from {self.log}:\n{text}")
 
 
-def _serve(connection: Connection, settings: Settings, mode: str, log: Path) -> None:
+def _serve(
+    connection: Connection, make: Callable[[Settings, str], Any], settings: Settings, mode: str, log: Path
+) -> None:
     """Body of the child: start the engine, then answer calls until told to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted too, and stops us
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of `finally`, so that the engine stops too
@@ -153,9 +168,7 @@ def _serve(connection: Connection, settings: Settings, mode: str, log: Path) -> 
         os.dup2(file.fileno(), 2)
     engine = None
     try:
-        from benchmarks.longdoc.engine import Engine
-
-        engine = Engine(settings, mode)
+        engine = make(settings, mode)
         connection.send(("result", None))
         while (call := connection.recv())[0] != "stop":
             connection.send(("result", _answer(engine, connection, *call)))
@@ -174,8 +187,8 @@ def _answer(engine: Any, connection: Connection, name: str, argument: Any) -> An
     def on_done() -> None:
         connection.send(("done", None))
 
-    if name == "run_round":
-        return engine.run_round(argument, on_done)
+    if name in ("run_round", "decode"):
+        return getattr(engine, name)(argument, on_done)
     if name == "warm_up":
         return engine.warm_up(on_done)
     if name == "reset":

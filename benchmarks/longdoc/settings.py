@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from benchmarks.models import LLAMA_8B, kv_bytes_per_token
+from benchmarks.models import LLAMA_8B, kv_bytes_per_token, llama_parameters
 
 __all__ = ["MODES", "ORDERS", "SHAPES", "Model", "Settings", "Workload"]
 
@@ -101,6 +101,11 @@ class Model:
             dtype_bytes=_DTYPE_BYTES[self.dtype],
         )
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights; those of the tiny model do not count."""
+        return llama_parameters(LLAMA_8B) * _DTYPE_BYTES[self.dtype] if self.shape == "llama-8b" else 0
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -129,6 +134,13 @@ class Settings:
             raise ValueError(f"block_size={self.block_size}: the CPU backend needs a multiple of 32")
         if self.device == "cpu" and self.model.shape != "tiny":
             raise ValueError(f"model_shape={self.model.shape!r}: needs device 'cuda'; use 'tiny' on a CPU")
+        if self.model.shape == "llama-8b":
+            _at_most("vocab_size", self.workload.vocab_size, LLAMA_8B["vocab_size"])
+            _at_most(
+                "document_tokens + question_tokens + output_tokens",
+                self.workload.request_tokens,
+                LLAMA_8B["max_position_embeddings"],
+            )
         if self.workload.concurrency > self.gpu_documents:
             raise ValueError(
                 f"concurrency={self.workload.concurrency}: the GPU cache holds only "
@@ -153,6 +165,16 @@ class Settings:
         return self.gpu_documents * self.document_blocks + self.workload.concurrency * tail_blocks + 1
 
     @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest request."""
+        return self.workload.request_tokens
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most requests running at a time."""
+        return self.workload.concurrency
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one block, over all layers."""
         return self.model.kv_bytes_per_token * self.block_size
@@ -166,6 +188,11 @@ class Settings:
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise ValueError(f"{name}={value}: must be at least {least}")
+
+
+def _at_most(name: str, value: int, most: int) -> None:
+    if value > most:
+        raise ValueError(f"{name}={value}: model_shape='llama-8b' takes {most} at most")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

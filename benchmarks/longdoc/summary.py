@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.longdoc.settings import Settings
 from benchmarks.report import format_table
 
 __all__ = ["Row", "format_gains", "format_summary", "notes", "passes_total"]
@@ -75,10 +76,12 @@ def passes_total(rows: Sequence[Row]) -> list[Row]:
     return list(totals.values())
 
 
-def notes(modes: Sequence[str], device: str) -> list[str]:
+def notes(modes: Sequence[str], settings: Settings) -> list[str]:
     """Return what a reader must know about how the modes were run."""
     found = []
-    if "native" in modes and device == "cpu":
+    if settings.model.shape == "llama-8b":
+        found.append("llama-8b: the shape of Llama 3.1 8B with dummy weights; answers mean nothing")
+    if "native" in modes and settings.device == "cpu":
         found.append(
             "native: vLLM's OffloadingConnector refuses to start on the CPU backend; here it runs with a "
             "plain CPU copy worker (benchmarks.native_cpu_spec) through its out-of-tree spec"

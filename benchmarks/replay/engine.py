@@ -207,7 +207,7 @@ class ReplayEngine:
             handler = VirtualSimpleWorker(worker.worker_handler, self._link, self.settings.time.block_bytes)
             worker.worker_handler = self._copier = handler
         elif self.settings.connector == "offload":
-            worker._worker._make_copier = lambda device: self._copier
+            worker._worker._make_copier = lambda *_: self._copier
             worker._worker._make_executor = InlineExecutor
             worker._worker._clock = lambda: self.clock.now
         else:

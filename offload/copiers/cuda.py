@@ -50,9 +50,12 @@ class CudaCopier:
     pinned memory that nobody writes, so the driver may read it in any order.
     """
 
-    def __init__(self, device: torch.device, batched_copy: BatchedCopy) -> None:
+    def __init__(
+        self, device: torch.device, batched_copy: BatchedCopy, load_copy: BatchedCopy | None = None
+    ) -> None:
+        """``load_copy``: for loads, if they go another way than stores."""
         self._device = device
-        self._copy = batched_copy
+        self._copies = {Direction.STORE: batched_copy, Direction.LOAD: load_copy or batched_copy}
         low_priority, _ = torch.cuda.Stream.priority_range()
         self._streams = {way: torch.cuda.Stream(device, priority=low_priority) for way in Direction}
         self._ended: list[CopyEnd] = []  # kept if asking after another one raises
@@ -68,9 +71,10 @@ class CudaCopier:
         descriptors = [torch.from_numpy(np.ascontiguousarray(column)) for column in batch]
         end = CopyEnd(job_id, len(batch.sizes), None)
         event = torch.cuda.Event()
+        event.record(stream)  # makes it: if that fails, nothing has been copied yet
         with torch.cuda.stream(stream):
             try:
-                self._copy(*descriptors, is_src_access_order_any=direction is Direction.LOAD)
+                self._copies[direction](*descriptors, is_src_access_order_any=direction is Direction.LOAD)
             except Exception as error:
                 # Some copies may be under way all the same, so the batch ends no sooner than they do.
                 end = CopyEnd(job_id, 0, f"{type(error).__name__}: {error}")
@@ -95,6 +99,16 @@ class CudaCopier:
                 return False
             time.sleep(_PAUSE_SECONDS)
         return True
+
+
+def pci_address(device: torch.device) -> str | None:
+    """Where the GPU sits, as Linux names it (``0000:3b:00.0``); None if this torch does not tell."""
+    properties = torch.cuda.get_device_properties(device)
+    try:
+        domain, bus, slot = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
+    except AttributeError:
+        return None
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
 
 
 def register_host_memory(address: int, nbytes: int) -> None:

@@ -76,7 +76,9 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._kv_transfer_config.kv_load_failure_policy = "recompute"
         if role is KVConnectorRole.WORKER:
             cpu_bytes = config.cpu_bytes // self._num_ranks
-            self._worker = WorkerSide(kv_cache_config, cpu_bytes, self._fingerprint, config.verify_loads)
+            self._worker = WorkerSide(
+                kv_cache_config, cpu_bytes, self._fingerprint, config.verify_loads, config.huge_pages
+            )
 
     # Both sides
 

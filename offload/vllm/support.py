@@ -13,8 +13,9 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from offload.config import GIB, OffloadConfig, check_host_memory, check_record_trace, host_memory_bytes
+from offload.config import GIB, OffloadConfig, check_host_memory, check_record_trace
 from offload.errors import ConfigError, UnsupportedError
+from offload.host_limits import host_memory_bytes
 from offload.pin_probe import check_pinning
 from offload.recorder import check_divides
 from offload.vllm.plugin import CONNECTOR

@@ -12,12 +12,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.copiers import Copier, CpuCopier, CudaCopier, Direction
-from offload.copiers.cuda import register_host_memory, unregister_host_memory
+from offload.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
 from offload.errors import ConfigError
 from offload.layout import BlockLayout
 from offload.memory import HostMemory
+from offload.numa import node_of_pci_device
 from offload.seals import Seals, Verify
 from offload.transfer import CANCELLED, TransferEnd, TransferEngine, seal_thread
+from offload.vllm.copy_paths import pick_paths
 from offload.vllm.fingerprint import Fingerprint
 from offload.vllm.messages import JobReport, LoadOrder, StepPlan, StoreOrder, WorkerFacts, WorkerReport
 from offload.vllm.regions import block_bytes, block_regions, cache_address
@@ -57,6 +59,7 @@ class WorkerSide:
         cpu_bytes: int,
         fingerprint: Fingerprint,
         verify: Verify = Verify.ALWAYS,
+        huge_pages: bool = False,
     ) -> None:
         """Size the pool.
 
@@ -65,13 +68,15 @@ class WorkerSide:
             cpu_bytes: this rank's share of the pool.
             fingerprint: this rank's; a plan of a scheduler with another one is not carried out.
             verify: which blocks are checked when they are loaded.
+            huge_pages: whether to ask for huge pages for the pool.
 
         Raises:
             ConfigError: the share does not hold one block.
         """
         self._kv_cache_config = kv_cache_config
         self._verify = verify
-        self._make_copier: Callable[[torch.device], Copier] = _copier_for
+        self._huge_pages = huge_pages
+        self._make_copier: Callable[[torch.device, BlockLayout, int, int], Copier] = _copier_for
         self._make_executor: Callable[[], Executor] = seal_thread
         self._clock = time.monotonic
         slot_bytes = block_bytes(kv_cache_config)
@@ -93,10 +98,10 @@ class WorkerSide:
         self._quiet_until = 0.0
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
-        """Map and pin the pool and learn where the GPU cache lies.
+        """Map and pin the pool, next to the GPU if it can be, and learn where the GPU cache lies.
 
         Raises:
-            HostMemoryError: the pool cannot be mapped or pinned.
+            HostMemoryError: the pool cannot be mapped, exceeds a limit on memory, or cannot be pinned.
         """
         device = next(iter(kv_caches.values())).device
         on_gpu = device.type == "cuda"
@@ -106,14 +111,17 @@ class WorkerSide:
             slot_bytes,
             register=register_host_memory if on_gpu else None,
             unregister=unregister_host_memory if on_gpu else None,
+            node=_node_of(device),
+            huge_pages=self._huge_pages,
         )
         regions = block_regions(self._kv_cache_config, cache_address(kv_caches, self._kv_cache_config))
         layout = BlockLayout(
             regions, self._memory.address, slots_per_registration=self._memory.slots_per_registration
         )
         seals = Seals(layout, num_slots, self._verify, of_blocks=not on_gpu)
+        copier = self._make_copier(device, layout, self._kv_cache_config.num_blocks, num_slots)
         self._engine = TransferEngine(
-            layout, self._make_copier(device), seals, clock=self._clock, make_executor=self._make_executor
+            layout, copier, seals, clock=self._clock, make_executor=self._make_executor
         )
         atexit.register(self.close)  # an engine in the caller's process may never be shut down
         logger.info(
@@ -231,9 +239,14 @@ class WorkerSide:
             self._unfilled |= restore.unfilled
 
 
-def _copier_for(device: torch.device) -> Copier:
-    if device.type == "cuda":
-        from vllm import _custom_ops
+def _node_of(device: torch.device) -> int | None:
+    """The NUMA node next to the device, if it has one that is known."""
+    address = pci_address(device) if device.type == "cuda" else None
+    return None if address is None else node_of_pci_device(address)
 
-        return CudaCopier(device, _custom_ops.swap_blocks_batch)
+
+def _copier_for(device: torch.device, layout: BlockLayout, num_blocks: int, num_slots: int) -> Copier:
+    if device.type == "cuda":
+        paths = pick_paths(device, layout, num_blocks, num_slots)
+        return CudaCopier(device, paths[Direction.STORE], paths[Direction.LOAD])
     return CpuCopier()

@@ -1,7 +1,7 @@
 """A KV cache on the GPU and a pinned pool below it, laid out as vLLM does."""
 
 import ctypes
-from typing import Any
+import os
 
 import numpy as np
 import numpy.typing as npt
@@ -11,13 +11,14 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from offload.copiers import CudaCopier
-from offload.copiers.cuda import register_host_memory, unregister_host_memory
+from offload.copiers.cuda import BatchedCopy, register_host_memory, unregister_host_memory
 from offload.inline import InlineExecutor
 from offload.layout import BlockLayout
 from offload.memory import HostMemory
 from offload.seals import Seals
-from offload.transfer import TransferEngine
+from offload.transfer import TransferEnd, TransferEngine
 from offload.vllm.regions import block_bytes, block_regions
+from tests.gpu.kernels import clock_kilohertz, load_kernels
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -30,6 +31,21 @@ PER_LAYER = KVCacheLayout.LBHNC
 PER_HEAD = KVCacheLayout.LHBNC
 
 
+def cache_config(
+    dtype: torch.dtype, block_size: int, layout: KVCacheLayout, num_blocks: int
+) -> KVCacheConfig:
+    """What vLLM tells a worker about its cache."""
+    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=NUM_HEADS, head_size=HEAD_SIZE, dtype=dtype)
+    page = spec.page_size_bytes
+    packed = NUM_LAYERS * page if layout.is_block_outermost else None
+    layer_stride, block_stride, *_ = compute_layout_strides(
+        spec, num_blocks, NUM_LAYERS, layout, fixed_strides=(None, packed, None, None, None)
+    )
+    names = [f"layer.{number}" for number in range(NUM_LAYERS)]
+    tensor = KVCacheTensor(NUM_LAYERS * page * num_blocks, names, layer_stride, block_stride)
+    return KVCacheConfig(num_blocks, [tensor], kv_cache_groups=[])
+
+
 class Cache:
     """``num_blocks`` GPU blocks of random bytes, as many slots of other ones, and a copier between."""
 
@@ -40,20 +56,12 @@ class Cache:
         layout: KVCacheLayout,
         num_blocks: int = 24,
         max_registration_bytes: int = 1 << 20,
+        copy: BatchedCopy = _custom_ops.swap_blocks_batch,
     ) -> None:
-        spec = FullAttentionSpec(
-            block_size=block_size, num_kv_heads=NUM_HEADS, head_size=HEAD_SIZE, dtype=dtype
-        )
-        page = spec.page_size_bytes
-        packed = NUM_LAYERS * page if layout.is_block_outermost else None
-        layer_stride, block_stride, *_ = compute_layout_strides(
-            spec, num_blocks, NUM_LAYERS, layout, fixed_strides=(None, packed, None, None, None)
-        )
-        size = NUM_LAYERS * page * num_blocks
-        names = [f"layer.{number}" for number in range(NUM_LAYERS)]
-        tensor = KVCacheTensor(size, names, layer_stride, block_stride)
-        config = KVCacheConfig(num_blocks, [tensor], kv_cache_groups=[])
-
+        config = cache_config(dtype, block_size, layout, num_blocks)
+        (tensor,) = config.kv_cache_tensors
+        size = tensor.size
+        load_kernels()
         self.device = torch.device("cuda", torch.cuda.current_device())
         # Filled at first, so that the fill kernel is loaded: loading one may wait for the whole GPU.
         self.raw = torch.full((size,), 1, dtype=torch.uint8, device=self.device)
@@ -71,12 +79,12 @@ class Cache:
         self.pool: Bytes = flat.reshape(num_blocks, self.slot_bytes)
         self.pool[:] = np.random.default_rng(2).integers(0, 256, self.pool.shape, dtype=np.uint8)
         self.regions = block_regions(config)
-        self.copier = CudaCopier(self.device, _custom_ops.swap_blocks_batch)
+        self.copier = CudaCopier(self.device, copy)
         at = block_regions(config, self.raw.data_ptr())
         per_registration = self.memory.slots_per_registration
-        layout = BlockLayout(at, self.memory.address, slots_per_registration=per_registration)
-        self.seals = Seals(layout, num_blocks)
-        self.engine = TransferEngine(layout, self.copier, self.seals, make_executor=InlineExecutor)
+        self.layout = BlockLayout(at, self.memory.address, slots_per_registration=per_registration)
+        self.seals = Seals(self.layout, num_blocks)
+        self.engine = TransferEngine(self.layout, self.copier, self.seals, make_executor=InlineExecutor)
         torch.cuda.synchronize(self.device)
 
     def __enter__(self) -> "Cache":
@@ -86,6 +94,11 @@ class Cache:
         self.engine.close(seconds=30)
         del self.pool
         self.memory.close()
+
+    def piece(self, block_id: int) -> torch.Tensor:
+        """One GPU block itself, in a layout where it is one piece."""
+        ((address, stride, size),) = self.regions
+        return self.raw[address + block_id * stride :][:size]
 
     def load(self, job_id: int, slots: npt.NDArray[np.int64], block_ids: npt.NDArray[np.int64]) -> None:
         """Copy slots up, whatever they hold now."""
@@ -106,6 +119,12 @@ class Cache:
         rows: Bytes = torch.stack([self.block(number) for number in range(self.num_blocks)]).cpu().numpy()
         return rows
 
+    def ended(self) -> list[TransferEnd]:
+        """Poll until something has ended."""
+        while not (ends := self.engine.poll()):
+            os.sched_yield()
+        return ends
+
     def write(self, block_id: int, value: int) -> None:
         """Overwrite one GPU block, in the order of the engine's stream."""
         for address, stride, size in self.regions:
@@ -119,9 +138,7 @@ def ids(*numbers: int) -> npt.NDArray[np.int64]:
 
 def occupy_engine(milliseconds: int = 300) -> torch.cuda.Event:
     """Keep the engine's stream busy about that long; the event is that of the end."""
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    kilohertz = getattr(properties, "clock_rate", 0) or 2_000_000
-    torch.cuda._sleep(kilohertz * milliseconds)
+    torch.cuda._sleep(clock_kilohertz() * milliseconds)
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream())
     return event

@@ -1,12 +1,15 @@
 """Known bytes between a GPU and pinned memory."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from offload.copiers import Direction
 from offload.transfer import TransferEnd
-from tests.gpu.cache import ONE_PIECE, PER_HEAD, PER_LAYER, Cache, ids
+from tests.gpu.cache import ONE_PIECE, PER_HEAD, PER_LAYER, Bytes, Cache, ids
 from tests.offload.places import needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu, pytest.mark.timeout(120)]
@@ -33,6 +36,48 @@ def test_bytes_go_down_and_come_up(dtype: torch.dtype, block_size: int, layout: 
         blocks[order[12:]] = pool[order[:12]]
         assert np.array_equal(cache.blocks(), blocks), "a load moved other bytes, or not all of its own"
         assert np.array_equal(cache.pool, pool), "a load changed its source"
+
+
+PATTERNS: dict[str, Callable[[int], Bytes]] = {
+    "zeros": lambda size: np.zeros(size, dtype=np.uint8),
+    "ones": lambda size: np.full(size, 0xFF, dtype=np.uint8),
+    "not a number": lambda size: np.resize(np.array([0x01, 0x7F, 0xC1, 0xFF], dtype=np.uint8), size),
+    "addresses": lambda size: np.arange(0, size, 4, dtype=np.uint32).view(np.uint8)[:size],
+}
+"""Bytes that a copy by elements, or one that is off by a little, would not keep as they are."""
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("layout", [ONE_PIECE, PER_LAYER, PER_HEAD], ids=lambda layout: layout.name)
+def test_what_was_stored_comes_back_to_other_blocks(pattern: str, layout: KVCacheLayout) -> None:
+    """Down, sealed, overwritten on the GPU, checked, and up again."""
+    with Cache(torch.bfloat16, 16, layout) as cache:
+        written = PATTERNS[pattern](cache.raw.numel())
+        cache.raw.copy_(torch.from_numpy(written))
+        before = cache.blocks()
+        source, slots, target = ids(0, 1, 2, 9, 23), ids(4, 5, 6, 0, 23), ids(23, 7, 8, 0, 1)
+        cache.engine.fence(Direction.STORE)
+        cache.engine.store(1, source, slots)
+        assert settled(cache) == {1: (5, None)}
+        cache.raw.fill_(0xA5)
+        cache.engine.fence(Direction.LOAD)
+        cache.engine.load(2, slots, np.ones_like(slots), target)
+        assert settled(cache) == {2: (5, None)}
+        expected = np.full_like(before, 0xA5)
+        expected[target] = before[source]
+        assert np.array_equal(cache.blocks(), expected)
+
+
+def test_bytes_that_changed_in_the_pool_are_not_believed() -> None:
+    with Cache(torch.float16, 16, ONE_PIECE) as cache:
+        cache.engine.store(1, ids(3, 4, 5), ids(0, 1, 2))
+        assert settled(cache) == {1: (3, None)}
+        cache.pool[1, 77] ^= 1
+        cache.engine.load(2, ids(0, 1, 2), ids(1, 1, 1), ids(6, 7, 8))
+        ((num_blocks, error),) = settled(cache).values()
+        assert num_blocks == 1
+        assert error is not None
+        assert "block 1" in error
 
 
 @pytest.mark.parametrize("layout", [ONE_PIECE, PER_LAYER], ids=lambda layout: layout.name)

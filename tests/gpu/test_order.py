@@ -1,13 +1,10 @@
 """Copies and the engine's own work on the GPU: what waits for what, and what does not."""
 
-import os
-
 import pytest
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from offload.copiers import Direction
-from offload.transfer import TransferEnd
 from tests.gpu.cache import ONE_PIECE, PER_LAYER, Cache, ids, occupy_engine
 from tests.offload.places import needs_gpu
 
@@ -28,7 +25,7 @@ def test_a_store_copies_what_the_work_before_its_fence_writes_last(layout: KVCac
         cache.engine.store(1, ids(3), ids(7))
         assert cache.engine.poll() == []
         assert not written.query(), NOTHING_SHOWN
-        (end,) = ended(cache)
+        (end,) = cache.ended()
         assert (end.job_id, end.num_blocks, end.error) == (1, 1, None)
         assert written.query(), "the store ended before the work that writes its source"
         assert (cache.pool[7] == 51).all()
@@ -40,7 +37,7 @@ def test_a_store_does_not_wait_for_work_behind_its_fence() -> None:
         cache.engine.fence(Direction.STORE)
         behind = occupy_engine(500)
         cache.engine.store(1, ids(3), ids(7))
-        (end,) = ended(cache)
+        (end,) = cache.ended()
         assert end.error is None
         assert not behind.query(), "the store waited for work behind its fence"
         assert (cache.pool[7] == before[3]).all()
@@ -58,7 +55,7 @@ def test_a_load_lands_after_the_work_before_its_fence(layout: KVCacheLayout) -> 
         cache.load(1, ids(7), ids(3))
         assert cache.engine.poll() == []
         assert not zeroed.query(), NOTHING_SHOWN
-        (end,) = ended(cache)
+        (end,) = cache.ended()
         assert end.error is None
         assert (cache.blocks()[3] == cache.pool[7]).all()
 
@@ -68,7 +65,7 @@ def test_a_load_does_not_wait_for_the_forward_pass_behind_its_fence() -> None:
         cache.engine.fence(Direction.LOAD)
         forward = occupy_engine(500)
         cache.load(1, ids(7), ids(3))
-        (end,) = ended(cache)
+        (end,) = cache.ended()
         assert end.error is None
         assert not forward.query(), "the load waited for the forward pass"
         assert (cache.blocks()[3] == cache.pool[7]).all()
@@ -81,9 +78,9 @@ def test_a_load_does_not_wait_for_stores() -> None:
         cache.engine.fence(Direction.STORE)
         cache.engine.store(1, ids(1, 2), ids(1, 2))
         cache.load(2, ids(7), ids(3))
-        (first,) = ended(cache)
+        (first,) = cache.ended()
         assert first.job_id == 2
-        (second,) = ended(cache)
+        (second,) = cache.ended()
         assert second.job_id == 1
 
 
@@ -95,7 +92,7 @@ def test_a_cancelled_load_ends_once_and_only_when_its_copies_have() -> None:
         cache.engine.cancel(1)
         assert cache.engine.poll() == []
         assert not busy.query(), NOTHING_SHOWN
-        (end,) = ended(cache)
+        (end,) = cache.ended()
         assert busy.query(), "the load was reported while it could still write"
         assert (end.job_id, end.num_blocks, end.error) == (1, 0, "cancelled")
         assert cache.engine.poll() == []
@@ -121,10 +118,3 @@ def test_the_engines_stream_stays_the_current_one() -> None:
         cache.load(2, ids(8), ids(4))
         assert torch.cuda.current_stream() == stream
         cache.copier.drain()
-
-
-def ended(cache: Cache) -> list[TransferEnd]:
-    """Poll until something has ended."""
-    while not (ends := cache.engine.poll()):
-        os.sched_yield()
-    return ends

@@ -4,15 +4,19 @@ import ctypes
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from offload import HostMemoryError
-from offload.copiers.cuda import register_host_memory, unregister_host_memory
+from offload.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
 from offload.memory import HostMemory
+from offload.numa import node_of_pci_device, share_elsewhere
 from offload.pin_probe import check_pinning
+from tests.offload.mappings import mapping_at, placement_at
 from tests.offload.places import needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu, pytest.mark.timeout(120)]
@@ -25,13 +29,14 @@ def is_pinned(address: int, nbytes: int) -> bool:
     return torch.frombuffer(buffer, dtype=torch.uint8).is_pinned()
 
 
-def pinned(num_slots: int, slot_bytes: int, bound: int = 1 << 30) -> HostMemory:
+def pinned(num_slots: int, slot_bytes: int, bound: int = 1 << 30, **options: Any) -> HostMemory:
     return HostMemory(
         num_slots,
         slot_bytes,
         register=register_host_memory,
         unregister=unregister_host_memory,
         max_registration_bytes=bound,
+        **options,
     )
 
 
@@ -108,3 +113,36 @@ def test_a_refusal_in_the_middle_unregisters_what_was_pinned() -> None:
 def test_the_probe_says_yes_here() -> None:
     check_pinning()
     assert subprocess.run([sys.executable, "-m", "offload.pin_probe"], check=False).returncode == 0
+
+
+def test_linux_knows_the_gpu_by_its_address() -> None:
+    address = pci_address(torch.device("cuda", torch.cuda.current_device()))
+    assert address is not None, "this torch does not tell"
+    device = Path("/sys/bus/pci/devices") / address
+    if not device.parent.is_dir():
+        pytest.skip("this container has no /sys/bus/pci")
+    assert (device / "vendor").read_text().strip() == "0x10de"
+
+
+@pytest.mark.parametrize("huge_pages", [False, True])
+def test_pinned_pages_lie_on_the_node_of_the_gpu(huge_pages: bool) -> None:
+    """Also where mbind is refused: they are touched by that node's CPUs."""
+    address = pci_address(torch.device("cuda", torch.cuda.current_device()))
+    node = None if address is None else node_of_pci_device(address)
+    if node is None:
+        pytest.skip("this machine does not tell the GPU's NUMA node")
+    with closing(pinned(64, MIB, node=node, huge_pages=huge_pages)) as memory:
+        assert is_pinned(memory.address, memory.nbytes)
+        if (placement := placement_at(memory.address)) is None:
+            pytest.skip("this kernel has no numa_maps")
+        assert set(placement[1]) == {node}
+        assert share_elsewhere(memory.address, node) == 0
+
+
+def test_pinned_memory_may_be_of_huge_pages() -> None:
+    with closing(pinned(64, MIB, huge_pages=True)) as memory:
+        mapping = mapping_at(memory.address)
+        assert mapping is not None
+        assert "hg" in mapping.flags
+        assert mapping.end - mapping.start == mapping.resident == 64 * MIB
+        assert is_pinned(memory.address, memory.nbytes)

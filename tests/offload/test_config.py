@@ -10,7 +10,8 @@ import pytest
 
 from offload import ConfigError, OffloadConfig
 from offload import config as config_module
-from offload.config import GIB, check_host_memory, check_record_trace, host_memory_bytes, unwritable
+from offload.config import GIB, check_host_memory, check_record_trace, unwritable
+from offload.host_limits import host_memory_bytes
 
 POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
 
@@ -26,7 +27,7 @@ POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
             "zzz",
             "",
             "known keys: cpu_gib, store_decode_blocks, eviction_policy, verify_loads, hinted_share, "
-            "record_trace",
+            "record_trace, huge_pages",
         ),
         ({"cpu_gib": 8, "": 1}, "''", "", "known keys: cpu_gib"),
         ({}, "cpu_gib", "lacks", 'add, say, "cpu_gib": 8'),
@@ -46,6 +47,9 @@ POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
         ({"cpu_gib": 8, "store_decode_blocks": "no"}, "store_decode_blocks", "'no'", "use true or false"),
         ({"cpu_gib": 8, "store_decode_blocks": 0}, "store_decode_blocks", "0", "use true or false"),
         ({"cpu_gib": 8, "store_decode_blocks": None}, "store_decode_blocks", "None", "use true or false"),
+        ({"cpu_gib": 8, "huge_pages": "yes"}, "huge_pages", "'yes'", "use true or false"),
+        ({"cpu_gib": 8, "huge_pages": 1}, "huge_pages", "1", "use true or false"),
+        ({"cpu_gib": 8, "huge_page": True}, "huge_page", "", "did you mean 'huge_pages'"),
         (
             {"cpu_gib": 8, "verify_loads": "often"},
             "verify_loads",
@@ -88,6 +92,7 @@ def test_defaults() -> None:
     assert config == OffloadConfig(cpu_gib=8, store_decode_blocks=True, eviction_policy="hazard")
     assert config.cpu_bytes == 8 * 2**30
     assert config.hinted_share == 0.25
+    assert config.huge_pages is False
 
 
 @pytest.mark.parametrize("share", [0, 0.0, 0.3, 1])
@@ -102,6 +107,7 @@ def test_all_settings_are_read() -> None:
         "eviction_policy": "lru",
         "hinted_share": 0.5,
         "record_trace": "trace.jsonl",
+        "huge_pages": True,
     }
     config = OffloadConfig.from_mapping(settings)
     assert {key: getattr(config, key) for key in settings} == settings
@@ -132,22 +138,6 @@ def test_this_machines_memory_is_the_bound() -> None:
     check_host_memory(OffloadConfig(cpu_gib=has))
     with pytest.raises(ConfigError, match="GiB of memory"):
         check_host_memory(OffloadConfig(cpu_gib=has * 1.001))
-
-
-@pytest.mark.parametrize(
-    ("limit", "counts"),
-    [("1048576\n", True), ("max\n", False), (str(1 << 62), False), ("", False), (None, False)],
-)
-def test_a_control_groups_limit_counts(
-    limit: str | None, counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = host_memory_bytes()
-    monkeypatch.setattr(config_module, "_CGROUP_LIMIT", tmp_path / "memory.max")
-    without_limit = host_memory_bytes()
-    if limit is not None:
-        (tmp_path / "memory.max").write_text(limit)
-    assert host_memory_bytes() == (1048576 if counts else without_limit)
-    assert machine <= without_limit
 
 
 def test_a_trace_that_can_be_written_passes(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from offload.copiers import CopyEnd, CudaCopier, Direction
-from offload.copiers.cuda import register_host_memory, unregister_host_memory
+from offload.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
 from offload.layout import CopyBatch
 
 
@@ -21,6 +21,7 @@ class FakeCuda:
         self.log: list[tuple[Any, ...]] = []
         self.current = self.Stream("cuda:0", name="engine")
         self.error = 0
+        self.no_events = False
         cuda = self
 
         class Event:
@@ -28,7 +29,11 @@ class FakeCuda:
                 self.done = False
 
             def record(self, stream: FakeCuda.Stream) -> None:
+                if cuda.no_events:
+                    raise RuntimeError("out of memory")
                 self.stream = stream
+                if self in stream.events:  # recorded again: the later one counts
+                    stream.events.remove(self)
                 stream.events.append(self)
 
             def query(self) -> bool:
@@ -154,6 +159,16 @@ def test_a_refused_batch_ends_only_when_what_was_taken_of_it_is_done(cuda: FakeC
     assert copier.poll() == [CopyEnd(1, 0, "RuntimeError: failed at index 1")]
 
 
+def test_without_an_event_nothing_is_copied(cuda: FakeCuda, copier: CudaCopier) -> None:
+    """Nobody could tell when such copies have ended."""
+    cuda.no_events = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        copier.submit(1, Direction.STORE, BATCH)
+    assert cuda.log == []
+    assert copier.poll() == []
+    assert copier.close(seconds=0)
+
+
 def test_pointers_outlive_the_call(cuda: FakeCuda) -> None:
     taken: list[int] = []
 
@@ -180,3 +195,19 @@ def test_a_refusal_tells_cudas_reason(cuda: FakeCuda) -> None:
         register_host_memory(4096, 8192)
     with pytest.raises(OSError, match=r"cudaHostUnregister returned CUDA error 2 \(error string 2\)"):
         unregister_host_memory(4096)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "address"),
+    [
+        ({"pci_domain_id": 0, "pci_bus_id": 0x3B, "pci_device_id": 0}, "0000:3b:00.0"),
+        ({"pci_domain_id": 0x1A, "pci_bus_id": 7, "pci_device_id": 0x1F}, "001a:07:1f.0"),
+        ({}, None),
+    ],
+    ids=["one", "another", "older torch"],
+)
+def test_where_a_gpu_sits(
+    numbers: dict[str, int], address: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**numbers))
+    assert pci_address(torch.device("cuda", 0)) == address

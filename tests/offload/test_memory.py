@@ -2,8 +2,15 @@
 
 import ctypes
 import mmap
+import os
 import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from math import gcd
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -11,7 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload import HostMemoryError
+from offload import memory as memory_module
 from offload.memory import MAX_REGISTRATION_BYTES, HostMemory
+from tests.offload.mappings import mapping_at
 from tests.strategies import thorough
 
 PAGE = mmap.PAGESIZE
@@ -54,6 +63,32 @@ def test_exactly_the_size_asked_for_is_mapped(num_slots: int, slot_bytes: int) -
     ctypes.memset(memory.address, 0xAB, memory.nbytes)
     assert ctypes.string_at(memory.address, memory.nbytes) == b"\xab" * memory.nbytes
     memory.close()
+
+
+@pytest.mark.parametrize(("num_slots", "slot_bytes"), [(1, 1), (3, 4097), (1000, 12288)])
+@pytest.mark.parametrize("huge_pages", [False, True])
+def test_the_kernel_maps_just_that_and_all_of_it_is_in_memory(
+    num_slots: int, slot_bytes: int, huge_pages: bool
+) -> None:
+    with closing(HostMemory(num_slots, slot_bytes, huge_pages=huge_pages)) as memory:
+        mapping = mapping_at(memory.address)
+        assert mapping is not None
+        assert mapping.start == memory.address
+        assert mapping.end - mapping.start == mapping.resident == -(-memory.nbytes // PAGE) * PAGE
+        assert mapping.inode == 0, "there is a file that may be left behind"
+        assert ("hg" in mapping.flags) == huge_pages
+    assert mapping_at(memory.address) is None
+
+
+def test_the_node_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[object, ...]] = []
+    monkeypatch.setattr(
+        memory_module,
+        "take_pages",
+        lambda address, nbytes, *, node, huge_pages: taken.append((address, nbytes, node, huge_pages)),
+    )
+    with closing(HostMemory(2, PAGE, node=3)) as memory:
+        assert taken == [(memory.address, 2 * PAGE, 3, False)]
 
 
 def test_memory_starts_on_a_page() -> None:
@@ -109,7 +144,7 @@ def test_a_refused_registration_undoes_the_others(refuse_at: int) -> None:
     assert f"pin {5 * PAGE:,} bytes" in message
     assert "no more pinned memory" in message
     assert "limit on locked memory" in message
-    for remedy in ("lower cpu_gib", "ulimit -l unlimited", "--ulimit memlock=-1"):
+    for remedy in ("lower cpu_gib", "ulimit -l unlimited", "--ulimit memlock=-1", "LimitMEMLOCK=infinity"):
         assert remedy in message
 
 
@@ -131,6 +166,83 @@ def test_memory_that_cannot_be_mapped_is_refused(num_slots: int) -> None:
     assert "ulimit -v" in str(refused.value)
 
 
+@contextmanager
+def mappings_noted() -> Iterator[list[mmap.mmap]]:
+    mappings: list[mmap.mmap] = []
+    make = mmap.mmap
+
+    def noted(*args: int, **kwargs: int) -> mmap.mmap:
+        mappings.append(make(*args, **kwargs))
+        return mappings[-1]
+
+    with mock.patch.object(mmap, "mmap", noted):
+        yield mappings
+
+
+@pytest.mark.parametrize("error", [HostMemoryError("no room"), KeyboardInterrupt()], ids=["limit", "Ctrl-C"])
+def test_memory_that_cannot_be_taken_is_given_back(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(memory_module, "take_pages", refuse)
+    pinning = Pinning()
+    with mappings_noted() as mappings, pytest.raises(type(error)):
+        pinning.memory(4, PAGE)
+    assert mappings[0].closed
+    assert pinning.num_calls == 0
+
+
+def test_memory_that_cannot_be_pinned_is_given_back() -> None:
+    with mappings_noted() as mappings, pytest.raises(HostMemoryError):
+        Pinning(refuse_at=1).memory(4, PAGE, PAGE)
+    assert mappings[0].closed
+
+
+_HOLDER = """
+import mmap, os
+from offload.memory import HostMemory
+
+memory = HostMemory(1000, mmap.PAGESIZE)
+child = os.fork()
+if not child:
+    os.read(0, 1)  # until the test closes the pipe
+    os._exit(0)
+print(memory.address, child, flush=True)
+os.read(0, 1)
+"""
+
+
+def files_of(process: int) -> list[str]:
+    """What a process has mapped or open."""
+    folder = Path(f"/proc/{process}")
+    return [
+        *(folder / "maps").read_text().splitlines(),
+        *(os.readlink(each) for each in (folder / "fd").iterdir()),
+    ]
+
+
+def test_nothing_is_left_of_a_process_that_was_killed() -> None:
+    """Not in shared memory, of which it has none, and not in a child that outlives it."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _HOLDER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as holder:
+        assert holder.stdout is not None
+        address, child = map(int, holder.stdout.readline().split())
+        mapping = mapping_at(address, holder.pid)
+        assert mapping is not None
+        assert mapping.resident == 1000 * PAGE
+        assert not [path for path in files_of(holder.pid) if "/dev/shm" in path or "memfd" in path]
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        assert mapping_at(address, child) is None
+
+
 def test_closing_again_does_nothing() -> None:
     pinning = Pinning()
     memory = pinning.memory(4, PAGE, PAGE)
@@ -140,14 +252,7 @@ def test_closing_again_does_nothing() -> None:
 
 
 def test_closing_gives_the_memory_back() -> None:
-    mappings: list[mmap.mmap] = []
-    make = mmap.mmap
-
-    def noted(*args: int, **kwargs: int) -> mmap.mmap:
-        mappings.append(make(*args, **kwargs))
-        return mappings[-1]
-
-    with mock.patch.object(mmap, "mmap", noted):
+    with mappings_noted() as mappings:
         memory = HostMemory(1, PAGE)
     assert not mappings[0].closed
     memory.close()

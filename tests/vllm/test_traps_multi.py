@@ -34,7 +34,7 @@ def pairs(engines: Callable[..., VirtualEngine], monkeypatch: pytest.MonkeyPatch
             monkeypatch.setattr(MultiConnector, side, of_ours, raising=False)
         see_plan = Audit.see_plan
         monkeypatch.setattr(Audit, "see_plan", lambda audit, plan: see_plan(audit, plan.metadata[ours]))
-        monkeypatch.setattr(worker_side, "_copier_for", lambda device: InlineCopier())
+        monkeypatch.setattr(worker_side, "_copier_for", lambda *_: InlineCopier())
         monkeypatch.setattr("offload.vllm.virtual.engine.make_vllm_config", with_two_children)
         engine = engines(**settings)
         assert isinstance(engine.scheduler.connector, MultiConnector)

@@ -47,7 +47,7 @@ class VirtualRank:
         if settings.connector == "offload":
             self.side = self.connector._worker
             assert self.side is not None
-            self.side._make_copier = lambda device: copier
+            self.side._make_copier = lambda *_: copier
             self.side._make_executor = InlineExecutor
             self.side._clock = clock
         tensor = kv_cache_config.kv_cache_tensors[0]

@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from offload import ConfigError, HostMemoryError, OffloadConfig, OffloadError, UnsupportedError
-from offload.config import host_memory_bytes
+from offload.host_limits import host_memory_bytes
 from offload.vllm import support
 from offload.vllm.plugin import CONNECTOR, register
 from offload.vllm.support import check_before_start, check_cache_groups, check_engine

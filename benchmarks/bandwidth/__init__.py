@@ -1,0 +1,1 @@
+"""Parts of the copy bandwidth benchmark, see `benchmarks.copy_bandwidth`."""

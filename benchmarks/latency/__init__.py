@@ -1,0 +1,1 @@
+"""Parts of the decode-latency benchmark; `benchmarks.decode_latency` runs them."""

@@ -1,0 +1,131 @@
+"""How batches are copied on a GPU: by the copy engine, or where blocks come in small pieces by a kernel.
+
+The copy engine needs some time for every piece and none of the model's processors; a kernel is the other way
+round. Which is faster depends on piece, GPU and link, so both are tried when the cache is registered.
+Not measured: needs a GPU.
+"""
+
+import ctypes
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+
+from offload.copiers.base import Direction
+from offload.copiers.cuda import BatchedCopy
+from offload.layout import BlockLayout, CopyBatch, Ids
+
+logger = logging.getLogger(__name__)
+
+_LARGE_PIECE_BYTES = (
+    1 << 20
+)  # some 40 microseconds of PCIe: what a piece costs the copy engine is lost in that
+_TRIAL_BYTES = 64 << 20
+_TRIALS = 3
+_KERNEL_GAIN = 0.8  # of the copy engine's time at most: a kernel takes processors from the model
+_CHUNK_BYTES = 8192  # at most, that one program of the kernel moves at a time
+_CAN_USE_HOST_POINTER = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+
+COPY_ENGINE, KERNEL = "copy engine", "kernel"
+
+
+def pick_paths(
+    device: torch.device, layout: BlockLayout, num_blocks: int, num_slots: int
+) -> dict[Direction, BatchedCopy]:
+    """The faster path for each direction, tried between cache and pool while nothing is in either.
+
+    Args:
+        device: of the cache.
+        layout: of both.
+        num_blocks: GPU blocks.
+        num_slots: in the pool.
+
+    Returns:
+        Functions that enqueue a batch; the copy engine's wherever the kernel is not possible.
+    """
+    paths = possible_paths(device, layout.piece_sizes)
+    if len(paths) == 1:
+        return dict.fromkeys(Direction, paths[COPY_ENGINE])
+    blocks, slots = trial_ids(num_blocks, num_slots, layout.slot_bytes)
+    # loads first: the pool is all zeros still, while the cache may hold anything
+    batches = {Direction.LOAD: layout.load(slots, blocks), Direction.STORE: layout.store(blocks, slots)}
+    picked = {}
+    for direction, batch in batches.items():
+        name = faster_path(paths, partial(_milliseconds, device, direction, batch), direction)
+        picked[direction] = paths[name]
+    return picked
+
+
+def possible_paths(device: torch.device, piece_sizes: list[int]) -> dict[str, BatchedCopy]:
+    """Those that can copy such pieces, by name."""
+    from vllm import _custom_ops
+
+    paths: dict[str, BatchedCopy] = {COPY_ENGINE: _custom_ops.swap_blocks_batch}
+    is_small = max(piece_sizes) < _LARGE_PIECE_BYTES and not any(size % 8 for size in piece_sizes)
+    if is_small and torch.version.cuda is not None and _can_use_host_pointers(device):
+        try:
+            from vllm.v1.kv_offload.cpu.swap_blocks_triton import swap_blocks_batch
+        except ImportError as error:  # an older vLLM, or no Triton
+            logger.info("copies of small pieces by a kernel are not possible here: %s", error)
+        else:
+            chunk = min(1 << (max(piece_sizes) - 1).bit_length(), _CHUNK_BYTES)
+            paths[KERNEL] = partial(swap_blocks_batch, bytes_per_chunk=chunk)
+    return paths
+
+
+def trial_ids(num_blocks: int, num_slots: int, slot_bytes: int) -> tuple[Ids, Ids]:
+    """Scattered blocks and slots, ``int64[n]`` each, for a trial; without block 0, vLLM's null block."""
+    count = min(num_blocks // 2, num_slots, max(1, _TRIAL_BYTES // slot_bytes))
+    rng = np.random.default_rng(0)
+    blocks = rng.permutation(np.arange(1, num_blocks, 2, dtype=np.int64))[:count]
+    slots = rng.permutation(np.arange(num_slots, dtype=np.int64))[:count]
+    return blocks, slots
+
+
+def faster_path(
+    paths: Mapping[str, BatchedCopy], milliseconds: Callable[[BatchedCopy], float], direction: Direction
+) -> str:
+    """The name of the path to take; one that raises is not taken."""
+    times = {}
+    for name, path in paths.items():
+        try:
+            times[name] = milliseconds(path)
+        except Exception as error:
+            logger.warning(
+                "%ss by %s are not possible: %s: %s", direction.value, name, type(error).__name__, error
+            )
+    is_kernel_faster = KERNEL in times and times[KERNEL] <= _KERNEL_GAIN * times.get(COPY_ENGINE, np.inf)
+    name = KERNEL if is_kernel_faster else COPY_ENGINE
+    logger.info("%ss go by %s; milliseconds of a trial: %s", direction.value, name, times)
+    return name
+
+
+def _milliseconds(device: torch.device, direction: Direction, batch: CopyBatch, copy: BatchedCopy) -> float:
+    """The best of some trials. Waits for the GPU, which is idle while the cache is registered."""
+    descriptors = [torch.from_numpy(np.ascontiguousarray(column)) for column in batch]
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))  # the cache is being filled with zeros, perhaps
+    times = []
+    with torch.cuda.stream(stream):
+        for _ in range(1 + _TRIALS):  # the first one compiles the kernel
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record(stream)
+            copy(*descriptors, is_src_access_order_any=direction is Direction.LOAD)
+            end.record(stream)
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+    best: float = min(times[1:])
+    return best
+
+
+def _can_use_host_pointers(device: torch.device) -> bool:
+    """Whether a kernel may use the addresses of registered host memory as they are."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        value = ctypes.c_int()
+        error = driver.cuDeviceGetAttribute(ctypes.byref(value), _CAN_USE_HOST_POINTER, device.index or 0)
+    except (OSError, AttributeError):
+        return False
+    return error == 0 and value.value == 1

@@ -1,0 +1,122 @@
+"""The long-document benchmark without any engine: sizes, refusals, and arguments that vLLM takes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from vllm import EngineArgs
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from benchmarks import long_document_qa
+from benchmarks.longdoc import arguments
+from benchmarks.longdoc.arguments import check_memory, make_settings
+from benchmarks.longdoc.engine import engine_arguments
+from benchmarks.longdoc.settings import MODES, Settings
+from benchmarks.longdoc.summary import notes
+
+GIB = 2**30
+
+
+@pytest.fixture
+def gpu_settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """What ``--device cuda --model-shape llama-8b`` means where there is a GPU."""
+    monkeypatch.setattr(arguments, "_device", lambda wanted: wanted)
+    return make_settings({"device": "cuda", "shape": "llama-8b"})
+
+
+def test_sizes_of_llama_8b(gpu_settings: Settings) -> None:
+    assert gpu_settings.model.kv_bytes_per_token == 32 * 8 * 128 * 2 * 2 == 131_072
+    assert gpu_settings.block_bytes == 2 * 2**20
+    assert gpu_settings.model.weight_bytes == 2 * 8_030_261_248
+    assert gpu_settings.document_blocks == 20_025 // 16
+    assert gpu_settings.cpu_bytes == 30 * 1251 * 2 * 2**20
+    assert gpu_settings.workload.documents == (8, 16, 32, 64)
+    assert gpu_settings.workload.vocab_size == 128_256
+
+
+def test_the_gpu_cache_holds_eight_documents_and_no_ninth(gpu_settings: Settings) -> None:
+    """Beside them there is room for what two running requests add, and for the block that vLLM reserves."""
+    a_request = -(-gpu_settings.workload.request_tokens // 16)
+    assert gpu_settings.gpu_blocks >= 1 + 6 * gpu_settings.document_blocks + 2 * a_request
+    assert gpu_settings.gpu_blocks < 1 + 9 * gpu_settings.document_blocks
+    assert gpu_settings.gpu_blocks - 8 * gpu_settings.document_blocks == 1 + 2 * 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_vllm_takes_the_engine_of_a_gpu(gpu_settings: Settings, mode: str) -> None:
+    """As far as it looks at arguments without a GPU. A small pool: its size is checked against memory."""
+    settings = replace(gpu_settings, cpu_documents=1, max_num_batched_tokens=4096)
+    config = EngineArgs(**engine_arguments(settings, mode)).create_engine_config()
+    model, cache = config.model_config, config.cache_config
+    assert model.architecture == "LlamaForCausalLM"
+    assert (model.dtype, model.max_model_len) == (torch.bfloat16, 20_026)
+    assert config.load_config.load_format == "dummy"
+    assert (cache.block_size, cache.num_gpu_blocks_override) == (16, settings.gpu_blocks)
+    assert cache.enable_prefix_caching is (mode != "plain")
+    page = FullAttentionSpec(
+        block_size=cache.block_size,
+        num_kv_heads=model.get_num_kv_heads(config.parallel_config),
+        head_size=model.get_head_size(),
+        dtype=model.dtype,
+    ).page_size_bytes
+    assert page * model.get_num_layers(config.parallel_config) == settings.block_bytes
+    transfer = config.kv_transfer_config
+    names = {"native": "OffloadingConnector", "offload": "CpuOffloadConnector"}
+    assert (transfer and transfer.kv_connector) == names.get(mode)
+    if mode == "native":
+        assert "spec_name" not in transfer.kv_connector_extra_config, "a GPU has vLLM's own copies"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"vocab_size": 200_000}, "vocab_size=200000: model_shape='llama-8b' takes 128256 at most"),
+        ({"document_tokens": 131_072}, r"=131098: model_shape='llama-8b' takes 131072 at most"),
+    ],
+)
+@pytest.mark.usefixtures("gpu_settings")
+def test_what_the_model_cannot_take_is_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        make_settings({"device": "cuda", **wrong})
+
+
+def test_too_little_memory_is_told_before_anything_starts(
+    gpu_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = {"host": 128 * GIB, "gpu": 80 * GIB}
+    monkeypatch.setattr(arguments, "host_memory_bytes", lambda: memory["host"])
+    monkeypatch.setattr(arguments, "_gpu_memory_bytes", lambda: memory["gpu"])
+    check_memory(gpu_settings)
+    memory["gpu"] = 40 * GIB
+    check_memory(gpu_settings)
+    memory["gpu"] = 32 * GIB
+    with pytest.raises(ValueError, match=r"take 36\.\d GiB of GPU memory, this GPU has 32\.0 GiB"):
+        check_memory(gpu_settings)
+    memory["host"] = 64 * GIB
+    with pytest.raises(ValueError, match=r"take 73\.\d GiB, this machine has 64\.0 GiB"):
+        check_memory(gpu_settings)
+
+
+def test_weights_that_mean_nothing_are_noted(gpu_settings: Settings) -> None:
+    (note,) = notes(MODES, gpu_settings)
+    assert "dummy weights" in note
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which serves what is asked for")
+@pytest.mark.parametrize("asked", ["--device cuda", "--device cuda --model-shape llama-8b --modes offload"])
+def test_without_cuda_the_command_line_says_so(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        long_document_qa.main(asked.split())
+    assert end.value.code == 2
+    said = capsys.readouterr()
+    assert "error: device='cuda': " in said.err
+    assert "NVIDIA GPU" in said.err
+    assert said.out == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which serves what is asked for")
+def test_llama_8b_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        long_document_qa.main(["--model-shape", "llama-8b"])
+    assert "model_shape='llama-8b': needs device 'cuda'" in capsys.readouterr().err

@@ -1,0 +1,103 @@
+"""The path of copies on a GPU: what is possible, what is tried, what is taken."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from offload.copiers import Direction
+from offload.copiers.cuda import BatchedCopy
+from offload.layout import BlockLayout, Region
+from offload.vllm import copy_paths
+from offload.vllm.copy_paths import COPY_ENGINE, KERNEL, faster_path, pick_paths, possible_paths, trial_ids
+
+GPU = torch.device("cuda", 0)
+
+
+def path(*_: object, is_src_access_order_any: bool) -> None:
+    raise AssertionError("nothing is copied here")
+
+
+def other_path(*_: object, is_src_access_order_any: bool) -> None:
+    raise AssertionError("nothing is copied here")
+
+
+PATHS: dict[str, BatchedCopy] = {COPY_ENGINE: path, KERNEL: other_path}
+
+
+def times(engine: float, kernel: float) -> Callable[[BatchedCopy], float]:
+    return lambda copy: engine if copy is path else kernel
+
+
+@pytest.mark.parametrize(
+    ("engine", "kernel", "taken"), [(10, 7.9, KERNEL), (10, 8.1, COPY_ENGINE), (10, 20, COPY_ENGINE)]
+)
+def test_a_kernel_must_be_clearly_faster(engine: float, kernel: float, taken: str) -> None:
+    assert faster_path(PATHS, times(engine, kernel), Direction.LOAD) == taken
+
+
+@pytest.mark.parametrize(("broken", "taken"), [(path, KERNEL), (other_path, COPY_ENGINE)])
+def test_a_path_that_raises_is_not_taken(
+    broken: BatchedCopy, taken: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def milliseconds(copy: BatchedCopy) -> float:
+        if copy is broken:
+            raise RuntimeError("no such kernel")
+        return 1.0
+
+    assert faster_path(PATHS, milliseconds, Direction.STORE) == taken
+    assert "no such kernel" in caplog.text
+
+
+@pytest.mark.parametrize(("num_blocks", "num_slots"), [(2, 1), (9, 100), (5000, 40), (100_000, 100_000)])
+def test_a_trial_leaves_the_null_block_alone_and_merges_nothing(num_blocks: int, num_slots: int) -> None:
+    blocks, slots = trial_ids(num_blocks, num_slots, 32_768)
+    assert len(blocks) == len(slots) == min(num_blocks // 2, num_slots, 2048)
+    assert len(set(blocks.tolist())) == len(blocks) and blocks.min() > 0 and blocks.max() < num_blocks
+    assert len(set(slots.tolist())) == len(slots) and slots.min() >= 0 and slots.max() < num_slots
+    assert not (np.abs(np.diff(blocks)) == 1).any()
+
+
+def test_a_trial_copies_one_block_however_large() -> None:
+    assert [len(ids) for ids in trial_ids(100, 100, 1 << 30)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "can_use_host_pointers", "names"),
+    [
+        ([16_384], True, {COPY_ENGINE, KERNEL}),
+        ([16_384, 512], True, {COPY_ENGINE, KERNEL}),
+        ([16_384], False, {COPY_ENGINE}),
+        ([16_384, 12], True, {COPY_ENGINE}),
+        ([2 << 20], True, {COPY_ENGINE}),
+    ],
+)
+def test_a_kernel_is_for_small_pieces_of_whole_words(
+    sizes: list[int], can_use_host_pointers: bool, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "12.9")
+    monkeypatch.setattr(copy_paths, "_can_use_host_pointers", lambda device: can_use_host_pointers)
+    assert set(possible_paths(GPU, sizes)) == names
+
+
+def test_without_cuda_there_is_no_kernel() -> None:
+    if torch.version.cuda is None:
+        assert set(possible_paths(GPU, [512])) == {COPY_ENGINE}
+    else:
+        pytest.skip("this build of torch has CUDA")
+
+
+def test_each_direction_takes_its_own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def milliseconds(device: torch.device, direction: Direction, batch: object, copy: BatchedCopy) -> float:
+        tried.append(direction)
+        return 1.0 if (copy is path) == (direction is Direction.STORE) else 2.0
+
+    monkeypatch.setattr(copy_paths, "possible_paths", lambda device, sizes: PATHS)
+    monkeypatch.setattr(copy_paths, "_milliseconds", milliseconds)
+    layout = BlockLayout([Region(0, 512, 512), Region(1 << 20, 512, 512)], 1 << 30)
+    picked = pick_paths(GPU, layout, 100, 100)
+    assert picked == {Direction.STORE: path, Direction.LOAD: other_path}
+    assert tried == [Direction.LOAD] * 2 + [Direction.STORE] * 2, "loads first, out of a pool of zeros"
