@@ -251,7 +251,7 @@ class CpuOffloadingBlockAllocator:
     def evict(self, num_slots: int) -> int:
         """Evict until ``num_slots`` more are free or nothing is evictable; return how many became free.
 
-        They may be a few more, at most 1/1024 of the pool.
+        They may be a few more: 1/1024 of the pool at most, and what fills a position.
         """
         before = self.num_free
         self._make_room(None, before + num_slots)

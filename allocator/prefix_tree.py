@@ -306,6 +306,8 @@ class PrefixTree:
 
     def check_invariants(self) -> None:
         """Index, links and borders agree."""
+        (node, depth), before, _ = self._border
+        assert not depth or node.hashes[depth - 1 - node.start] == before, f"no border at {depth} of {node!r}"
         marked: dict[bytes, Node] = {}
         for node in self.nodes():
             parent = node.parent

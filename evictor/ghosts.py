@@ -49,12 +49,17 @@ class Ghosts:
         self.trim(self.limit)
 
     def take(self, name: Hashable, size: int) -> None:
-        """Forget the first ``size`` names of the run that begins with ``name``; the rest keeps its age."""
+        """Forget the first ``size`` names of the run that begins with ``name``; the rest keeps its age.
+
+        And takes the place of another run that begins as it does.
+        """
         serial = self._serials.pop(name)
         run = self._runs[serial]
         del run[:size]
         self._num_names -= size
         if run:
+            if (other := self._serials.get(run[0])) is not None:
+                self._num_names -= len(self._runs.pop(other))
             self._serials[run[0]] = serial
         else:
             del self._runs[serial]

@@ -63,6 +63,7 @@ class HazardPolicy(Generic[L]):
         if not chain:
             return
         self._tick += len(chain)
+        self._newcomer = None
         self._reuse.request(len(chain))
         runs = self._ask_history(chain, depth)
         num_known = runs[-1][0] if runs else depth
@@ -136,7 +137,7 @@ class HazardPolicy(Generic[L]):
             return None
         value, _, kind = self._order[0]
         if newcomer is not None:
-            if newcomer is not self._newcomer:  # who has been let in is not turned away half-way
+            if newcomer is not self._newcomer:  # it asks again for every bite
                 self._newcomer = newcomer
                 self._newcomer_value, _ = self._reuse.value(self._kind_of(newcomer), 0)
             if self._newcomer_value < value:
@@ -156,6 +157,8 @@ class HazardPolicy(Generic[L]):
     def forget(self, node: L) -> None:
         self.leave(node)
         self._states.pop(node, None)
+        if self._newcomer is not None and self._newcomer.parent is node:
+            self._newcomer = None
 
     def check_invariants(self) -> None:
         self._reuse.check_invariants()

@@ -17,7 +17,7 @@ class Newcomer(Generic[L]):
         parent: the node they would hang from; the tree's root for a new chain.
         key: name of the first of them. A position keeps its name for ever, also across evictions. A name
             stands for the position and all before it: whoever asks for it asks for those too.
-        num_positions: how many they are, all of the same past.
+        num_positions: how many they are.
     """
 
     parent: L

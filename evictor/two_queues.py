@@ -30,6 +30,10 @@ class TwoQueues(RankedPolicy[L]):
         super().leave(leaf)
         self._count(leaf)
 
+    def dropped(self, node: L, num_positions: int) -> None:
+        super().dropped(node, num_positions)
+        self._count(node)
+
     def forget(self, node: L) -> None:
         super().forget(node)
         self._count(node)

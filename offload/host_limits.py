@@ -52,11 +52,14 @@ _VERSION_1 = _GroupFiles(
     "sys/fs/cgroup/memory",
     ("memory.limit_in_bytes",),
     "memory.usage_in_bytes",
-    ("total_inactive_file", "total_active_file"),
+    ("total_inactive_file", "total_active_file"),  # version 1 does not tell slabs apart
 )
 # Above memory.high nothing is killed, but slowed down without end: what is pinned cannot be reclaimed.
 _VERSION_2 = _GroupFiles(
-    "sys/fs/cgroup", ("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file")
+    "sys/fs/cgroup",
+    ("memory.max", "memory.high"),
+    "memory.current",
+    ("inactive_file", "active_file", "slab_reclaimable"),
 )
 
 
@@ -96,8 +99,8 @@ def _machine(root: Path) -> Iterator[MemoryLimit]:
     kib = _table(path)
     if "MemTotal:" in kib:
         total = kib["MemTotal:"] << 10
-        available = kib.get("MemAvailable:", kib["MemTotal:"]) << 10
-        yield MemoryLimit(str(path), total, total - available, _RAISE_MACHINE)
+        available = kib.get("MemAvailable:", kib["MemTotal:"]) + kib.get("SwapFree:", 0) << 10
+        yield MemoryLimit(str(path), total, max(total - available, 0), _RAISE_MACHINE)
 
 
 def _nodes(root: Path) -> Iterator[MemoryLimit]:

@@ -2,6 +2,7 @@
 
 import logging
 import mmap
+import os
 import resource
 from collections.abc import Callable
 from contextlib import suppress
@@ -57,6 +58,7 @@ class HostMemory:
         self.nbytes = num_slots * slot_bytes
         self._unregister = unregister
         self._registered: list[int] = []
+        self._pid = os.getpid()
         try:
             self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, ValueError, OverflowError) as error:
@@ -82,8 +84,11 @@ class HostMemory:
     def close(self) -> None:
         """Unpin and unmap. No copy may be in flight. Calling it again does nothing.
 
-        What cannot be unpinned, because the device is gone, is warned of and keeps nothing else back.
+        What cannot be unpinned, because the device is gone, is warned of and keeps nothing else back. In a
+        child of the process that mapped it there is nothing to undo: what lies there is the child's own.
         """
+        if os.getpid() != self._pid:
+            return
         while self._registered:
             address = self._registered.pop()
             try:

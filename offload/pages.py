@@ -6,6 +6,7 @@ import logging
 import mmap
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from offload.errors import HostMemoryError
@@ -49,7 +50,8 @@ def take_pages(address: int, nbytes: int, *, node: int | None = None, huge_pages
         # Zeroing is local then; and where mbind is refused, as by Docker's seccomp profile, the kernel's
         # default puts a page on the node of the CPU that touches it first.
         if cpus != own_cpus:
-            os.sched_setaffinity(0, cpus)  # of this thread only
+            with suppress(OSError):
+                os.sched_setaffinity(0, cpus)  # of this thread only
 
     def take(offset: int) -> None:
         size = min(_PIECE_BYTES, nbytes - offset)

@@ -2,13 +2,10 @@
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from offload.copiers.base import Copier, CopyEnd, Direction
 from offload.layout import BlockLayout, CopyBatch, Ids
@@ -19,8 +16,13 @@ logger = logging.getLogger(__name__)
 CANCELLED = "cancelled"
 """The error of a job whose bytes were no longer wanted."""
 
-STORE_PART_BYTES = 32 << 20
-"""While loads are under way, stores go in parts of that size, one at a time and one for every ``poll``."""
+STORE_BYTES_PER_SECOND = 4 << 30
+"""What stores may take of memory and link while loads are under way: a sixth of PCIe 4.0 with 16 lanes."""
+
+HOLD_SECONDS = 0.5
+"""No store is held back for longer than that: it holds GPU blocks."""
+
+_STORE_BURST_BYTES = 32 << 20
 
 DEADLINE_SECONDS = 30.0
 """A copy takes milliseconds. One that has not ended by then has failed, whatever it does later."""
@@ -54,10 +56,7 @@ class _Job:
     slots: Ids
     batch: CopyBatch
     num_wanted: int  # leading blocks that the batch copies
-    deadline: float  # of the copies under way, or of the wait for their turn
-    num_begun: int = 0  # leading copies of the batch that were submitted
-    num_copied: int = 0  # and known to be complete
-    is_copying: bool = False
+    since: float  # when it was handed to the copier, and before that, when it began to wait for its turn
     is_cancelled: bool = False
     is_given_up: bool = False
     copied: CopyEnd | None = None
@@ -77,9 +76,8 @@ class TransferEngine:
     deadline, or was in flight when the device broke, is first reported as given up. Seals are made and
     checked on threads of their own, one for each direction; a job ends when that is done too.
 
-    Requests wait for loads and nobody waits for stores, so these keep back while loads are under way: they
-    share memory and link, and what they take is bounded by ``STORE_PART_BYTES`` for every ``poll``, of which
-    there is one in every step of the engine.
+    Requests wait for loads and nobody waits for stores. So while loads are under way stores are held back, as
+    long as they would take more than ``STORE_BYTES_PER_SECOND``, but none for more than ``HOLD_SECONDS``.
     """
 
     def __init__(
@@ -98,8 +96,10 @@ class TransferEngine:
         self._clock = clock
         self._executors = {way: make_executor() for way in Direction}
         self._jobs: dict[int, _Job] = {}
-        self._stores: deque[int] = deque()  # jobs with copies that were not submitted yet
-        self._num_copying = dict.fromkeys(Direction, 0)
+        self._held: dict[int, None] = {}  # stores that wait for their turn, in order
+        self._loads: set[int] = set()  # under way, and not given up
+        self._allowance = float(_STORE_BURST_BYTES)  # what stores may take now
+        self._allowed_at = clock()
         self._checking: list[int] = []
         self._fence_errors: dict[Direction, str] = {}
         self._ended: list[TransferEnd] = []
@@ -136,6 +136,8 @@ class TransferEngine:
         """The bytes of that job are no longer wanted: it will end as failed, with no block copied."""
         if job_id in self._jobs:
             self._jobs[job_id].is_cancelled = True
+            if job_id in self._held:
+                self._end(job_id, 0, CANCELLED)
 
     def poll(self) -> list[TransferEnd]:
         """Jobs that have ended, or were given up, since the last call."""
@@ -143,7 +145,7 @@ class TransferEngine:
             copies = self._copier.poll()
         except Exception as error:  # a broken device: who knows what it still does
             copies = []
-            for job_id, job in self._jobs.items():
+            for job_id, job in list(self._jobs.items()):
                 self._give_up(job_id, job, _describe(error))
         for copied in copies:
             self._after_copy(copied)
@@ -176,67 +178,53 @@ class TransferEngine:
             batch = self._layout.store(block_ids[wanted], slots[wanted])
         else:
             batch = self._layout.load(slots[wanted], block_ids[wanted])
-        job = self._jobs[job_id] = _Job(
-            direction, block_ids, slots, batch, num_wanted, self._clock() + DEADLINE_SECONDS
-        )
+        job = self._jobs[job_id] = _Job(direction, block_ids, slots, batch, num_wanted, self._clock())
         error = self._fence_errors.get(direction)
         if error is None and num_wanted == 0 < len(slots):
             error = "its slots were filled by other stores"
         if error is not None:
             self._end(job_id, 0, error)
         elif direction is Direction.LOAD:
-            self._begin_copy(job_id, job, len(batch.sizes))
+            self._loads.add(job_id)
+            self._begin_copy(job_id, job)
         else:
-            self._stores.append(job_id)
+            self._held[job_id] = None
             self._begin_stores()
 
     def _begin_stores(self) -> None:
-        """Submit all copies of the stores that wait; while loads are under way, one part if there is none."""
-        while self._stores:
-            job_id = self._stores[0]
+        """Begin those that are held back whose turn has come."""
+        if not self._held:
+            return
+        now = self._clock()
+        gained = (now - self._allowed_at) * STORE_BYTES_PER_SECOND
+        self._allowance = min(self._allowance + gained, float(_STORE_BURST_BYTES))
+        self._allowed_at = now
+        for job_id in list(self._held):
             job = self._jobs[job_id]
-            is_held_back = self._num_copying[Direction.LOAD] > 0
-            if job.is_copying or (is_held_back and self._num_copying[Direction.STORE]):
-                return
-            stop = len(job.batch.sizes)
-            if is_held_back:
-                ends = np.cumsum(job.batch.sizes[job.num_begun :])
-                num_copies = max(1, int(np.searchsorted(ends, STORE_PART_BYTES, "right")))
-                stop = min(stop, job.num_begun + num_copies)
-            if stop == len(job.batch.sizes):
-                self._stores.popleft()
-            self._begin_copy(job_id, job, stop)
+            if self._loads:
+                if self._allowance <= 0 and now < job.since + HOLD_SECONDS:
+                    return
+                self._allowance -= float(job.batch.sizes.sum())
+            del self._held[job_id]
+            self._begin_copy(job_id, job)
 
-    def _begin_copy(self, job_id: int, job: _Job, stop: int) -> None:
-        """Submit the copies of a job up to ``stop``, unless nobody wants them any more."""
-        error = CANCELLED
-        if not (job.is_cancelled or job.is_given_up):
-            part = slice(job.num_begun, stop)
-            job.num_begun, job.is_copying = stop, True
-            job.deadline = self._clock() + DEADLINE_SECONDS
-            try:
-                self._copier.submit(job_id, job.direction, CopyBatch(*(column[part] for column in job.batch)))
-                self._num_copying[job.direction] += 1
-                return
-            except Exception as failure:
-                error = _describe(failure)
-        self._end(job_id, self._layout.whole_blocks(job.batch, job.num_copied), error)
+    def _begin_copy(self, job_id: int, job: _Job) -> None:
+        job.since = self._clock()
+        try:
+            self._copier.submit(job_id, job.direction, job.batch)
+        except Exception as failure:
+            self._end(job_id, 0, _describe(failure))
 
     def _after_copy(self, copied: CopyEnd) -> None:
         job = self._jobs.get(copied.job_id)
         if job is None:
             return
-        self._num_copying[job.direction] -= 1
-        job.num_copied += copied.num_copied
-        job.is_copying = False
-        is_whole = copied.error is None and job.num_copied == job.num_begun
-        if is_whole and job.num_begun < len(job.batch.sizes) and not (job.is_cancelled or job.is_given_up):
-            return  # the next part is waiting
-        job.copied = copied._replace(num_copied=job.num_copied)
+        job.copied = copied
+        self._loads.discard(copied.job_id)
         if job.is_given_up or job.is_cancelled:
             self._end(copied.job_id, 0, copied.error)
             return
-        num_blocks = self._layout.whole_blocks(job.batch, job.num_copied)
+        num_blocks = self._layout.whole_blocks(job.batch, copied.num_copied)
         if job.direction is Direction.LOAD and self._seals.of_blocks:
             self._check(job, num_blocks)
         elif job.direction is Direction.STORE and num_blocks == len(job.slots):
@@ -289,8 +277,8 @@ class TransferEngine:
 
     def _end(self, job_id: int, num_blocks: int, error: str | None) -> None:
         job = self._jobs.pop(job_id)
-        if self._stores and job_id in self._stores:
-            self._stores.remove(job_id)
+        self._held.pop(job_id, None)
+        self._loads.discard(job_id)
         if job.is_cancelled:
             num_blocks, error = 0, CANCELLED
         elif job.is_given_up:
@@ -299,18 +287,17 @@ class TransferEngine:
 
     def _give_up_overdue(self) -> None:
         """A checksum that is late is no reason."""
-        now = self._clock()
-        for job_id, job in list(self._jobs.items()):
-            if job.deadline > now or job.copied is not None:
-                continue
-            if job.is_copying:
+        late = self._clock() - DEADLINE_SECONDS
+        for job_id, job in self._jobs.items():
+            if job.since <= late and job.copied is None and job_id not in self._held:
                 self._give_up(job_id, job, f"the copy has not ended after {DEADLINE_SECONDS:g} s")
-            else:
-                self._end(job_id, 0, f"its turn has not come after {DEADLINE_SECONDS:g} s")
 
     def _give_up(self, job_id: int, job: _Job, error: str) -> None:
-        if not job.is_given_up:
+        if job_id in self._held:  # nothing of it is under way
+            self._end(job_id, 0, error)
+        elif not job.is_given_up:
             job.is_given_up = True
+            self._loads.discard(job_id)
             self._ended.append(TransferEnd(job_id, job.direction, 0, job.block_ids, error, is_over=False))
 
 

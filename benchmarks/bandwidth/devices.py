@@ -7,14 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import psutil
 import torch
 
-from offload.config import host_memory_bytes
 from offload.copiers import Copier, CpuCopier, CudaCopier, Direction
-from offload.copiers.cuda import register_host_memory, unregister_host_memory
+from offload.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
+from offload.host_limits import memory_limits
 from offload.layout import BlockLayout
 from offload.memory import HostMemory
+from offload.numa import node_of_pci_device
 
 __all__ = ["CpuDevice", "CudaDevice", "Device"]
 
@@ -94,8 +94,13 @@ class CudaDevice:
         return torch.full((nbytes,), 1, dtype=torch.uint8, device=self._device)
 
     def make_pool(self, num_slots: int, slot_bytes: int) -> HostMemory:
+        address = pci_address(self._device)
         return HostMemory(
-            num_slots, slot_bytes, register=register_host_memory, unregister=unregister_host_memory
+            num_slots,
+            slot_bytes,
+            node=None if address is None else node_of_pci_device(address),
+            register=register_host_memory,
+            unregister=unregister_host_memory,
         )
 
     def make_copier(self, layout: BlockLayout, num_blocks: int) -> Copier:
@@ -196,4 +201,4 @@ class CpuDevice:
 
 
 def _free_host_bytes() -> int:
-    return min(host_memory_bytes(), int(psutil.virtual_memory().available))
+    return min(limit.room for limit in memory_limits())

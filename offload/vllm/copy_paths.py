@@ -19,9 +19,9 @@ from offload.layout import BlockLayout, CopyBatch, Ids
 
 logger = logging.getLogger(__name__)
 
-_LARGE_PIECE_BYTES = (
+_LARGE_COPY_BYTES = (
     1 << 20
-)  # some 40 microseconds of PCIe: what a piece costs the copy engine is lost in that
+)  # 40 microseconds of PCIe or so: the copy engine's own time per copy is lost in that
 _TRIAL_BYTES = 64 << 20
 _TRIALS = 3
 _KERNEL_GAIN = 0.8  # of the copy engine's time at most: a kernel takes processors from the model
@@ -45,7 +45,7 @@ def pick_paths(
     Returns:
         Functions that enqueue a batch; the copy engine's wherever the kernel is not possible.
     """
-    paths = possible_paths(device, layout.piece_sizes)
+    paths = possible_paths(device, layout)
     if len(paths) == 1:
         return dict.fromkeys(Direction, paths[COPY_ENGINE])
     blocks, slots = trial_ids(num_blocks, num_slots, layout.slot_bytes)
@@ -58,21 +58,44 @@ def pick_paths(
     return picked
 
 
-def possible_paths(device: torch.device, piece_sizes: list[int]) -> dict[str, BatchedCopy]:
-    """Those that can copy such pieces, by name."""
+def possible_paths(device: torch.device, layout: BlockLayout) -> dict[str, BatchedCopy]:
+    """Those that can copy the pieces of such blocks, by name."""
     from vllm import _custom_ops
 
-    paths: dict[str, BatchedCopy] = {COPY_ENGINE: _custom_ops.swap_blocks_batch}
-    is_small = max(piece_sizes) < _LARGE_PIECE_BYTES and not any(size % 8 for size in piece_sizes)
-    if is_small and torch.version.cuda is not None and _can_use_host_pointers(device):
+    engine: BatchedCopy = _custom_ops.swap_blocks_batch
+    paths = {COPY_ENGINE: engine}
+    batch = layout.load(np.array([0, 2]), np.array([0, 2]))  # two blocks that are no neighbours
+    is_of_words = not any((column % 8).any() for column in batch)
+    largest = max(layout.piece_sizes)
+    is_small = largest < _LARGE_COPY_BYTES
+    if is_small and is_of_words and torch.version.cuda is not None and _can_use_host_pointers(device):
         try:
             from vllm.v1.kv_offload.cpu.swap_blocks_triton import swap_blocks_batch
         except ImportError as error:  # an older vLLM, or no Triton
             logger.info("copies of small pieces by a kernel are not possible here: %s", error)
         else:
-            chunk = min(1 << (max(piece_sizes) - 1).bit_length(), _CHUNK_BYTES)
-            paths[KERNEL] = partial(swap_blocks_batch, bytes_per_chunk=chunk)
+            chunk = min(1 << (largest - 1).bit_length(), _CHUNK_BYTES)
+            paths[KERNEL] = _kernel(partial(swap_blocks_batch, bytes_per_chunk=chunk), engine)
     return paths
+
+
+def _kernel(kernel: BatchedCopy, engine: BatchedCopy) -> BatchedCopy:
+    """The kernel for small copies; runs of neighbours that have become a large one are the copy engine's.
+
+    It sends the descriptors to the GPU first. They are pinned for that: of pageable memory the caller would
+    wait until all that the stream waits for is over.
+    """
+
+    def copy(
+        sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, /, *, is_src_access_order_any: bool
+    ) -> None:
+        if len(sizes) and int(sizes.max()) < _LARGE_COPY_BYTES:
+            pinned = (each.pin_memory() for each in (sources, targets, sizes))
+            kernel(*pinned, is_src_access_order_any=is_src_access_order_any)
+        else:
+            engine(sources, targets, sizes, is_src_access_order_any=is_src_access_order_any)
+
+    return copy
 
 
 def trial_ids(num_blocks: int, num_slots: int, slot_bytes: int) -> tuple[Ids, Ids]:
@@ -107,17 +130,19 @@ def _milliseconds(device: torch.device, direction: Direction, batch: CopyBatch, 
     descriptors = [torch.from_numpy(np.ascontiguousarray(column)) for column in batch]
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))  # the cache is being filled with zeros, perhaps
-    times = []
+    is_any = direction is Direction.LOAD
+    times: list[float] = []
     with torch.cuda.stream(stream):
-        for _ in range(1 + _TRIALS):  # the first one compiles the kernel
+        for number in (16, 17):  # Triton compiles one kernel for multiples of 16 and one for others
+            copy(*(each[:number] for each in descriptors), is_src_access_order_any=is_any)
+        for _ in range(_TRIALS):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record(stream)
-            copy(*descriptors, is_src_access_order_any=direction is Direction.LOAD)
+            copy(*descriptors, is_src_access_order_any=is_any)
             end.record(stream)
             end.synchronize()
             times.append(start.elapsed_time(end))
-    best: float = min(times[1:])
-    return best
+    return min(times)
 
 
 def _can_use_host_pointers(device: torch.device) -> bool:

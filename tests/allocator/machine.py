@@ -39,12 +39,14 @@ class AllocatorMachine(RuleBasedStateMachine):
         columns=st.sampled_from([1, 1, 2]),
         odd=st.booleans(),
         stride=st.sampled_from([1, 2, 3, 16]),
+        slack=st.sampled_from([0, 0, 0, 1, 3]),
     )
-    def make(self, positions: int, columns: int, odd: bool, stride: int) -> None:
+    def make(self, positions: int, columns: int, odd: bool, stride: int, slack: int) -> None:
         capacity = positions * columns + (odd and columns > 1)
         kind = LruPair if self.policy == "lru" else Pair
         self.pair = kind(capacity, columns, make_policy(self.policy, capacity // columns), stride)
         self.pair.seen = self.seen
+        self.pair.allocator._slack = slack  # that of a larger pool
 
     @invariant()
     def agrees(self) -> None:

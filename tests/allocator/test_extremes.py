@@ -69,6 +69,16 @@ def test_a_chain_longer_than_the_pool_is_kept_from_its_start() -> None:
     assert pair.allocator.num_evicted == 4
 
 
+@pytest.mark.parametrize(("capacity", "freed"), [(1023, 1), (1024, 2), (4096, 5)])
+def test_a_large_pool_evicts_a_thousandth_more(capacity: int, freed: int) -> None:
+    allocator = CpuOffloadingBlockAllocator(capacity)
+    plan = allocator.plan_store(hash_chain(range(capacity), 1), capacity)
+    assert plan is not None
+    allocator.commit(plan)
+    assert allocator.evict(1) == allocator.num_free == freed
+    allocator.check_invariants()
+
+
 def test_a_slot_that_fits_no_position_stays_free() -> None:
     pair = LruPair(7, columns=2)
     pair.store(LONG)

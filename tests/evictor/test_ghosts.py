@@ -37,6 +37,18 @@ def test_a_run_replaces_one_with_the_same_beginning() -> None:
     ghosts.check_invariants()
 
 
+def test_what_is_left_of_a_run_replaces_one_with_the_same_beginning() -> None:
+    ghosts = Ghosts(6)
+    ghosts.add([3, 4])
+    ghosts.add([1, 2, 3, 4])
+    ghosts.take(1, 2)
+    ghosts.check_invariants()
+    assert len(ghosts) == 2
+    for name in range(10, 22, 3):
+        ghosts.add([name, name + 1, name + 2])
+    ghosts.check_invariants()
+
+
 def test_the_next_run_begins_where_one_ends() -> None:
     left, right = Ghosts(9), Ghosts(9)
     left.add([5, 6])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
 from allocator import CpuOffloadingBlockAllocator
-from evictor import HintedPolicy, KeepHints, LruPolicy, Newcomer, Worth
+from evictor import HintedPolicy, KeepHints, LruPolicy, Newcomer, Worth, make_policy
 from tests.evictor.driver import Node, PolicyDriver
 from tests.evictor.machine import PolicyMachine
 from tests.strategies import chain_of, thorough
@@ -504,3 +504,14 @@ def test_any_order_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = {f"{worth.name.lower()} chosen" for worth in Worth}
     wanted = {*chosen, "protected", "refused"}
     assert wanted <= {situation for situation, times in HintedMachine.seen.items() if times}
+
+
+@pytest.mark.parametrize("policy", ["arc", "s3fifo"])
+def test_a_policy_that_counts_positions_hears_of_drops_below_hints(policy: str) -> None:
+    pool = CpuOffloadingBlockAllocator(20, policy=HintedPolicy(make_policy(policy, 20), 10, lambda: 0.0))
+    chain = chain_of(*range(5))
+    plan = pool.plan_store(chain, 5, hints=LOW)
+    assert plan is not None
+    pool.commit(plan)
+    pool.drop(chain, 3)
+    pool.check_invariants()

@@ -144,6 +144,7 @@ def test_forgotten_means_forgotten(driver: PolicyDriver) -> None:
     driver.touch(leaves[0])
     driver.split(leaves[1], 2, new_head=True)
     driver.pin(leaves[2])
+    driver.choose(Newcomer(leaves[2], -1, 1))
     watched = [weakref.ref(node) for node in driver.nodes]
     del leaves
     while driver.evict(1):

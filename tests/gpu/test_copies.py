@@ -119,7 +119,9 @@ def test_a_job_without_blocks_ends() -> None:
 
 
 def settled(cache: Cache) -> dict[int, tuple[int, str | None]]:
-    """Wait for all jobs; how each ended."""
-    cache.copier.drain()
-    ends: list[TransferEnd] = cache.engine.poll()
+    """Wait for all jobs, those that are held back too; how each ended."""
+    ends: list[TransferEnd] = []
+    while len(cache.engine):
+        cache.copier.drain()
+        ends += cache.engine.poll()
     return {end.job_id: (end.num_blocks, end.error) for end in ends}

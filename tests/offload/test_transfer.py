@@ -16,7 +16,7 @@ from offload.copiers import CopyEnd, Direction, Fault, FaultyCopier
 from offload.inline import InlineExecutor
 from offload.layout import BlockLayout, CopyBatch, Region
 from offload.seals import Seals, Verify
-from offload.transfer import DEADLINE_SECONDS, TransferEnd, TransferEngine
+from offload.transfer import DEADLINE_SECONDS, HOLD_SECONDS, TransferEnd, TransferEngine
 from tests.offload.places import (
     ALL_PLACES,
     Bytes,
@@ -116,14 +116,9 @@ class Bench:
             self.engine.load(job_id, slots, np.full_like(slots, FILL), block_ids)
 
     def settle(self) -> list[TransferEnd]:
-        """Wait for all copies, those that wait for others too, and return what has ended."""
-        ended: list[TransferEnd] = []
-        num_waiting = -1
-        while num_waiting != len(self.engine._stores):
-            num_waiting = len(self.engine._stores)
-            self.copier.drain()
-            ended += self.engine.poll()
-        return ended
+        """Wait for all copies and return what has ended."""
+        self.copier.drain()
+        return self.engine.poll()
 
     def bytes_of(self, job: Job) -> tuple[list[list[int]], list[list[int]]]:
         """Offsets of each block's bytes on the GPU and in the pool."""
@@ -176,11 +171,11 @@ class Breakable(FaultyCopier):
         super().__init__(places.copier, choose)
         self.broken_fence: Direction | None = None
         self.broken_poll = False
-        self.submitted: list[tuple[int, int]] = []
-        """Jobs and how many copies."""
+        self.submitted: list[int] = []
+        """Jobs."""
 
     def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
-        self.submitted.append((job_id, len(batch.sizes)))
+        self.submitted.append(job_id)
         super().submit(job_id, direction, batch)
 
     def fence(self, direction: Direction) -> None:
@@ -216,7 +211,6 @@ def test_jobs_end_once_with_what_has_arrived(
     with make(NUM_BYTES) as places:
         bench = Bench(places, regions, fence, of_blocks=of_blocks, verify=verify)
         bench.copier.holding = True
-        jobs.sort(key=lambda job: job.direction is Direction.LOAD)  # none keeps back for another
         for job_id, job in enumerate(jobs):
             bench.submit(job_id, job)
         refused = [job_id for job_id, job in enumerate(jobs) if job.fault is Fault.REFUSE]
@@ -330,73 +324,92 @@ def test_a_cancelled_job_ends_only_when_its_copies_have(bench: Bench) -> None:
     assert (end.job_id, end.num_blocks, end.error) == (1, 0, "cancelled")
 
 
-# Stores keep back
+# Stores are held back
 
+SHORT_STORE = Job(Direction.STORE, [5, 6], [5, 6], Fault.NONE, cancelled=False)
 LONG_STORE = Job(Direction.STORE, [0, 1, 2, 3, 4], [4, 3, 2, 1, 0], Fault.NONE, cancelled=False)
 
 
 @pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two blocks of "one piece and a gap"."""
-    monkeypatch.setattr(transfer, "STORE_PART_BYTES", 20)
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_stores_go_part_by_part_while_loads_are_under_way(bench: Bench) -> None:
+def loading(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Load 1 is under way, stores may take 20 bytes per second beside it and have taken what they may."""
+    monkeypatch.setattr(transfer, "STORE_BYTES_PER_SECOND", 20)
     bench.copier.holding = True
     bench.submit(1, LOAD)
-    bench.submit(2, LONG_STORE)
-    bench.submit(3, Job(Direction.STORE, [5, 6], [5, 6], Fault.NONE, cancelled=False))
-    assert bench.copier.submitted == [(1, 3), (2, 2)]
-    assert bench.settle() == []
-    assert bench.copier.submitted == [(1, 3), (2, 2)], "the first part has not ended"
-    bench.copier.release(2)
-    assert bench.settle() == []
-    assert bench.copier.submitted == [(1, 3), (2, 2), (2, 2)]
-
-    bench.copier.release(1)
-    assert [end.job_id for end in bench.settle()] == [1]
-    bench.copier.holding = False
-    ends = bench.settle()
-    assert [(end.job_id, end.num_blocks, end.error) for end in ends] == [(2, 5, None), (3, 2, None)]
-    assert bench.copier.submitted[3:] == [(2, 1), (3, 2)]
-    assert bench.arrived(LONG_STORE) == 5
+    bench.engine._allowance = 0.0
+    return bench
 
 
-@pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("fault", [Fault.FAIL, Fault.STOP_HALFWAY, Fault.END_SHORT, Fault.REFUSE])
-def test_a_part_that_fails_ends_its_store(bench: Bench, fault: Fault) -> None:
-    bench.copier.holding = True
-    bench.submit(1, LOAD)
-    bench.submit(2, LONG_STORE)
-    bench.faults[2] = fault  # from its second part on
-    bench.copier.drain()
-    ends = []
-    for _ in range(2):
-        bench.copier.release(2)
-        ends += bench.settle()
-    (end,) = ends
-    assert (end.job_id, end.num_blocks) == (2, bench.arrived(LONG_STORE))
-    assert end.num_blocks == (3 if fault in (Fault.STOP_HALFWAY, Fault.END_SHORT) else 2)
-    assert end.error is not None
-    bench.copier.holding = False
-    assert [end.job_id for end in bench.settle()] == [1]
+def test_stores_are_held_back_while_loads_are_under_way(loading: Bench) -> None:
+    loading.submit(2, LONG_STORE)
+    loading.submit(3, SHORT_STORE)
+    assert loading.settle() == []
+    assert loading.copier.submitted == [1]
+    loading.now = 0.1
+    assert loading.settle() == []
+    assert loading.copier.submitted == [1, 2], "two bytes may be taken: it takes 45"
+    loading.now = HOLD_SECONDS - 0.01
+    assert loading.settle() == []
+    assert loading.copier.submitted == [1, 2], "after 45 bytes, these take two seconds"
+    loading.now = HOLD_SECONDS
+    assert loading.settle() == []
+    assert loading.copier.submitted == [1, 2, 3], "but no longer than that"
+    loading.copier.holding = False
+    ends = loading.settle()
+    assert sorted((end.job_id, end.num_blocks, end.error) for end in ends) == [
+        (1, 3, None),
+        (2, 5, None),
+        (3, 2, None),
+    ]
+    assert loading.arrived(LONG_STORE) == 5
 
 
-def test_a_store_that_keeps_back_can_be_cancelled_and_has_a_deadline(bench: Bench) -> None:
-    bench.copier.holding = True
-    bench.submit(1, LOAD)
-    for job_id in range(2, 6):
-        bench.submit(job_id, Job(Direction.STORE, [job_id], [job_id], Fault.NONE, cancelled=False))
-    bench.engine.cancel(3)
-    bench.copier.release(2)
-    assert [(end.job_id, end.error) for end in bench.settle()] == [(2, None), (3, "cancelled")]
-    bench.now = DEADLINE_SECONDS
-    ends = bench.engine.poll()
-    assert {end.job_id: end.is_over for end in ends} == {1: False, 4: False, 5: True}
-    bench.copier.holding = False
-    assert sorted(end.job_id for end in bench.settle()) == [1, 4]
-    assert len(bench.engine) == 0
+def test_with_the_last_load_all_stores_begin(loading: Bench) -> None:
+    loading.submit(2, LONG_STORE)
+    loading.submit(3, SHORT_STORE)
+    loading.copier.release(1)
+    assert [end.job_id for end in loading.settle()] == [1]
+    assert loading.copier.submitted == [1, 2, 3]
+
+
+def test_a_load_that_was_given_up_holds_nobody_back(loading: Bench) -> None:
+    loading.now = DEADLINE_SECONDS
+    assert [(end.job_id, end.is_over) for end in loading.engine.poll()] == [(1, False)]
+    loading.engine._allowance = 0.0
+    loading.submit(2, LONG_STORE)
+    loading.submit(3, SHORT_STORE)
+    assert loading.copier.submitted == [1, 2, 3]
+
+
+def test_a_store_that_is_held_back_ends_at_once_when_it_is_cancelled(loading: Bench) -> None:
+    loading.submit(2, LONG_STORE)
+    loading.engine.cancel(2)
+    assert [(end.job_id, end.error, end.is_over) for end in loading.engine.poll()] == [(2, "cancelled", True)]
+    assert loading.copier.submitted == [1]
+
+
+def test_nothing_of_a_store_that_is_held_back_is_lost_with_the_device(loading: Bench) -> None:
+    loading.submit(2, LONG_STORE)
+    loading.copier.broken_poll = True
+    ends = {end.job_id: (end.error, end.is_over) for end in loading.engine.poll()}
+    lost = "RuntimeError: the device is lost"
+    assert ends == {1: (lost, False), 2: (lost, True)}
+
+
+def test_an_engine_that_sleeps_fails_no_store_that_is_held_back(loading: Bench) -> None:
+    loading.submit(2, LONG_STORE)
+    loading.submit(3, SHORT_STORE)
+    loading.copier.release(1)
+    loading.copier.drain()
+    loading.now = 2 * DEADLINE_SECONDS
+    loading.submit(4, Job(Direction.LOAD, [10], [10], Fault.NONE, cancelled=False))
+    loading.copier.holding = False
+    assert {end.job_id: end.error for end in [*loading.settle(), *loading.settle()]} == {
+        1: None,
+        2: None,
+        3: None,
+        4: None,
+    }
 
 
 def test_cancelling_what_is_not_in_flight_does_nothing(bench: Bench) -> None:

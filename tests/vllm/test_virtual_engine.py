@@ -2,6 +2,7 @@
 
 import pytest
 
+from offload import transfer
 from offload.vllm.virtual import RunFailedError, VirtualEngine, VirtualSettings, run_seed
 from offload.vllm.virtual.history import WrongBytesError
 from tests.vllm.driver import make_engine, step_until, table_of, tokens
@@ -11,6 +12,24 @@ from tests.vllm.driver import make_engine, step_until, table_of, tokens
 def test_random_runs(first: int) -> None:
     for seed in range(first, first + 8):
         run_seed(seed, turns=200)
+
+
+@pytest.mark.parametrize("first", [2000, 2010])
+def test_random_runs_with_stores_held_back(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as loads are under way, or for ``HOLD_SECONDS``: what stores may take is nothing."""
+    monkeypatch.setattr(transfer, "STORE_BYTES_PER_SECOND", 0)
+    monkeypatch.setattr(transfer, "_STORE_BURST_BYTES", 0)
+    held = []
+    begin_stores = transfer.TransferEngine._begin_stores
+
+    def counted(engine: transfer.TransferEngine) -> None:
+        begin_stores(engine)
+        held.append(len(engine._held))
+
+    monkeypatch.setattr(transfer.TransferEngine, "_begin_stores", counted)
+    for seed in range(first, first + 10):
+        run_seed(seed, turns=150)
+    assert sum(held) > 100
 
 
 def test_a_seed_reproduces_a_run() -> None:

@@ -63,29 +63,65 @@ def test_a_trial_copies_one_block_however_large() -> None:
     assert [len(ids) for ids in trial_ids(100, 100, 1 << 30)] == [1, 1]
 
 
+def layout_of(*sizes: int, address: int = 1 << 20) -> BlockLayout:
+    return BlockLayout(
+        [Region(address + (number << 40), size, size) for number, size in enumerate(sizes)], 1 << 30
+    )
+
+
 @pytest.mark.parametrize(
-    ("sizes", "can_use_host_pointers", "names"),
+    ("layout", "can_use_host_pointers", "names"),
     [
-        ([16_384], True, {COPY_ENGINE, KERNEL}),
-        ([16_384, 512], True, {COPY_ENGINE, KERNEL}),
-        ([16_384], False, {COPY_ENGINE}),
-        ([16_384, 12], True, {COPY_ENGINE}),
-        ([2 << 20], True, {COPY_ENGINE}),
+        (layout_of(16_384), True, {COPY_ENGINE, KERNEL}),
+        (layout_of(16_384, 512), True, {COPY_ENGINE, KERNEL}),
+        (layout_of(16_384), False, {COPY_ENGINE}),
+        (layout_of(16_384, 12), True, {COPY_ENGINE}),
+        (layout_of(16_384, address=(1 << 20) + 4), True, {COPY_ENGINE}),
+        (layout_of(2 << 20), True, {COPY_ENGINE}),
     ],
 )
 def test_a_kernel_is_for_small_pieces_of_whole_words(
-    sizes: list[int], can_use_host_pointers: bool, names: set[str], monkeypatch: pytest.MonkeyPatch
+    layout: BlockLayout, can_use_host_pointers: bool, names: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", "12.9")
     monkeypatch.setattr(copy_paths, "_can_use_host_pointers", lambda device: can_use_host_pointers)
-    assert set(possible_paths(GPU, sizes)) == names
+    assert set(possible_paths(GPU, layout)) == names
 
 
 def test_without_cuda_there_is_no_kernel() -> None:
-    if torch.version.cuda is None:
-        assert set(possible_paths(GPU, [512])) == {COPY_ENGINE}
-    else:
+    if torch.version.cuda is not None:
         pytest.skip("this build of torch has CUDA")
+    assert set(possible_paths(GPU, layout_of(512))) == {COPY_ENGINE}
+    assert not copy_paths._can_use_host_pointers(GPU)
+
+
+@pytest.mark.parametrize(("largest", "taken"), [(1 << 19, "kernel"), (1 << 20, "engine")])
+def test_runs_that_became_one_large_copy_go_by_the_copy_engine(
+    largest: int, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int, bool]] = []
+    pinned: list[torch.Tensor] = []
+
+    def path(name: str) -> BatchedCopy:
+        def copy(
+            sources: torch.Tensor,
+            targets: torch.Tensor,
+            sizes: torch.Tensor,
+            /,
+            *,
+            is_src_access_order_any: bool,
+        ) -> None:
+            assert all(any(each is one for one in pinned) for each in (sources, targets, sizes)) == (
+                name == "kernel"
+            )
+            calls.append((name, len(sizes), is_src_access_order_any))
+
+        return copy
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    copy = copy_paths._kernel(path("kernel"), path("engine"))
+    copy(*(torch.tensor([512, each]) for each in (0, 0, largest)), is_src_access_order_any=True)
+    assert calls == [(taken, 2, True)]
 
 
 def test_each_direction_takes_its_own_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +131,7 @@ def test_each_direction_takes_its_own_path(monkeypatch: pytest.MonkeyPatch) -> N
         tried.append(direction)
         return 1.0 if (copy is path) == (direction is Direction.STORE) else 2.0
 
-    monkeypatch.setattr(copy_paths, "possible_paths", lambda device, sizes: PATHS)
+    monkeypatch.setattr(copy_paths, "possible_paths", lambda device, layout: PATHS)
     monkeypatch.setattr(copy_paths, "_milliseconds", milliseconds)
     layout = BlockLayout([Region(0, 512, 512), Region(1 << 20, 512, 512)], 1 << 30)
     picked = pick_paths(GPU, layout, 100, 100)
