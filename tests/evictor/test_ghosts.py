@@ -1,5 +1,9 @@
 """Runs of evicted names."""
 
+import random
+
+import pytest
+
 from evictor.ghosts import Ghosts, runs
 
 
@@ -64,3 +68,19 @@ def test_no_room_for_ghosts() -> None:
     ghosts.add([1, 2])
     assert len(ghosts) == 0
     ghosts.check_invariants()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_histories_stay_consistent(seed: int) -> None:
+    """Few names, so that runs begin alike, within each other and again."""
+    rng = random.Random(seed)
+    ghosts = Ghosts(rng.randrange(1, 20))
+    for _ in range(300):
+        start = rng.randrange(12)
+        names = list(range(start, start + rng.randrange(1, 8)))
+        if rng.random() < 0.5:
+            ghosts.add(names)
+        elif size := ghosts.match(names, 0):
+            ghosts.take(names[0], rng.randint(1, size))
+            assert names[0] not in ghosts
+        ghosts.check_invariants()
