@@ -16,7 +16,7 @@ from vllm import _custom_ops
 from vllm.v1.kv_offload.cpu import gpu_worker
 
 from benchmarks import copy_bandwidth, report
-from benchmarks.bandwidth import native
+from benchmarks.bandwidth import devices, native
 from benchmarks.bandwidth.arena import arenas
 from benchmarks.bandwidth.devices import CudaDevice
 from benchmarks.bandwidth.measure import Bench
@@ -115,6 +115,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch, "Event", event)
+    monkeypatch.setattr(devices, "pci_address", lambda device: None)
     monkeypatch.setattr(_custom_ops, "swap_blocks_batch", fake.swap_blocks_batch)
     platform = SimpleNamespace(
         Stream=stream, stream=fake.use, current_stream=lambda: fake.current, is_xpu=lambda: False

@@ -5,7 +5,7 @@ import pytest
 from offload.vllm.virtual import RunFailedError, run_seed
 from tests.vllm.mutants import MUTANTS, Mutant
 
-_SEEDS = 160
+_SEEDS = 320
 _TURNS = 200
 
 
