@@ -142,7 +142,8 @@ class PrefixTree:
         self.columns = columns
         self.stride = stride
         self._index: dict[bytes, Node] = {}
-        self._border: _Border = Place(self.root, 0), None, None
+        self._no_border: _Border = Place(self.root, 0), None, None
+        self._border: _Border = self._no_border
 
     def find(self, chain: Sequence[bytes], stop: int) -> Place:
         """The longest known part of the first ``stop`` positions of ``chain``, resident or filling.
@@ -390,11 +391,11 @@ class PrefixTree:
         return hashes[-start % self.stride :: self.stride]
 
     def _point(self, hashes: Sequence[bytes], start: int, node: Node) -> None:
-        self._border = Place(self.root, 0), None, None
+        self._border = self._no_border
         self._index.update(zip(self._marked(hashes, start), repeat(node)))
 
     def _forget(self, removed: Removed) -> None:
-        self._border = Place(self.root, 0), None, None
+        self._border = self._no_border
         deque(map(self._index.__delitem__, self._marked(removed.hashes, removed.start)), maxlen=0)
 
     def _unlink(self, node: Node, first_hash: bytes) -> None:

@@ -39,6 +39,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import report
+from benchmarks.arguments import positive
 from benchmarks.bandwidth.arena import arenas
 from benchmarks.bandwidth.bars import judge
 from benchmarks.bandwidth.devices import CpuDevice, CudaDevice, Device
@@ -169,12 +170,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--device", choices=_KINDS, help="default: cuda where there is a GPU; cpu is a dry run")
     add("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="NAME", help=", ".join(SHAPES))
     add("--blocks", type=_counts, metavar="N,...", help=f"moved each way (default: {counts})")
-    add("--rounds", type=_positive, default=5, metavar="N", help="that count (default: 5)")
+    add("--rounds", type=positive, default=5, metavar="N", help="that count (default: 5)")
     add("--gib", type=_size, metavar="G", help="of blocks, and of slots, at most (default: what fits)")
-    add("--peak-mib", type=_positive, metavar="M", help=f"of the large copy (default: {peaks})")
+    add("--peak-mib", type=positive, metavar="M", help=f"of the large copy (default: {peaks})")
     add(
         "--torch-pieces",
-        type=_positive,
+        type=positive,
         default=4096,
         metavar="N",
         help="torch sits out where a transfer has more (default: 4096)",
@@ -200,14 +201,7 @@ def _with_defaults(parser: argparse.ArgumentParser, options: argparse.Namespace)
 
 
 def _counts(text: str) -> list[int]:
-    return sorted({_positive(part) for part in text.split(",")})
-
-
-def _positive(text: str) -> int:
-    value = int(text) if text.isdecimal() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, at least 1")
-    return value
+    return sorted({positive(part) for part in text.split(",")})
 
 
 def _size(text: str) -> float:

@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.arguments import positive
 from benchmarks.trace import policies
 from benchmarks.trace.comparison import compare
 from benchmarks.trace.plot import write_plot
@@ -167,10 +168,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"of a block; each id of a trace becomes {IDS_BLOCK_TOKENS}/N (default: {IDS_BLOCK_TOKENS})",
     )
-    add("--requests", type=_positive, metavar="N", help="only the first N of each trace (default: all)")
+    add("--requests", type=positive, metavar="N", help="only the first N of each trace (default: all)")
     add(
         "--rounds",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="medians of their times are told (default: 1)",
@@ -182,10 +183,10 @@ def _parser() -> argparse.ArgumentParser:
     model = PrefillModel()
     prefill = parser.add_argument_group("model of prefill on a GPU (see benchmarks.trace.prefill)")
     for group, kind, name, default, what in (
-        (built_in, _positive, "documents", 64, "asked one after the other"),
-        (built_in, _positive, "pool-documents", 30, "that the pool has room for"),
-        (built_in, _positive, "passes", 8, "over all documents"),
-        (built_in, _positive, "document-blocks", 20, f"of a document, of {IDS_BLOCK_TOKENS} tokens"),
+        (built_in, positive, "documents", 64, "asked one after the other"),
+        (built_in, positive, "pool-documents", 30, "that the pool has room for"),
+        (built_in, positive, "passes", 8, "over all documents"),
+        (built_in, positive, "document-blocks", 20, f"of a document, of {IDS_BLOCK_TOKENS} tokens"),
         (
             prefill,
             _number,
@@ -208,16 +209,9 @@ def _fractions(text: str) -> list[float]:
 
 
 def _block_tokens(text: str) -> int:
-    value = _positive(text)
+    value = positive(text)
     if IDS_BLOCK_TOKENS % value:
         raise argparse.ArgumentTypeError(f"{value}: must divide {IDS_BLOCK_TOKENS}")
-    return value
-
-
-def _positive(text: str) -> int:
-    value = int(_number(text)) if text.isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number, at least 1")
     return value
 
 

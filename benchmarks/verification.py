@@ -44,6 +44,7 @@ import psutil
 from tqdm import tqdm
 
 from benchmarks import report
+from benchmarks.bandwidth.shapes import Shape, layer_by_layer
 from offload import planner
 from offload.copiers import Copier, CopyEnd, CpuCopier, Direction
 from offload.layout import BlockLayout, CopyBatch, Ids, Region
@@ -61,23 +62,11 @@ _POLL_SECONDS = 50e-6
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 200
 
 
-class _Shape(NamedTuple):
-    """A block: `num_pieces` of `piece_bytes` each."""
-
-    name: str
-    num_pieces: int
-    piece_bytes: int
-
-    @property
-    def block_bytes(self) -> int:
-        return self.num_pieces * self.piece_bytes
-
-
 _SHAPES = (
-    _Shape("64 KiB", 1, 64 * _KIB),
-    _Shape("512 KiB", 1, 512 * _KIB),
-    _Shape("2 MiB", 1, 2 * _MIB),
-    _Shape("2 MiB in 32", 32, 64 * _KIB),
+    Shape("64 KiB", 1, 64 * _KIB),
+    Shape("512 KiB", 1, 512 * _KIB),
+    Shape("2 MiB", 1, 2 * _MIB),
+    Shape("2 MiB in 32", 32, 64 * _KIB),
 )
 _LOADS = tuple(Verify)
 _STORES = (Verify.ALWAYS, Verify.NEVER)
@@ -125,7 +114,7 @@ class _Case:
     """What settings are compared in. `copies` is as in the rows."""
 
     direction: Direction
-    shape: _Shape
+    shape: Shape
     num_blocks: int
     copies: str
     of_blocks: bool
@@ -185,10 +174,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _measure(
-    pairs: Sequence[tuple[_Shape, int]], bandwidths: Sequence[float], seconds: float
+    pairs: Sequence[tuple[Shape, int]], bandwidths: Sequence[float], seconds: float
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    seen: set[_Shape] = set()
+    seen: set[Shape] = set()
     for shape, num_blocks in tqdm(pairs, desc="shapes and sizes", unit="pair", dynamic_ncols=True):
         num_slots = max(num_blocks, _TURNOVER_BYTES // shape.block_bytes)
         for on_gpu in (False, True) if _has_gpu() else (False,):
@@ -204,7 +193,7 @@ def _measure(
     return rows
 
 
-def _cases(shape: _Shape, num_blocks: int, on_gpu: bool, bandwidths: Sequence[float]) -> Iterator[_Case]:
+def _cases(shape: Shape, num_blocks: int, on_gpu: bool, bandwidths: Sequence[float]) -> Iterator[_Case]:
     if on_gpu:
         kinds = [("cuda", False)]
     else:
@@ -223,7 +212,7 @@ def _compare(
 ) -> list[dict[str, Any]]:
     """Let the settings take turns for that long; returns one row per setting."""
     settings = _LOADS if case.direction is Direction.LOAD else _STORES
-    layout = _layout(case.shape, blocks.address, pool, num_slots)
+    layout = layer_by_layer(case.shape, num_slots, blocks.address, pool)
     benches = {each: _Bench(case, layout, num_slots, each, blocks.make_copier()) for each in settings}
     turns: dict[Verify, list[_Turn]] = {each: [] for each in settings}
     for bench in benches.values():
@@ -327,9 +316,9 @@ class _Bench:
             time.sleep(_POLL_SECONDS)
 
 
-def _checksum_row(shape: _Shape, blocks: _Blocks, pool: HostMemory, num_slots: int) -> dict[str, Any]:
+def _checksum_row(shape: Shape, blocks: _Blocks, pool: HostMemory, num_slots: int) -> dict[str, Any]:
     """Time checksums of all blocks on this thread, and the same bytes taken in one piece."""
-    layout = _layout(shape, blocks.address, pool, num_slots)
+    layout = layer_by_layer(shape, num_slots, blocks.address, pool)
     seals = Seals(layout, num_slots, of_blocks=True)
     whole = Seals(BlockLayout([Region(blocks.address, 1, num_slots * shape.block_bytes)], pool.address), 1)
     everything, one = np.arange(num_slots), np.zeros(1, dtype=np.int64)
@@ -353,7 +342,7 @@ def _checksum_row(shape: _Shape, blocks: _Blocks, pool: HostMemory, num_slots: i
 
 
 @contextmanager
-def _memories(num_slots: int, shape: _Shape, on_gpu: bool) -> Iterator[tuple[_Blocks, HostMemory]]:
+def _memories(num_slots: int, shape: Shape, on_gpu: bool) -> Iterator[tuple[_Blocks, HostMemory]]:
     """Blocks and a pool of as many slots, the blocks filled with random bytes."""
     nbytes = num_slots * shape.block_bytes
     if not on_gpu:
@@ -385,16 +374,6 @@ def _fill(address: int, nbytes: int) -> None:
     random = np.random.default_rng(1).bytes(min(nbytes, 16 * _MIB))
     for offset in range(0, nbytes, len(random)):
         ctypes.memmove(address + offset, random, min(len(random), nbytes - offset))
-
-
-def _layout(shape: _Shape, address: int, pool: HostMemory, num_slots: int) -> BlockLayout:
-    """Pieces of all blocks lie side by side, as one layer's do in a layer-outermost cache."""
-    span = num_slots * shape.piece_bytes
-    regions = [
-        Region(address + number * span, shape.piece_bytes, shape.piece_bytes)
-        for number in range(shape.num_pieces)
-    ]
-    return BlockLayout(regions, pool.address, slots_per_registration=pool.slots_per_registration)
 
 
 def _pacer(gb_per_second: float) -> Callable[[], Copier]:

@@ -19,7 +19,7 @@ _MIN_HISTORY = 1 << 17
 _Filed = tuple[float, int, int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _State(Past):
     """Of a node: the past of its positions.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _NUM_MARKS = 32
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Past:
     """What is remembered of positions with the same past.
 

@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 import torch
 
 from benchmarks.bandwidth.devices import Device
-from benchmarks.bandwidth.shapes import Shape
-from offload.layout import BlockLayout, Ids, Region
+from benchmarks.bandwidth.shapes import Shape, layer_by_layer
+from offload.layout import Ids
 from offload.memory import HostMemory
 
 __all__ = ["Arena", "arenas", "host_tensor"]
@@ -32,12 +32,7 @@ class Arena:
         self.num_blocks = num_blocks
         self.blocks = cache.view(shape.num_pieces, num_blocks, shape.piece_bytes)
         self.slots = host_tensor(pool).view(num_blocks, shape.num_pieces, shape.piece_bytes)
-        span = num_blocks * shape.piece_bytes
-        regions = [
-            Region(cache.data_ptr() + number * span, shape.piece_bytes, shape.piece_bytes)
-            for number in range(shape.num_pieces)
-        ]
-        self.layout = BlockLayout(regions, pool.address, slots_per_registration=pool.slots_per_registration)
+        self.layout = layer_by_layer(shape, num_blocks, cache.data_ptr(), pool)
 
     def read_blocks(self, block_ids: Ids) -> torch.Tensor:
         """A copy in host memory, `uint8[n, pieces, piece bytes]`."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["SHAPES", "Shape"]
+from offload.layout import BlockLayout, Region
+from offload.memory import HostMemory
+
+__all__ = ["SHAPES", "Shape", "layer_by_layer"]
 
 _BLOCK_TOKENS = 16
 _BF16_BYTES = 2
@@ -59,3 +62,13 @@ def _shapes() -> dict[str, Shape]:
 
 SHAPES = _shapes()
 """By name; shapes with blocks of the same size stand side by side."""
+
+
+def layer_by_layer(shape: Shape, num_blocks: int, address: int, pool: HostMemory) -> BlockLayout:
+    """Blocks at `address` whose pieces lie side by side, as one layer's do in a layer-outermost cache."""
+    span = num_blocks * shape.piece_bytes
+    regions = [
+        Region(address + number * span, shape.piece_bytes, shape.piece_bytes)
+        for number in range(shape.num_pieces)
+    ]
+    return BlockLayout(regions, pool.address, slots_per_registration=pool.slots_per_registration)
