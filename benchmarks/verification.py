@@ -326,9 +326,9 @@ def _checksum_row(shape: Shape, blocks: _Blocks, pool: HostMemory, num_slots: in
     timed: list[tuple[float, float]] = []
     for _ in range(_LEAST_ROUNDS):
         before = time.thread_time()
-        seals.num_intact(0, everything, everything)
+        seals.num_intact(everything, everything)
         between = time.thread_time()
-        whole.num_intact(0, one, one)
+        whole.num_intact(one, one)
         timed.append((between - before, time.thread_time() - between))
     seconds = statistics.median(each for each, _ in timed)
     beyond = statistics.median(each - whole_seconds for each, whole_seconds in timed)
