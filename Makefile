@@ -5,8 +5,12 @@ python := .venv/bin/python
 # The benchmarks that `make bench` runs: python -m benchmarks.NAME, results in benchmarks/results/NAME.json.
 BENCHMARKS := long_document_qa overhead decode_latency shared_prefix verification control_plane engine_replay \
 	trace_replay copy_bandwidth
-# More arguments for pytest, as in: make test ARGS="-k lru -x"
+# More arguments for pytest, as in: make test ARGS="-k lru -x" (then on the newest vLLM only)
 ARGS :=
+# What is tested on the oldest vLLM as well: whatever meets its scheduler or its worker.
+OLDEST_TESTS := tests/offload/vllm tests/vllm/test_faults.py tests/vllm/test_traps_bytes.py \
+	tests/vllm/test_traps_contract.py tests/vllm/test_traps_liveness.py tests/vllm/test_traps_multi.py \
+	tests/vllm/test_virtual_engine.py tests/engine/test_kv_bytes.py tests/engine/test_restore.py tests/engine/test_serve.py
 
 # The engines that tests and benchmarks start have nothing to report to anyone.
 export VLLM_NO_USAGE_STATS := 1
@@ -15,7 +19,7 @@ bench_targets := $(BENCHMARKS:%=bench-%)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test lint bench clean $(bench_targets)
+.PHONY: help setup demo test oldest lint bench clean $(bench_targets)
 
 help: ## print this
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1	\2/p' Makefile
@@ -26,8 +30,13 @@ setup: ## make .venv: vLLM, this package in place, the tools
 demo: setup ## ask long documents again with and without offload; a table and a plot
 	$(python) -m benchmarks.long_document_qa --demo
 
-test: setup ## run the tests (GPU tests skip themselves without one)
+test: setup ## run the tests, also on the oldest vLLM (GPU tests skip themselves without one)
 	$(python) -m pytest $(ARGS)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory oldest)
+
+oldest: setup ## run the tests of all that meets vLLM on the oldest one (where there is no GPU)
+	@.ci/setup-oldest
+	@[ ! -d .venv/oldest ] || PYTHONPATH=$(CURDIR)/.venv/oldest $(python) -m pytest $(OLDEST_TESTS)
 
 lint: setup ## check format, style and types
 	$(python) -m ruff format --check .

@@ -28,7 +28,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.outputs import KVConnectorOutput
 
 from allocator import Evicted, Stored
@@ -40,6 +39,13 @@ from offload.vllm.scheduler_side import SchedulerSide
 from offload.vllm.stats import OffloadPromMetrics, OffloadStats
 from offload.vllm.support import check_cache_groups, check_engine
 from offload.vllm.worker_side import WorkerSide
+
+try:
+    from vllm.v1.metrics.cache_hit_source import CacheHitSource
+except ImportError:  # vLLM before 0.32 does not tell sources apart
+    _HIT_SOURCE = None
+else:
+    _HIT_SOURCE = CacheHitSource.HOST
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -53,7 +59,7 @@ _MEDIUM = "CPU"
 class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     """A CPU tier below vLLM's prefix cache. One object in the scheduler, one in each worker."""
 
-    _cache_hit_source = CacheHitSource.HOST
+    _cache_hit_source = _HIT_SOURCE
     _clock = staticmethod(time.monotonic)
 
     def __init__(

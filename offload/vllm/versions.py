@@ -6,8 +6,8 @@ import vllm
 
 from offload.errors import UnsupportedError
 
-SUPPORTED = ((0, 32),)
-"""Supported vLLM releases as (major, minor); every patch release of them."""
+SUPPORTED = ((0, 31), (0, 32))
+"""Supported vLLM releases as (major, minor), oldest first; every patch release of them."""
 
 
 def check_vllm_version(version: str | None = None) -> str:

@@ -176,8 +176,11 @@ class VirtualEngine:
 
     def can_reset_running(self) -> bool:
         """Whether vLLM allows to reset under running requests: nobody else may hold a block."""
-        loading_after_the_end = len(self.scheduler.requests) > sum(self.scheduler.get_request_counts())
-        holding = len(self.scheduler.kv_holding_waiting) or loading_after_the_end
+        manager = self.scheduler.kv_cache_manager
+        holding = any(
+            request.status is not RequestStatus.RUNNING and manager.get_blocks(request_id).blocks[0]
+            for request_id, request in self.scheduler.requests.items()
+        )
         return not (holding or self._in_flight or self.jobs)
 
     def step(self, aborts: Sequence[str] = ()) -> None:

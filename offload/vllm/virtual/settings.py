@@ -209,7 +209,6 @@ def make_kv_cache_config(settings: VirtualSettings) -> KVCacheConfig:
         kv_cache_tensors=[tensor],
         kv_cache_groups=[KVCacheGroupSpec(layers, spec)],
         kv_cache_layout="BLHNC" if outermost else "LBHNC",
-        hash_block_size=settings.block_size,
     )
 
 

@@ -31,6 +31,7 @@ def test_the_connector_is_known_by_name() -> None:
 
 
 def test_supported_versions_are_told() -> None:
+    assert check_vllm_version("0.31.2") == "0.31.2"
     assert check_vllm_version("0.32.7") == "0.32.7"
-    with pytest.raises(UnsupportedError, match=r"0\.32\.\*"):
+    with pytest.raises(UnsupportedError, match=r"0\.31\.\*, 0\.32\.\*"):
         check_vllm_version("0.30.0")

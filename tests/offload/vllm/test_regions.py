@@ -1,4 +1,4 @@
-"""Where vLLM 0.32 puts a block's bytes: each is in exactly one region, and in no other block's."""
+"""Where vLLM puts a block's bytes: each is in exactly one region, and in no other block's."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -166,17 +166,17 @@ def test_prefill_context_parallelism(configure: Configure) -> None:
     check_message(refused, "prefill_context_parallel_size is 2", "set --prefill-context-parallel-size 1")
 
 
-@pytest.mark.parametrize("version", ["0.31.4", "0.33.0", "1.32.0", "0.3.2", "unknown"])
+@pytest.mark.parametrize("version", ["0.30.4", "0.33.0", "1.32.0", "0.3.2", "unknown"])
 def test_vllm_versions_that_were_not_tested(
     configure: Configure, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm, "__version__", version)
     with pytest.raises(UnsupportedError) as refused:
         configure(transfer=ours())
-    check_message(refused, f"vLLM {version} is not supported", "vLLM 0.32.*", "install one of these")
+    check_message(refused, f"vLLM {version} is not supported", "vLLM 0.31.*, 0.32.*", "install one of these")
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.11", "0.32.1rc2+cpu"])
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.0", "0.32.11", "0.32.1rc2+cpu"])
 def test_vllm_versions_that_were(configure: Configure, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "__version__", version)
     configure(transfer=ours())
