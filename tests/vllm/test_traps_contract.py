@@ -220,7 +220,7 @@ def test_trap_39_with_one_group_there_is_one_hash_per_block() -> None:
     sizes = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     assert sizes == (settings.block_size, settings.block_size)
     vllm_config.cache_config.prefix_match_unit = settings.block_size // 2
-    with contextlib.suppress(ValueError):  # a finer hash is refused, or (before 0.32) the wish for one ignored
+    with contextlib.suppress(ValueError):  # a finer hash is refused, or (before 0.32) not made
         sizes = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     assert sizes == (settings.block_size, settings.block_size)
 
