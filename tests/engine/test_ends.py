@@ -69,10 +69,9 @@ def begin_load(engine: Engine) -> None:
 
 def test_worker_dies_while_loading(two_workers: EngineProcess) -> None:
     """The client is told, nothing hangs, and nothing of ours stays behind."""
+    _, worker = two_workers.run(Engine.probe_all, "process_id")
+    files = shared_memory(two_workers.processes())
     two_workers.run(begin_load)
-    processes = two_workers.processes()
-    files = shared_memory(processes)
-    [worker] = [process for process, name in processes.items() if "Worker_TP1" in name]
     os.kill(worker, signal.SIGKILL)
     killed = time.monotonic()
     with pytest.raises(AssertionError, match="EngineDeadError"):

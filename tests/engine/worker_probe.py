@@ -1,5 +1,6 @@
 """What tests do inside a worker, through vLLM's ``worker_extension_cls``."""
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,9 @@ _CORRUPTED_BYTE = 4 * 32 * 32 + 3
 
 class WorkerProbe:
     """Methods for ``collective_rpc``; mixed into vLLM's worker class."""
+
+    def process_id(self) -> int:
+        return os.getpid()
 
     def corrupt_next_load(self, position: int) -> None:
         """Before the next load starts, the slot of its block ``position`` gets another block's bytes.
