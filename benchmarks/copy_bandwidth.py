@@ -21,7 +21,8 @@ that of the sum of the two peaks.
 On a GPU GB/s are of CUDA events around the copies, from the first start to the last end; `host_seconds` is
 from before the submission until the end is known; submission is the time on the calling thread, that of two
 event records per direction for the clock included. Before it is timed, every way has to bring the right bytes
-in each shape. Where a copy fails, what was measured before is told all the same.
+in each shape. Where a copy fails, what was measured before is told all the same; rows are written after every
+shape, for a driver that takes the process with it.
 
 Without a GPU (`--device cpu`) the same script copies within host memory, without vLLM: a dry run.
 """
@@ -41,7 +42,7 @@ import torch
 from benchmarks import report
 from benchmarks.arguments import positive
 from benchmarks.bandwidth.arena import arenas
-from benchmarks.bandwidth.bars import judge
+from benchmarks.bandwidth.bars import Verdict, judge
 from benchmarks.bandwidth.devices import CpuDevice, CudaDevice, Device
 from benchmarks.bandwidth.measure import Bench, Row
 from benchmarks.bandwidth.shapes import SHAPES, Shape
@@ -72,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(note)
         try:
             for row in _rows(device, options, notes):
+                if rows and row["shape"] != rows[-1]["shape"]:
+                    _write(rows, notes, options, judge(rows))
                 rows.append(row)
         except Exception as error:
             notes.append(f"ended early: {type(error).__name__}: {error}")
@@ -143,14 +146,22 @@ def _tell(rows: Sequence[Row], notes: Sequence[str], options: argparse.Namespace
     print()
     for note in notes:
         print(note)
+    _write(rows, notes, options, verdicts)
     if options.json:
-        settings = {name: value for name, value in vars(options).items() if name != "json"}
-        bars = [
-            {"bar": each.bar.text, "answer": each.answer, "rows": each.num_rows, "missed": len(each.missed)}
-            for each in verdicts
-        ]
-        report.write_json(options.json, report.meta(settings=settings, notes=notes, bars=bars), rows)
         print(f"rows: {options.json}")
+
+
+def _write(
+    rows: Sequence[Row], notes: Sequence[str], options: argparse.Namespace, verdicts: Sequence[Verdict]
+) -> None:
+    if not options.json:
+        return
+    settings = {name: value for name, value in vars(options).items() if name != "json"}
+    bars = [
+        {"bar": each.bar.text, "answer": each.answer, "rows": each.num_rows, "missed": len(each.missed)}
+        for each in verdicts
+    ]
+    report.write_json(options.json, report.meta(settings=settings, notes=notes, bars=bars), rows)
 
 
 def _make_device(name: str) -> Device:

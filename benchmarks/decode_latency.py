@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if given[name] < 1:
                 raise ValueError(f"{name}={given[name]}: must be at least 1")
         settings = make_latency_settings(given)
-        check_memory(settings)
+        check_memory(settings, [options.mode])
     except ValueError as error:
         parser.error(str(error))
     remarks = report.load_note() + notes([options.mode], settings)

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if given[name] < least:
                 raise ValueError(f"{name}={given[name]}: must be at least {least}")
         settings = make_settings(given)
-        check_memory(settings, engines=2)
+        check_memory(settings, [options.mode], engines=2)
     except ValueError as error:
         parser.error(str(error))
     remarks = report.load_note() + notes([options.mode], settings)

@@ -354,10 +354,10 @@ def _memories(num_slots: int, shape: Shape, on_gpu: bool) -> Iterator[tuple[_Blo
             yield _Blocks(blocks.address, CpuCopier), pool
         return
     import torch
-    from vllm import _custom_ops
 
     from offload.copiers import CudaCopier
     from offload.copiers.cuda import register_host_memory, unregister_host_memory
+    from offload.vllm.copy_paths import copy_engine
 
     device = torch.device("cuda", torch.cuda.current_device())
     raw = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device=device)
@@ -366,7 +366,7 @@ def _memories(num_slots: int, shape: Shape, on_gpu: bool) -> Iterator[tuple[_Blo
     )
     with closing(pinned):
         torch.cuda.synchronize(device)
-        yield _Blocks(raw.data_ptr(), lambda: CudaCopier(device, _custom_ops.swap_blocks_batch)), pinned
+        yield _Blocks(raw.data_ptr(), lambda: CudaCopier(device, copy_engine())), pinned
 
 
 def _fill(address: int, nbytes: int) -> None:

@@ -105,8 +105,10 @@ class HostMemory:
             address = self.address + offset
             try:
                 register(address, min(piece_bytes, self.nbytes - offset))
-            except OSError as error:
+            except BaseException as error:
                 self.close()
+                if not isinstance(error, OSError):
+                    raise
                 raise HostMemoryError(
                     f"cannot pin {self.nbytes:,} bytes for the CPU pool ({error}; the limit on locked memory "
                     f"is {_memlock_limit()}); lower cpu_gib, or allow the process to lock more: "

@@ -15,7 +15,7 @@ from offload.copiers import Direction
 
 __all__ = ["WrongBytesError", "verify"]
 
-_MOST_BLOCKS = 8
+_MOST_BLOCKS = 32  # of fewer than 16 copies a kernel is not tried
 
 
 class WrongBytesError(Exception):

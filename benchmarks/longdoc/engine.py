@@ -140,8 +140,11 @@ class Engine(Client):
         return Counters.read((metric.name, metric.value) for metric in metrics if hasattr(metric, "value"))
 
     def close(self) -> None:
-        """Stop the engine's processes; by force after a second, as vLLM's CPU worker takes long to go."""
-        self._llm.llm_engine.engine_core.shutdown(timeout=1.0)
+        """Stop the engine's processes, by force if they take long.
+
+        On a CPU vLLM's worker always does; on a GPU a large pool takes some time to be unpinned.
+        """
+        self._llm.llm_engine.engine_core.shutdown(timeout=1.0 if self._settings.device == "cpu" else 30.0)
 
     def ask(self, prompts: Sequence[Prompt], output_tokens: int, on_done: Callable[[], None]) -> list[float]:
         from vllm import SamplingParams

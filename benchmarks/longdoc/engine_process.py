@@ -29,7 +29,7 @@ _RAISED = re.compile(r"\b[A-Z]\w*(Error|Exception|Refused): \S")
 _HARMLESS = re.compile(r"\b(WARNING|INFO)\b")
 # An engine stopped by force leaves shared memory to Python's resource tracker, which frees it with a warning.
 _QUIET = "ignore:resource_tracker:UserWarning"
-_STOP_SECONDS = 30.0
+_STOP_SECONDS = 60.0
 _GRACE_SECONDS = 5.0
 
 
@@ -112,7 +112,13 @@ class EngineProcess:
         return result
 
     def _stop(self, seconds: float) -> None:
-        """Ask the child to stop, after that many seconds tell it to end; kill it and the engine at last."""
+        """Ask the child to stop, after that many seconds tell it to end; kill it and the engine at last.
+
+        Returns when the engine's processes are gone too, and with them its memory on host and GPU.
+        """
+        engine: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            engine = psutil.Process(self.pid).children(recursive=True)
         with contextlib.suppress(OSError):
             self._connection.send(("stop", None))
         self._process.join(seconds)
@@ -120,11 +126,13 @@ class EngineProcess:
             self._process.terminate()
             self._process.join(_GRACE_SECONDS)
         if self._process.is_alive():
-            child = psutil.Process(self.pid)
-            for process in (child, *child.children(recursive=True)):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
+            self._process.kill()
             self._process.join()
+        _, left = psutil.wait_procs(engine, timeout=_GRACE_SECONDS)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=_GRACE_SECONDS)
 
     def _call(self, name: str, argument: Any = None) -> Any:
         try:

@@ -68,7 +68,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         else:
             settings = make_settings(chosen)
             workload = settings.workload
-            check_memory(settings)
+            check_memory(settings, chosen.get("modes", MODES))
     except ValueError as error:
         parser.error(str(error))
     return Options(

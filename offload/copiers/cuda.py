@@ -56,15 +56,12 @@ class CudaCopier:
         """``load_copy``: for loads, if they go another way than stores."""
         self._device = device
         self._copies = {Direction.STORE: batched_copy, Direction.LOAD: load_copy or batched_copy}
-        low_priority, _ = torch.cuda.Stream.priority_range()
-        self._streams = {way: torch.cuda.Stream(device, priority=low_priority) for way in Direction}
+        self._streams = {way: torch.cuda.Stream(device) for way in Direction}  # of the lowest priority
         self._ended: list[CopyEnd] = []  # kept if asking after another one raises
         self._in_flight: dict[Direction, deque[_InFlight]] = {way: deque() for way in Direction}
 
     def fence(self, direction: Direction) -> None:
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        self._streams[direction].wait_event(event)
+        self._streams[direction].wait_stream(torch.cuda.current_stream(self._device))
 
     def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
         stream = self._streams[direction]

@@ -15,13 +15,15 @@ import torch
 
 from offload.copiers.base import Direction
 from offload.copiers.cuda import BatchedCopy
+from offload.errors import UnsupportedError
 from offload.layout import BlockLayout, CopyBatch, Ids
 
 logger = logging.getLogger(__name__)
 
-_LARGE_COPY_BYTES = (
-    1 << 20
-)  # 40 microseconds of PCIe or so: the copy engine's own time per copy is lost in that
+# 40 microseconds of PCIe or so: the copy engine's own time per copy is lost in that
+_LARGE_COPY_BYTES = 1 << 20
+_MOST_COPIES = 4096  # in one call to the driver, which has crashed on batches of 50,000 (vLLM issue 49276)
+_FEWEST_COPIES = 16  # for a kernel; of fewer vLLM makes no use of it either
 _TRIAL_BYTES = 64 << 20
 _TRIALS = 3
 _KERNEL_GAIN = 0.8  # of the copy engine's time at most: a kernel takes processors from the model
@@ -44,10 +46,11 @@ def pick_paths(
 
     Returns:
         Functions that enqueue a batch; the copy engine's wherever the kernel is not possible.
+
+    Raises:
+        UnsupportedError: nothing can be copied at all.
     """
     paths = possible_paths(device, layout)
-    if len(paths) == 1:
-        return dict.fromkeys(Direction, paths[COPY_ENGINE])
     blocks, slots = trial_ids(num_blocks, num_slots, layout.slot_bytes)
     # loads first: the pool is all zeros still, while the cache may hold anything
     batches = {Direction.LOAD: layout.load(slots, blocks), Direction.STORE: layout.store(blocks, slots)}
@@ -60,9 +63,7 @@ def pick_paths(
 
 def possible_paths(device: torch.device, layout: BlockLayout) -> dict[str, BatchedCopy]:
     """Those that can copy the pieces of such blocks, by name."""
-    from vllm import _custom_ops
-
-    engine: BatchedCopy = _custom_ops.swap_blocks_batch
+    engine = copy_engine()
     paths = {COPY_ENGINE: engine}
     batch = layout.load(np.array([0, 2]), np.array([0, 2]))  # two blocks that are no neighbours
     is_of_words = not any((column % 8).any() for column in batch)
@@ -79,8 +80,21 @@ def possible_paths(device: torch.device, layout: BlockLayout) -> dict[str, Batch
     return paths
 
 
+def copy_engine() -> BatchedCopy:
+    """vLLM's batched copy by the driver, in calls that are not too large for it."""
+    from vllm import _custom_ops
+
+    def copy(
+        sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, /, *, is_src_access_order_any: bool
+    ) -> None:
+        for columns in zip(*(each.split(_MOST_COPIES) for each in (sources, targets, sizes)), strict=True):
+            _custom_ops.swap_blocks_batch(*columns, is_src_access_order_any=is_src_access_order_any)
+
+    return copy
+
+
 def _kernel(kernel: BatchedCopy, engine: BatchedCopy) -> BatchedCopy:
-    """The kernel for small copies; runs of neighbours that have become a large one are the copy engine's.
+    """The kernel for many small copies; few, and neighbours merged to a large one, are the copy engine's.
 
     It sends the descriptors to the GPU first. They are pinned for that: of pageable memory the caller would
     wait until all that the stream waits for is over.
@@ -89,7 +103,7 @@ def _kernel(kernel: BatchedCopy, engine: BatchedCopy) -> BatchedCopy:
     def copy(
         sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, /, *, is_src_access_order_any: bool
     ) -> None:
-        if len(sizes) and int(sizes.max()) < _LARGE_COPY_BYTES:
+        if len(sizes) >= _FEWEST_COPIES and int(sizes.max()) < _LARGE_COPY_BYTES:
             pinned = (each.pin_memory() for each in (sources, targets, sizes))
             kernel(*pinned, is_src_access_order_any=is_src_access_order_any)
         else:
@@ -110,7 +124,7 @@ def trial_ids(num_blocks: int, num_slots: int, slot_bytes: int) -> tuple[Ids, Id
 def faster_path(
     paths: Mapping[str, BatchedCopy], milliseconds: Callable[[BatchedCopy], float], direction: Direction
 ) -> str:
-    """The name of the path to take; one that raises is not taken."""
+    """The name of the path to take; one that raises is not taken. UnsupportedError if all do."""
     times = {}
     for name, path in paths.items():
         try:
@@ -119,6 +133,11 @@ def faster_path(
             logger.warning(
                 "%ss by %s are not possible: %s: %s", direction.value, name, type(error).__name__, error
             )
+    if not times:
+        raise UnsupportedError(
+            f"KV blocks cannot be copied on this GPU, {direction.value}s by {' or '.join(paths)}; the log "
+            f"says why. Install a vLLM that is built for this driver and this torch, {torch.__version__}"
+        )
     is_kernel_faster = KERNEL in times and times[KERNEL] <= _KERNEL_GAIN * times.get(COPY_ENGINE, np.inf)
     name = KERNEL if is_kernel_faster else COPY_ENGINE
     logger.info("%ss go by %s; milliseconds of a trial: %s", direction.value, name, times)

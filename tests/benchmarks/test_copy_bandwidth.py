@@ -141,6 +141,17 @@ def test_what_was_measured_is_told_when_a_copy_fails(
     assert "ended early" in capsys.readouterr().out
 
 
+def test_rows_are_written_after_every_shape(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A driver that crashes takes the process with it."""
+    written: list[list[str]] = []
+    monkeypatch.setattr(
+        report, "write_json", lambda path, meta, rows: written.append([row["shape"] for row in rows])
+    )
+    copy_bandwidth.main([*TINY, *SMALL, "--blocks", "1", "--json", str(tmp_path / "rows.json")])
+    assert [set(shapes) for shapes in written[:2]] == [{SMALL[0]}, set(SMALL)]
+    assert set(written[-1]) == {*SMALL, "one buffer"}
+
+
 @pytest.mark.parametrize("pattern", Pattern)
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_nothing_is_drawn_twice(pattern: Pattern, direction: str) -> None:

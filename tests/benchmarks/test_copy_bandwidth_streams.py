@@ -71,15 +71,9 @@ class FakeCuda:
         class Stream:
             def __init__(self, *_: Any, **__: Any) -> None: ...
 
-            def wait_event(self, event: Any) -> None: ...
-
             def wait_stream(self, stream: Any) -> None: ...
 
             def synchronize(self) -> None: ...
-
-            @staticmethod
-            def priority_range() -> tuple[int, int]:
-                return 0, -5
 
         return Stream
 
@@ -161,7 +155,9 @@ def test_all_ways_bring_the_right_bytes_and_are_timed_by_events(cuda: FakeCuda, 
 def test_vllm_copies_block_by_block_and_says_which_order(cuda: FakeCuda) -> None:
     rows_of(SHAPES[1], 20)
     assert {(number, any_order) for _, number, any_order in cuda.calls} == {
-        (number, any_order) for number in (8 * 3, 20 * 3) for any_order in (False, True)
+        (number, any_order)
+        for number in (16, 17, 20 * 3)  # 16 and 17: of our own trial at start
+        for any_order in (False, True)
     }
 
 
@@ -178,7 +174,7 @@ def test_wrong_bytes_of_vllm_end_it(cuda: FakeCuda, monkeypatch: pytest.MonkeyPa
             return spoil
 
     monkeypatch.setattr(native, "NativeWay", Spoilt)
-    with pytest.raises(WrongBytesError, match="one, vllm, contiguous: wrong bytes in 8 of 8 slots"):
+    with pytest.raises(WrongBytesError, match="one, vllm, contiguous: wrong bytes in 20 of 20 slots"):
         rows_of(SHAPES[0], 20)
 
 

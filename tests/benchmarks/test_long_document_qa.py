@@ -84,18 +84,22 @@ def test_what_the_model_cannot_take_is_refused(wrong: dict[str, Any], told: str)
 def test_too_little_memory_is_told_before_anything_starts(
     gpu_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory = {"host": 128 * GIB, "gpu": 80 * GIB}
+    memory = {"host": 128 * GIB, "gpu": 80 * GIB, "shared": 64 * GIB}
     monkeypatch.setattr(arguments, "host_memory_bytes", lambda: memory["host"])
     monkeypatch.setattr(arguments, "_gpu_memory_bytes", lambda: memory["gpu"])
-    check_memory(gpu_settings)
+    monkeypatch.setattr(arguments, "_shared_memory_bytes", lambda: memory["shared"])
+    check_memory(gpu_settings, ["plain", "prefix", "offload"])
+    with pytest.raises(ValueError, match=r"its pool of 73\.\d GiB in /dev/shm, where 64\.0 GiB are free"):
+        check_memory(gpu_settings, MODES)
+    memory["shared"] = 128 * GIB
     memory["gpu"] = 40 * GIB
-    check_memory(gpu_settings)
+    check_memory(gpu_settings, MODES)
     memory["gpu"] = 32 * GIB
     with pytest.raises(ValueError, match=r"take 36\.\d GiB of GPU memory, this GPU has 32\.0 GiB"):
-        check_memory(gpu_settings)
+        check_memory(gpu_settings, MODES)
     memory["host"] = 64 * GIB
     with pytest.raises(ValueError, match=r"take 73\.\d GiB, this machine has 64\.0 GiB"):
-        check_memory(gpu_settings)
+        check_memory(gpu_settings, MODES)
 
 
 def test_weights_that_mean_nothing_are_noted(gpu_settings: Settings) -> None:

@@ -6,7 +6,6 @@ A context that a kernel has broken is of no use to its process any more, so this
 
 import json
 import os
-import sys
 import time
 from typing import Any
 
@@ -39,8 +38,10 @@ def main() -> None:
         started = time.monotonic()
         told["closed"] = cache.engine.close(seconds=_SECONDS)
         told["close_seconds"] = time.monotonic() - started
+        cache.is_broken = True
     told["unmapped"] = True
     print(json.dumps(told), flush=True)
+    os._exit(0)  # with the cache alive: freeing memory of a broken context would end the process
 
 
 def _collect(cache: Cache, ends: list[dict[str, Any]], wanted: set[int]) -> None:
@@ -56,5 +57,3 @@ def _collect(cache: Cache, ends: list[dict[str, Any]], wanted: set[int]) -> None
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # what torch would do at exit with a broken context is no matter of ours

@@ -6,7 +6,6 @@ import os
 import numpy as np
 import numpy.typing as npt
 import torch
-from vllm import _custom_ops
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheTensor, compute_layout_strides
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
@@ -17,6 +16,7 @@ from offload.layout import BlockLayout
 from offload.memory import HostMemory
 from offload.seals import Seals
 from offload.transfer import TransferEnd, TransferEngine
+from offload.vllm.copy_paths import copy_engine
 from offload.vllm.regions import block_bytes, block_regions
 from tests.gpu.kernels import clock_kilohertz, load_kernels
 
@@ -25,6 +25,7 @@ Bytes = npt.NDArray[np.uint8]
 NUM_LAYERS = 3
 NUM_HEADS = 2
 HEAD_SIZE = 64
+_GUARD_BYTES = 1 << 16
 
 ONE_PIECE = KVCacheLayout.BLHNC
 PER_LAYER = KVCacheLayout.LBHNC
@@ -47,7 +48,10 @@ def cache_config(
 
 
 class Cache:
-    """``num_blocks`` GPU blocks of random bytes, as many slots of other ones, and a copier between."""
+    """``num_blocks`` GPU blocks of random bytes, as many slots of other ones, and a copier between.
+
+    On exit the GPU memory before and behind the blocks has to be as it was.
+    """
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class Cache:
         layout: KVCacheLayout,
         num_blocks: int = 24,
         max_registration_bytes: int = 1 << 20,
-        copy: BatchedCopy = _custom_ops.swap_blocks_batch,
+        copy: BatchedCopy | None = None,
     ) -> None:
         config = cache_config(dtype, block_size, layout, num_blocks)
         (tensor,) = config.kv_cache_tensors
@@ -64,8 +68,12 @@ class Cache:
         load_kernels()
         self.device = torch.device("cuda", torch.cuda.current_device())
         # Filled at first, so that the fill kernel is loaded: loading one may wait for the whole GPU.
-        self.raw = torch.full((size,), 1, dtype=torch.uint8, device=self.device)
-        self.raw.random_(0, 256, generator=torch.Generator(self.device).manual_seed(1))
+        guarded = torch.full((size + 2 * _GUARD_BYTES,), 1, dtype=torch.uint8, device=self.device)
+        guarded.random_(0, 256, generator=torch.Generator(self.device).manual_seed(1))
+        self._guards = [guarded[:_GUARD_BYTES], guarded[-_GUARD_BYTES:]]
+        self._guards_before = [guard.clone() for guard in self._guards]
+        self.raw = guarded[_GUARD_BYTES:-_GUARD_BYTES]
+        self.is_broken = False  # set where the device no longer answers
         self.num_blocks = num_blocks
         self.slot_bytes = block_bytes(config)
         self.memory = HostMemory(
@@ -79,7 +87,7 @@ class Cache:
         self.pool: Bytes = flat.reshape(num_blocks, self.slot_bytes)
         self.pool[:] = np.random.default_rng(2).integers(0, 256, self.pool.shape, dtype=np.uint8)
         self.regions = block_regions(config)
-        self.copier = CudaCopier(self.device, copy)
+        self.copier = CudaCopier(self.device, copy or copy_engine())
         at = block_regions(config, self.raw.data_ptr())
         per_registration = self.memory.slots_per_registration
         self.layout = BlockLayout(at, self.memory.address, slots_per_registration=per_registration)
@@ -90,10 +98,13 @@ class Cache:
     def __enter__(self) -> "Cache":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self.engine.close(seconds=30)
         del self.pool
         self.memory.close()
+        if error is None and not self.is_broken:
+            for guard, before in zip(self._guards, self._guards_before, strict=True):
+                assert torch.equal(guard, before), "a copy wrote outside the cache"
 
     def piece(self, block_id: int) -> torch.Tensor:
         """One GPU block itself, in a layout where it is one piece."""

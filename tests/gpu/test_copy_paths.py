@@ -1,5 +1,6 @@
 """Every path that this GPU offers brings the right bytes, and a trial at start picks among them."""
 
+import numpy as np
 import pytest
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -19,16 +20,30 @@ def test_a_path_brings_the_right_bytes(layout: KVCacheLayout, name: str) -> None
         possible = possible_paths(cache.device, cache.layout)
     if name not in possible:
         pytest.skip(f"no {name} here: it needs Triton and host pointers that a kernel can use")
-    with Cache(torch.bfloat16, 16, layout, copy=possible[name]) as cache:
+    rng = np.random.default_rng(4)
+    with Cache(torch.bfloat16, 16, layout, num_blocks=64, copy=possible[name]) as cache:
         gpu, pool = cache.blocks(), cache.pool.copy()
-        cache.engine.store(1, ids(5, 6, 2, 17), ids(1, 2, 0, 20))
+        for job_id, count in enumerate((3, 40)):  # few, that no kernel is started for, and enough
+            source, target = rng.permutation(64)[:count], rng.permutation(64)[:count]
+            cache.engine.store(2 * job_id, source, target)
+            assert [end.error for end in cache.ended()] == [None]
+            pool[target] = gpu[source]
+            assert (cache.pool == pool).all()
+            source, target = rng.permutation(64)[:count], rng.permutation(64)[:count]
+            cache.load(2 * job_id + 1, source, target)
+            assert [end.error for end in cache.ended()] == [None]
+            gpu[target] = pool[source]
+            assert (cache.blocks() == gpu).all()
+
+
+def test_more_copies_than_one_call_takes() -> None:
+    with Cache(torch.bfloat16, 16, PER_HEAD, num_blocks=4000) as cache:
+        gpu, pool = cache.blocks(), cache.pool.copy()
+        every_second = ids(*range(0, 4000, 2))  # 12,000 copies
+        cache.engine.store(1, every_second, every_second + 1)
         assert [end.error for end in cache.ended()] == [None]
-        pool[ids(1, 2, 0, 20)] = gpu[ids(5, 6, 2, 17)]
+        pool[every_second + 1] = gpu[every_second]
         assert (cache.pool == pool).all()
-        cache.load(2, ids(9, 20, 8), ids(3, 4, 11))
-        assert [end.error for end in cache.ended()] == [None]
-        gpu[ids(3, 4, 11)] = pool[ids(9, 20, 8)]
-        assert (cache.blocks() == gpu).all()
 
 
 def test_a_kernel_behind_a_busy_stream_does_not_keep_the_caller_waiting() -> None:

@@ -12,14 +12,26 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from vllm.platforms import current_platform
 
 from offload.copiers import Copier, CpuCopier, CudaCopier, Direction, FaultyCopier
 from offload.copiers.cuda import register_host_memory, unregister_host_memory
 from offload.memory import HostMemory
+from offload.vllm.copy_paths import copy_engine
 
 Bytes = npt.NDArray[np.uint8]
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+def _missing() -> str:
+    """What copies on a GPU lack here."""
+    if not torch.cuda.is_available():
+        return "an NVIDIA GPU"
+    current_platform.import_kernels()
+    has_copy = hasattr(torch.ops._C_cache_ops, "swap_blocks_batch")
+    return "" if has_copy else f"a vLLM whose kernels load with torch {torch.__version__}"
+
+
+needs_gpu = pytest.mark.skipif(bool(_missing()), reason=f"needs {_missing()}")
 
 NUM_BYTES = 4096
 """Size of each memory, unless asked for otherwise."""
@@ -109,8 +121,6 @@ class CudaPlaces(Places):
     is_host = False
 
     def __init__(self, num_bytes: int = NUM_BYTES) -> None:
-        from vllm import _custom_ops
-
         device = torch.device("cuda", torch.cuda.current_device())
         self._gpu = torch.from_numpy(first_gpu_bytes(num_bytes)).to(device)
         torch.cuda.synchronize(device)
@@ -121,7 +131,7 @@ class CudaPlaces(Places):
         self.pool[:] = first_pool_bytes(num_bytes)
         self.gpu_address = self._gpu.data_ptr()
         self.pool_address = self._memory.address
-        self.copier = CudaCopier(device, _custom_ops.swap_blocks_batch)
+        self.copier = CudaCopier(device, copy_engine())
 
     def __exit__(self, *_: object) -> None:
         super().__exit__()

@@ -40,15 +40,11 @@ class FakeCuda:
                 return self.done
 
         class Stream(FakeCuda.Stream):
-            def wait_event(self, event: Event) -> None:
-                cuda.log.append(("wait", self, event.stream))
+            def wait_stream(self, stream: FakeCuda.Stream) -> None:
+                cuda.log.append(("wait", self, stream))
 
             def synchronize(self) -> None:
                 self.finish(len(self.events))
-
-            @staticmethod
-            def priority_range() -> tuple[int, int]:
-                return 0, -5
 
         self.patches = {"Event": Event, "Stream": Stream, "stream": self.use}
         self.patches["current_stream"] = lambda device: self.current
@@ -59,8 +55,8 @@ class FakeCuda:
         )
 
     class Stream:
-        def __init__(self, device: Any, priority: int = 0, name: str = "") -> None:
-            self.device, self.priority, self.name = device, priority, name
+        def __init__(self, device: Any, name: str = "") -> None:
+            self.device, self.name = device, name
             self.events: list[Any] = []
 
         def finish(self, num_events: int = 1) -> None:
@@ -100,12 +96,11 @@ def copier(cuda: FakeCuda) -> CudaCopier:
 BATCH = CopyBatch(np.array([10, 20]), np.array([30, 40]), np.array([5, 6]))
 
 
-def test_each_direction_has_a_stream_of_low_priority(cuda: FakeCuda, copier: CudaCopier) -> None:
+def test_each_direction_has_a_stream_of_its_own(cuda: FakeCuda, copier: CudaCopier) -> None:
     for direction in Direction:
         copier.submit(1, direction, BATCH)
     streams = [entry[1] for entry in cuda.log]
     assert len(set(map(id, [*streams, cuda.current]))) == 3
-    assert [stream.priority for stream in streams] == [0, 0]
 
 
 @pytest.mark.parametrize(("direction", "any_order"), [(Direction.STORE, False), (Direction.LOAD, True)])

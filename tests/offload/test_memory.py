@@ -129,6 +129,20 @@ def test_pageable_memory_is_not_registered() -> None:
     memory.close()
 
 
+def test_an_interrupt_during_registration_leaves_nothing_pinned() -> None:
+    pinning = Pinning()
+
+    def register(address: int, nbytes: int) -> None:
+        if pinning.num_calls == 2:
+            raise KeyboardInterrupt
+        pinning.register(address, nbytes)
+
+    with pytest.raises(KeyboardInterrupt):
+        HostMemory(5, PAGE, register=register, unregister=pinning.unregister, max_registration_bytes=PAGE)
+    assert pinning.num_calls == 2
+    assert pinning.pieces == {}
+
+
 def test_registrations_stay_below_what_cuda_refuses() -> None:
     assert MAX_REGISTRATION_BYTES < 512 << 30
 

@@ -5,9 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from vllm import _custom_ops
 
 from offload.copiers import Direction
 from offload.copiers.cuda import BatchedCopy
+from offload.errors import UnsupportedError
 from offload.layout import BlockLayout, Region
 from offload.vllm import copy_paths
 from offload.vllm.copy_paths import COPY_ENGINE, KERNEL, faster_path, pick_paths, possible_paths, trial_ids
@@ -35,6 +37,15 @@ def times(engine: float, kernel: float) -> Callable[[BatchedCopy], float]:
 )
 def test_a_kernel_must_be_clearly_faster(engine: float, kernel: float, taken: str) -> None:
     assert faster_path(PATHS, times(engine, kernel), Direction.LOAD) == taken
+
+
+def test_where_nothing_can_be_copied_the_start_fails(caplog: pytest.LogCaptureFixture) -> None:
+    def milliseconds(copy: BatchedCopy) -> float:
+        raise AttributeError("no swap_blocks_batch")
+
+    with pytest.raises(UnsupportedError, match=r"stores by copy engine; the log says why\. Install a vLLM"):
+        faster_path({COPY_ENGINE: path}, milliseconds, Direction.STORE)
+    assert "no swap_blocks_batch" in caplog.text
 
 
 @pytest.mark.parametrize(("broken", "taken"), [(path, KERNEL), (other_path, COPY_ENGINE)])
@@ -95,9 +106,12 @@ def test_without_cuda_there_is_no_kernel() -> None:
     assert not copy_paths._can_use_host_pointers(GPU)
 
 
-@pytest.mark.parametrize(("largest", "taken"), [(1 << 19, "kernel"), (1 << 20, "engine")])
-def test_runs_that_became_one_large_copy_go_by_the_copy_engine(
-    largest: int, taken: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "largest", "taken"),
+    [(16, 1 << 19, "kernel"), (16, 1 << 20, "engine"), (15, 1 << 19, "engine"), (0, 0, "engine")],
+)
+def test_few_copies_and_runs_that_became_a_large_one_go_by_the_copy_engine(
+    number: int, largest: int, taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[tuple[str, int, bool]] = []
     pinned: list[torch.Tensor] = []
@@ -120,8 +134,27 @@ def test_runs_that_became_one_large_copy_go_by_the_copy_engine(
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
     copy = copy_paths._kernel(path("kernel"), path("engine"))
-    copy(*(torch.tensor([512, each]) for each in (0, 0, largest)), is_src_access_order_any=True)
-    assert calls == [(taken, 2, True)]
+    sizes = torch.tensor(([512] * number)[1:] + [largest] * (number > 0))
+    copy(sizes, sizes, sizes, is_src_access_order_any=True)
+    assert calls == [(taken, number, True)]
+
+
+@pytest.mark.parametrize(("number", "calls"), [(0, [0]), (4096, [4096]), (10_000, [4096, 4096, 1808])])
+def test_a_call_to_the_driver_has_so_many_copies_at_most(
+    number: int, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[list[torch.Tensor]] = []
+
+    def swap(*columns: torch.Tensor, is_src_access_order_any: bool) -> None:
+        assert is_src_access_order_any
+        copied.append(list(columns))
+
+    monkeypatch.setattr(_custom_ops, "swap_blocks_batch", swap)
+    columns = [torch.arange(number) + first for first in (0, 7, 9)]
+    copy_paths.copy_engine()(*columns, is_src_access_order_any=True)
+    assert [[len(each) for each in call] for call in copied] == [[size] * 3 for size in calls]
+    for column, parts in zip(columns, zip(*copied, strict=True), strict=True):
+        assert torch.equal(torch.cat(parts), column)
 
 
 def test_each_direction_takes_its_own_path(monkeypatch: pytest.MonkeyPatch) -> None:
