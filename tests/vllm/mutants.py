@@ -24,10 +24,14 @@ from offload.vllm.worker_side import WorkerSide
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change to our code, by name; ``apply`` makes it for the life of a monkeypatch."""
+    """A change to our code, by name; ``apply`` makes it for the life of a monkeypatch.
+
+    ``needs_stuck_copies``: it is seen only where copies hang, so seeds without are passed over.
+    """
 
     name: str
     apply: Callable[[pytest.MonkeyPatch], None]
+    needs_stuck_copies: bool = False
 
 
 MUTANTS: list[Mutant] = []
@@ -35,6 +39,13 @@ MUTANTS: list[Mutant] = []
 
 def mutant(apply: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
     MUTANTS.append(Mutant(apply.__name__, apply))
+    return apply
+
+
+def mutant_of_stuck_copies(
+    apply: Callable[[pytest.MonkeyPatch], None],
+) -> Callable[[pytest.MonkeyPatch], None]:
+    MUTANTS.append(Mutant(apply.__name__, apply, needs_stuck_copies=True))
     return apply
 
 
@@ -268,7 +279,7 @@ def jobs_given_up_count_as_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JobLedger, "report", report)
 
 
-@mutant
+@mutant_of_stuck_copies
 def blocks_of_a_stuck_load_are_not_kept(patch: pytest.MonkeyPatch) -> None:
     original = Restores.advance
 
@@ -402,6 +413,6 @@ def block_tables_are_remembered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Stores, "_open", open_store)
 
 
-@mutant
+@mutant_of_stuck_copies
 def the_slots_of_a_pinned_chain_are_freed_when_it_is_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CpuOffloadingBlockAllocator, "_not_pinned", lambda self, slots: slots)

@@ -1,8 +1,11 @@
 """The random workload finds the historic bugs: each mutant of our code is caught within so many steps."""
 
+import random
+
 import pytest
 
-from offload.vllm.virtual import RunFailedError, run_seed
+from offload.copiers import Fault
+from offload.vllm.virtual import RunFailedError, draw_settings, run_seed
 from tests.vllm.mutants import MUTANTS, Mutant
 
 _SEEDS = 320
@@ -14,6 +17,8 @@ def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> No
     mutant.apply(monkeypatch)
     steps = 0
     for seed in range(_SEEDS):
+        if mutant.needs_stuck_copies and not _has_stuck_copies(seed):
+            continue
         try:
             steps += run_seed(seed, _TURNS).steps
         except RunFailedError as failure:
@@ -25,3 +30,8 @@ def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> No
             )
             return
     pytest.fail(f"{mutant.name} was not caught in {_SEEDS} seeds, {steps} steps")
+
+
+def _has_stuck_copies(seed: int) -> bool:
+    copies = draw_settings(random.Random(seed)).copies
+    return copies.fault_rate > 0 and Fault.STUCK in copies.faults
