@@ -80,7 +80,9 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._fingerprint = take_fingerprint(vllm_config, kv_cache_config)
         # A failed load is a cache miss. vLLM's default would fail the request.
         self._kv_transfer_config.kv_load_failure_policy = "recompute"
+        self._samples_late = False
         if role is KVConnectorRole.WORKER:
+            self._samples_late = current_platform.is_cuda() and not vllm_config.use_v2_model_runner
             cpu_bytes = config.cpu_bytes // self._num_ranks
             self._worker = WorkerSide(
                 kv_cache_config, cpu_bytes, self._fingerprint, config.verify_loads, config.huge_pages
@@ -219,8 +221,12 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """Stores are made of whole blocks, after the step."""
 
     def wait_for_save(self) -> None:
-        """Submits the stores and waits for nothing: their source blocks are held until they end."""
-        if self._worker is not None:
+        """Submits the stores and waits for nothing: their source blocks are held until they end.
+
+        Sampling's own copies must not queue behind them. vLLM's first model runner samples after this call;
+        there stores are submitted when the next step begins.
+        """
+        if self._worker is not None and not self._samples_late:
             self._worker.start_stores()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:

@@ -132,7 +132,11 @@ class WorkerSide:
         )
 
     def bind(self, plan: StepPlan) -> None:
-        """A step begins. Loads of this plan wait for what the engine has enqueued up to here, not more."""
+        """A step begins. Loads of this plan wait for what the engine has enqueued up to here, not more.
+
+        Stores that the step before has left are submitted.
+        """
+        self.start_stores()
         self._loads.extend(plan.loads)
         self._stores.extend(plan.stores)
         self._refusal = None

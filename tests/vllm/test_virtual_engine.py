@@ -1,9 +1,12 @@
 """The random workload on the real scheduler: every byte attended to is right, nobody waits for ever."""
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from offload import transfer
-from offload.vllm.virtual import RunFailedError, VirtualEngine, VirtualSettings, run_seed
+from offload.vllm.virtual import RunFailedError, VirtualEngine, VirtualSettings, draw_settings, run_seed
 from offload.vllm.virtual.history import WrongBytesError
 from tests.vllm.driver import make_engine, step_until, table_of, tokens
 
@@ -30,6 +33,32 @@ def test_random_runs_with_stores_held_back(first: int, monkeypatch: pytest.Monke
     for seed in range(first, first + 10):
         run_seed(seed, turns=150)
     assert sum(held) > 100
+
+
+@pytest.mark.parametrize("first", [3000, 3010])
+def test_random_runs_with_a_runner_that_samples_late(first: int) -> None:
+    for seed in range(first, first + 10):
+        settings = draw_settings(random.Random(seed))
+        run_seed(seed, turns=150, settings=replace(settings, samples_late=True))
+
+
+@pytest.mark.parametrize(("samples_late", "not_submitted"), [(False, [0, 0]), (True, [1, 0])])
+def test_a_runner_that_samples_late_gets_its_stores_submitted_with_the_next_step(
+    samples_late: bool, not_submitted: list[int]
+) -> None:
+    engine = make_engine(samples_late=samples_late)
+    (rank,) = engine.ranks
+    assert rank.side is not None
+    request = engine.add(tokens(20), 1)  # one step; what is stored of it is submitted although nothing runs
+    seen = []
+    for _ in not_submitted:
+        engine.step()
+        seen.append(len(rank.side._stores))
+    assert request.is_finished() and seen == not_submitted
+    engine.drain()
+    engine.audit.check_drained()
+    assert engine.side is not None and engine.side.allocator.resident_depth(request.block_hashes) == 5
+    engine.close()
 
 
 def test_a_seed_reproduces_a_run() -> None:

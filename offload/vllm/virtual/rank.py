@@ -47,6 +47,7 @@ class VirtualRank:
         if settings.connector == "offload":
             self.side = self.connector._worker
             assert self.side is not None
+            self.connector._samples_late = settings.samples_late
             self.side._make_copier = lambda *_: copier
             self.side._make_executor = InlineExecutor
             self.side._clock = clock

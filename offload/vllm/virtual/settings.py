@@ -98,6 +98,8 @@ class VirtualSettings:
     native_options: Mapping[str, Any] = field(default_factory=dict)
     eviction_policy: str = DEFAULT_POLICY
     log_stats: bool = False
+    samples_late: bool = False
+    """Whether stores are submitted with the next step, as for a model runner that samples after saving."""
 
     def __post_init__(self) -> None:
         """Refuse what no engine can be."""

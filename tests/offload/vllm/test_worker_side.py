@@ -1,15 +1,16 @@
-"""What the worker's side asks of the pool's memory. What it does with copies: tests/vllm."""
+"""What the worker asks of the pool's memory, and when its stores go. What it does with copies: tests/vllm."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from offload.copiers.cuda import register_host_memory, unregister_host_memory
-from offload.vllm import worker_side
+from offload.vllm import connector, worker_side
 from offload.vllm.virtual import VirtualSettings
 from offload.vllm.virtual.settings import make_kv_cache_config, make_vllm_config
 from offload.vllm.worker_side import WorkerSide
@@ -36,11 +37,11 @@ def worker(**settings: Any) -> WorkerSide:
     virtual = VirtualSettings()
     vllm_config = make_vllm_config(virtual)
     vllm_config.kv_transfer_config.kv_connector_extra_config |= settings
-    connector = KVConnectorFactory.create_connector(
+    made = KVConnectorFactory.create_connector(
         config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=make_kv_cache_config(virtual)
     )
-    assert isinstance(connector._worker, WorkerSide)
-    return connector._worker
+    assert isinstance(made._worker, WorkerSide)
+    return made._worker
 
 
 def register(side: WorkerSide, device: torch.device) -> None:
@@ -77,3 +78,19 @@ def test_beside_a_cpu_engine_memory_is_neither_placed_nor_pinned(asked: dict[str
 def test_huge_pages_are_asked_for_as_configured(wanted: bool, asked: dict[str, Any]) -> None:
     register(worker(huge_pages=wanted) if wanted else worker(), torch.device("cpu"))
     assert asked["huge_pages"] is wanted
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "is_second_runner", "samples_late"),
+    [(True, True, False), (True, False, True), (False, False, False)],
+)
+def test_only_the_first_runner_on_a_gpu_samples_after_saving(
+    on_gpu: bool, is_second_runner: bool, samples_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm_config = make_vllm_config(VirtualSettings())
+    monkeypatch.setattr(connector, "current_platform", SimpleNamespace(is_cuda=lambda: on_gpu))
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", is_second_runner)
+    made = connector.CpuOffloadConnector(
+        vllm_config, KVConnectorRole.WORKER, make_kv_cache_config(VirtualSettings())
+    )
+    assert made._samples_late == samples_late
