@@ -70,16 +70,16 @@ class HostMemory:
             self._map.madvise(mmap.MADV_DONTFORK)
         self._bytes: np.ndarray | None = np.frombuffer(self._map, dtype=np.uint8)
         self.address = self._bytes.ctypes.data
-        try:
-            take_pages(self.address, self.nbytes, node=node, huge_pages=huge_pages)
-        except BaseException:
-            self.close()
-            raise
         pages_unit = mmap.PAGESIZE // gcd(slot_bytes, mmap.PAGESIZE)
         units = max(1, max_registration_bytes // (pages_unit * slot_bytes))
         self.slots_per_registration = min(units * pages_unit, num_slots)
-        if register is not None:
-            self._register(register, self.slots_per_registration * slot_bytes)
+        try:
+            take_pages(self.address, self.nbytes, node=node, huge_pages=huge_pages)
+            if register is not None:
+                self._register(register, self.slots_per_registration * slot_bytes)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Unpin and unmap. No copy may be in flight. Calling it again does nothing.
@@ -105,10 +105,7 @@ class HostMemory:
             address = self.address + offset
             try:
                 register(address, min(piece_bytes, self.nbytes - offset))
-            except BaseException as error:
-                self.close()
-                if not isinstance(error, OSError):
-                    raise
+            except OSError as error:
                 raise HostMemoryError(
                     f"cannot pin {self.nbytes:,} bytes for the CPU pool ({error}; the limit on locked memory "
                     f"is {_memlock_limit()}); lower cpu_gib, or allow the process to lock more: "

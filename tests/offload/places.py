@@ -31,7 +31,8 @@ def _missing() -> str:
     return "" if has_copy else f"a vLLM whose kernels load with torch {torch.__version__}"
 
 
-needs_gpu = pytest.mark.skipif(bool(_missing()), reason=f"needs {_missing()}")
+_MISSING = _missing()
+needs_gpu = pytest.mark.skipif(bool(_MISSING), reason=f"needs {_MISSING}")
 
 NUM_BYTES = 4096
 """Size of each memory, unless asked for otherwise."""

@@ -1,5 +1,6 @@
 """The entry point that makes the connector known."""
 
+import re
 from importlib.metadata import entry_points
 
 import pytest
@@ -9,7 +10,8 @@ from vllm.engine.arg_utils import EngineArgs
 from offload import UnsupportedError
 from offload.vllm import plugin
 from offload.vllm.connector import CpuOffloadConnector
-from offload.vllm.versions import check_vllm_version
+from offload.vllm.versions import SUPPORTED, check_vllm_version
+from tests.test_architecture import ROOT
 
 
 def test_vllm_finds_the_plugin() -> None:
@@ -28,6 +30,17 @@ def test_registering_again_changes_nothing() -> None:
 def test_the_connector_is_known_by_name() -> None:
     plugin.register()
     assert KVConnectorFactory.get_connector_class_by_name(plugin.CONNECTOR) is CpuOffloadConnector
+
+
+@pytest.mark.parametrize(
+    ("script", "variable", "supported"),
+    [("setup", "vllm_version", SUPPORTED[-1]), ("setup-oldest", "version", SUPPORTED[0])],
+)
+def test_both_ends_of_what_is_supported_are_tested(
+    script: str, variable: str, supported: tuple[int, int]
+) -> None:
+    [version] = re.findall(rf"^{variable}=(\S+)", (ROOT / ".ci" / script).read_text(), re.MULTILINE)
+    assert tuple(map(int, version.split(".")[:2])) == supported
 
 
 def test_supported_versions_are_told() -> None:
