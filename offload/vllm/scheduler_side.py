@@ -18,7 +18,7 @@ from evictor import HintedPolicy, make_policy
 from offload import planner
 from offload.breaker import CircuitBreaker
 from offload.config import OffloadConfig
-from offload.hints import read_hints
+from offload.hints import RequestHints, read_hints
 from offload.ledger import JobLedger, LoadJob, Progress
 from offload.metrics import Metrics
 from offload.recorder import TraceRecorder
@@ -85,6 +85,7 @@ class SchedulerSide:
         self._num_gpu_blocks = kv_cache_manager.block_pool.num_gpu_blocks
         self._admitted: dict[str, bool] = {}  # requests, and whether KV may be loaded for them once more
         self._local_tokens: dict[str, int] = {}  # of waiting requests: what the GPU has
+        self._hints: dict[str, RequestHints] = {}  # of requests that have asked, until they are over
         self._fingerprint = fingerprint
         self._next = StepPlan(fingerprint)
         self._num_evicted_seen = 0
@@ -100,7 +101,7 @@ class SchedulerSide:
         """
         if not self._admitted.get(request.request_id, True):
             return 0
-        if not read_hints(request.kv_transfer_params).load:
+        if not self._hints_of(request).load:
             return 0
         if self.restores.is_coming(request, num_local // self.block_size):
             return None
@@ -122,7 +123,7 @@ class SchedulerSide:
             self.stores.admit_again(request)
         else:
             self._admitted[request_id] = True
-            hints = read_hints(request.kv_transfer_params)
+            hints = self._hints_of(request)
             keep = hints.to_keep(self._clock())
             self.allocator.touch(request.block_hashes, keep)
             if hints.store and not request.resumable:
@@ -154,6 +155,7 @@ class SchedulerSide:
     def finish(self, request: "Request") -> None:
         """``request`` is over, in whatever state; its blocks are freed right after this returns."""
         self._local_tokens.pop(request.request_id, None)
+        self._hints.pop(request.request_id, None)
         was_admitted = self._admitted.pop(request.request_id, None) is not None
         if self._recorder is not None and was_admitted:
             self._recorder.record(
@@ -201,6 +203,13 @@ class SchedulerSide:
             self._recorder.flush()
 
     # Private
+
+    def _hints_of(self, request: "Request") -> RequestHints:
+        """Read once per request: it asks in every step while it waits."""
+        hints = self._hints.get(request.request_id)
+        if hints is None:
+            hints = self._hints[request.request_id] = read_hints(request.kv_transfer_params)
+        return hints
 
     def _advance(self, progress: Progress) -> None:
         job = progress.job

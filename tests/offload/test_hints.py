@@ -2,18 +2,30 @@
 
 import logging
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from evictor import KeepHints, Worth
 from offload import hints
-from offload.hints import LONGEST_PIN, RequestHints, read_hints
+from offload.hints import LONGEST_PIN, MAX_OTHER_KEYS, RequestHints, read_hints
+from tests.offload.counted import Counted
 
 
 @pytest.fixture(autouse=True)
 def _never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hints, "_warned", set())
+
+
+def quoted(value: object) -> str:
+    """What a warning says of a short value: its type, and its text if that is one line without question."""
+    kind = type(value).__name__
+    if isinstance(value, str):
+        return f"{kind} {value!r}"
+    if isinstance(value, int) and abs(value) >= 1 << 256:
+        return f"{kind} of {value.bit_length()} bits"
+    return f"{kind} {value}" if value is None or isinstance(value, bool | int | float) else kind
 
 
 @pytest.mark.parametrize(
@@ -56,14 +68,15 @@ def test_a_value_that_is_no_boolean_is_ignored(
     assert read_hints({key: value}) == RequestHints()
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert f"{key!r} is {value!r}; use true or false" in record.getMessage()
+    assert f"{key!r} is {quoted(value)}; use true or false" in record.getMessage()
 
 
 @pytest.mark.parametrize("value", ["urgent", "HIGH", 1, True, None, ["low"], {}])
 def test_a_priority_is_one_of_three_words(value: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert read_hints({"cpu_offload_priority": value}) == RequestHints()
     (record,) = caplog.records
-    assert f"""'cpu_offload_priority' is {value!r}; use "low", "normal", "high\"""" in record.getMessage()
+    problem = f"""'cpu_offload_priority' is {quoted(value)}; use "low", "normal", "high\""""
+    assert problem in record.getMessage()
 
 
 @pytest.mark.parametrize(
@@ -74,14 +87,16 @@ def test_a_duration_is_a_number_above_zero(name: str, value: Any, caplog: pytest
     key = f"cpu_offload_{name}"
     assert read_hints({key: value}) == RequestHints()
     (record,) = caplog.records
-    assert f"{key!r} is {value!r}; use a number of seconds above 0" in record.getMessage()
+    assert f"{key!r} is {quoted(value)}; use a number of seconds above 0" in record.getMessage()
 
 
 def test_a_pin_is_a_day_at_most(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         assert read_hints({"cpu_offload_pin_seconds": 10**6}) == RequestHints(pin_seconds=24 * 3600)
     (record,) = caplog.records
-    assert "shortened: 'cpu_offload_pin_seconds' is 1000000; the longest pin is 86400" in record.getMessage()
+    assert (
+        "shortened: 'cpu_offload_pin_seconds' is int 1000000; the longest pin is 86400" in record.getMessage()
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +118,7 @@ def test_what_the_pool_is_told(hints: RequestHints, keep: KeepHints | None) -> N
 def test_an_unknown_key_of_ours_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     assert read_hints({"cpu_offload_stor": False}) == RequestHints()
     (record,) = caplog.records
-    assert "'cpu_offload_stor' is unknown" in record.getMessage()
+    assert "str 'cpu_offload_stor' is unknown" in record.getMessage()
     assert "known are cpu_offload_store, cpu_offload_load" in record.getMessage()
 
 
@@ -123,4 +138,90 @@ def test_each_kind_warns_once(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_is_no_mapping_is_ignored(params: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert read_hints(params) == read_hints(params) == RequestHints()
     (record,) = caplog.records
-    assert f"{params!r} is not an object" in record.getMessage()
+    assert f"{quoted(params)} is not an object" in record.getMessage()
+
+
+@pytest.mark.parametrize("prefix", ["k", "cpu_offload_"])
+def test_any_number_of_keys_costs_the_same(prefix: str) -> None:
+    num_known = len(fields(RequestHints))
+    others: dict[str, Any] = {f"{prefix}{index}": 0 for index in range(100_000)}
+    params = Counted({**others, "cpu_offload_load": False})
+    assert read_hints(params) == RequestHints(load=False), "a known key is found wherever it is"
+    assert params.num_lookups == num_known
+    assert params.num_listed <= MAX_OTHER_KEYS
+    known: dict[str, Any] = {f"cpu_offload_{field.name}": 0 for field in fields(RequestHints)}
+    params = Counted({**known, **others})
+    read_hints(params)
+    assert params.num_lookups == num_known
+    assert params.num_listed <= num_known + MAX_OTHER_KEYS
+
+
+@pytest.mark.parametrize("num_before", [0, MAX_OTHER_KEYS - 1])
+def test_a_misspelt_key_is_found_among_others(num_before: int, caplog: pytest.LogCaptureFixture) -> None:
+    before = {f"other {index}": 0 for index in range(num_before)}
+    params = {"cpu_offload_load": True, **before, "cpu_offload_stor": False, "cpu_offload_keeep": False}
+    for _ in range(2):
+        assert read_hints(params) == RequestHints()
+    (record,) = caplog.records
+    assert "'cpu_offload_stor' is unknown" in record.getMessage()
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+class Unprintable:
+    """Whoever asks for all of its text has lost."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("a client's value was written out")
+
+    __str__ = __repr__
+
+
+HOSTILE: dict[str, Any] = {
+    "deep": nested(100_000),
+    "long list": [Unprintable()] * 1000,
+    "object": {"a": Unprintable()},
+    "huge integer": 10**5000,
+    "huge negative integer": -(10**5000),
+    "long text": "x" * 10**6,
+    "lines": "\nWARNING all is well\r\x1b[2J\u2028" * 100,
+    "half a character": "\ud800" * 100,
+    "unprintable": Unprintable(),
+}
+
+
+@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("name", [field.name for field in fields(RequestHints)])
+def test_no_value_of_a_client_raises_or_fills_the_log(
+    name: str, value: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read_hints({f"cpu_offload_{name}": value}) == RequestHints()
+    (record,) = caplog.records
+    message = record.getMessage()
+    assert type(value).__name__ in message
+    assert message.isprintable()
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    "key", ["cpu_offload_" + "x" * 10**6, "cpu_offload_\nWARNING all is well", "cpu_offload_\ud800" * 50]
+)
+def test_no_key_of_a_client_raises_or_fills_the_log(key: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_hints({key: 1, "cpu_offload_store": False}) == RequestHints(store=False)
+    (record,) = caplog.records
+    assert "str 'cpu_offload_" in record.getMessage()
+    assert record.getMessage().isprintable()
+    assert len(record.getMessage()) < 400
+
+
+@pytest.mark.parametrize("params", [nested(100_000), 10**5000, "x" * 10**6, Unprintable()], ids=type)
+def test_no_object_of_a_client_raises_or_fills_the_log(params: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_hints(params) == RequestHints()
+    (record,) = caplog.records
+    assert record.getMessage().isprintable()
+    assert len(record.getMessage()) < 300

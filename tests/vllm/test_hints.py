@@ -1,12 +1,14 @@
 """Hints of requests on vLLM's real scheduler: who stays in a pool under pressure."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from offload.vllm.virtual import VirtualEngine
-from tests.vllm.driver import depth_of, serve, tokens
+from tests.offload.counted import Counted
+from tests.vllm.driver import come_to_rest, depth_of, serve, step_until, tokens
 
 POOL = {"gpu_blocks": 32, "cpu_slots": 64, "block_size": 4}
 DOCUMENT = 10  # blocks
@@ -74,3 +76,46 @@ def test_pins_together_get_a_share_of_the_pool(engines: Callable[..., VirtualEng
     for number in range(4, 14):
         ask(engine, number)
     assert [depth_of(engine, request) for request in pinned] == [DOCUMENT, 0, 0, 0]
+
+
+def test_a_waiting_request_is_read_once(engines: Callable[..., VirtualEngine]) -> None:
+    engine = engines(gpu_blocks=24, cpu_slots=64)
+    running = engine.add(tokens(60), 30)
+    step_until(engine, lambda: running.num_output_tokens > 0)
+    asks = watch_asks(engine)
+    hints = Counted({"cpu_offload_store": [0] * 1000, "cpu_offload_load": False})
+    waiting = engine.add(tokens(70, first=3), 1, hints=hints)
+    step_until(engine, lambda: asks[waiting.request_id] == 8)
+    num_read = hints.num_lookups
+    assert 0 < num_read < 10
+    step_until(engine, waiting.is_finished)
+    come_to_rest(engine)
+    assert hints.num_lookups == num_read, "it was read again"
+
+
+def test_requests_that_are_never_admitted_leave_nothing(engines: Callable[..., VirtualEngine]) -> None:
+    engine = engines(gpu_blocks=24, cpu_slots=64)
+    running = engine.add(tokens(60), 30)
+    step_until(engine, lambda: running.num_output_tokens > 0)
+    asks = watch_asks(engine)
+    waiting = [
+        engine.add(tokens(70, first), 1, hints={"cpu_offload_priority": "high"}) for first in range(1, 4)
+    ]
+    never_asked = engine.add(tokens(70, 4), 1, hints={"cpu_offload_priority": "high"})
+    step_until(engine, lambda: asks[waiting[0].request_id] > 0)
+    for request in [*waiting, never_asked]:
+        engine.abort(request.request_id)
+    come_to_rest(engine)  # which looks for what they left
+
+
+def watch_asks(engine: VirtualEngine) -> Counter[str]:
+    """How often each request asks from now on what the pool has for it."""
+    asks = Counter[str]()
+    matched_tokens = engine.side.matched_tokens
+
+    def watched(request: Any, num_local: int) -> int | None:
+        asks[request.request_id] += 1
+        return matched_tokens(request, num_local)
+
+    engine.side.matched_tokens = watched  # type: ignore[method-assign]
+    return asks

@@ -117,6 +117,7 @@ class Audit(SchedulerAudit):
         assert not (side._admitted or side._local_tokens or len(side.stores) or list(side.restores)), (
             f"{side._admitted} {side._local_tokens} {list(side.restores)} are gone"
         )
+        assert not side._hints, f"requests of {side._hints} are gone"
         assert len(allocator._uncached) == 0, "owners of uncached blocks that are gone"
         super().check_drained()
         self.check_pool()

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,7 +130,7 @@ class VirtualEngine:
         *,
         priority: int = 0,
         salt: str | None = None,
-        hints: dict[str, Any] | None = None,
+        hints: Mapping[str, Any] | None = None,
         resumable: bool = False,
     ) -> Request:
         """Send a request: token ids, tokens to generate, and what ``kv_transfer_params`` say."""
