@@ -19,7 +19,7 @@ bench_targets := $(BENCHMARKS:%=bench-%)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test oldest lint bench clean $(bench_targets)
+.PHONY: help setup demo test oldest soak lint bench clean $(bench_targets)
 
 help: ## print this
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1	\2/p' Makefile
@@ -37,6 +37,11 @@ test: setup ## run the tests, also on the oldest vLLM (GPU tests skip themselves
 oldest: setup ## run the tests of all that meets vLLM on the oldest one (where there is no GPU)
 	@.ci/setup-oldest
 	@[ ! -d .venv/oldest ] || PYTHONPATH=$(CURDIR)/.venv/oldest $(python) -m pytest $(OLDEST_TESTS)
+
+soak: setup ## search on with fresh seeds, which are printed: SOAK_SECONDS of engines, then all tests without one
+	@seed=$${SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; set -x; \
+	$(python) -m tests.soak --seed $${seed}000 --seconds $${SOAK_SECONDS:-600} --processes 2 && \
+	KV_OFFLOAD_SEED=$$seed $(python) -m pytest -m "not engine" $(ARGS)
 
 lint: setup ## check format, style and types
 	$(python) -m ruff format --check .

@@ -2,8 +2,28 @@
 
 from importlib.util import find_spec
 
+import hypothesis
+import pytest
 
-def pytest_report_header() -> str:
-    """Where vLLM is taken from; not imported, as most tests do without."""
+from tests.seeds import OTHER_SEEDS, use_other_seeds
+from tests.strategies import thorough
+
+# Also for property tests that do not say how long they draw.
+hypothesis.settings.register_profile("fixed", thorough(100))
+hypothesis.settings.load_profile("fixed")
+if OTHER_SEEDS:
+    use_other_seeds()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis takes its seed from an option of its own."""
+    if OTHER_SEEDS and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = OTHER_SEEDS
+
+
+def pytest_report_header() -> list[str]:
+    """Where vLLM is taken from; not imported, as most tests do without. The seeds, if they are others."""
     found = find_spec("vllm")
-    return f"vLLM: {found.origin if found else 'not installed'}"
+    vllm = f"vLLM: {found.origin if found else 'not installed'}"
+    return [vllm, f"other seeds: KV_OFFLOAD_SEED={OTHER_SEEDS}"] if OTHER_SEEDS else [vllm]

@@ -1,8 +1,9 @@
 """Millions of adversarial steps of vLLM's real scheduler over our whole connector.
 
-    python -m tests.soak --seed 0 --seconds 600 [--processes 2] [--json FILE]
+    python -m tests.soak [--seed 0] --seconds 600 [--processes 2] [--json FILE]
 
 Each seed is an engine of its own: tiny pools, random mode, random faults (see ``offload.vllm.virtual``).
+Without ``--seed`` the first one is fresh, and printed.
 The exit status is 1 if any seed failed; a failed seed is printed with its step and the history of the
 block, and reproduces with ``--seed SEED --seeds 1``.
 """
@@ -11,6 +12,7 @@ import argparse
 import json
 import logging
 import multiprocessing
+import random
 import sys
 import time
 from collections import Counter
@@ -77,13 +79,16 @@ class Totals:
 def main() -> int:
     """Run seeds until the time is over; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0, help="first seed")
+    parser.add_argument("--seed", type=int, help="first seed (default: a fresh one)")
     parser.add_argument("--seeds", type=int, default=0, help="stop after so many seeds (0: by time alone)")
     parser.add_argument("--seconds", type=float, default=60.0, help="begin no seed after that time")
     parser.add_argument("--turns", type=int, default=1000, help="turns of the workload per seed")
     parser.add_argument("--processes", type=int, default=1, help="seeds that run at the same time")
     parser.add_argument("--json", metavar="FILE", help="write the totals there")
     arguments = parser.parse_args()
+    if arguments.seed is None:
+        arguments.seed = random.SystemRandom().randrange(10**9)
+    print(f"first seed: {arguments.seed}", flush=True)
     settings = {name: value for name, value in vars(arguments).items() if name != "json"}
     meta = report.meta(settings=settings)  # of the code that runs, whatever is changed meanwhile
     totals, began = Totals(), time.perf_counter()

@@ -1,0 +1,24 @@
+"""One number that gives every randomised test other seeds: ``KV_OFFLOAD_SEED``.
+
+Without it, or with 0, every run of every test draws the same. With another number ``random.Random(seed)``
+draws otherwise in tests and in what they call, and so does Hypothesis: for `make soak`, and to see that no
+test passes by luck.
+"""
+
+import os
+import random
+from typing import Any
+
+OTHER_SEEDS = int(os.environ.get("KV_OFFLOAD_SEED") or 0)
+
+
+class OtherRandom(random.Random):
+    """Draws what no other seed, and no other ``OTHER_SEEDS``, draws. Without a seed it is ``Random``."""
+
+    def seed(self, a: Any = None, version: int = 2) -> None:
+        super().seed(None if a is None else f"{OTHER_SEEDS} {a!r}", version)
+
+
+def use_other_seeds() -> None:
+    """Have ``random.Random`` draw otherwise in this process from now on."""
+    random.Random = OtherRandom  # type: ignore[misc]
