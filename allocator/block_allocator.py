@@ -298,10 +298,24 @@ class CpuOffloadingBlockAllocator:
         assert num_planned == sum(map(len, filling)), "filling positions and plans differ"
         pinned = {pin for node in self._tree.nodes() for pin in node.pins}
         assert pinned == {pin for pin in self._pins if pin.node is not None}, "a pin hangs on the wrong node"
+        for pin in self._pins:
+            self._check_pin(pin)
         candidate = self._policy.choose()
         assert candidate is None or candidate.is_evictable, f"policy offers {candidate!r}"
 
     # Private
+
+    def _check_pin(self, pin: Pin) -> None:
+        """Its slots are those of its positions, which cannot be evicted, or wait for it to end."""
+        taken = np.intersect1d(flat(pin.slots), self._pool.free())
+        assert not len(taken), f"slots {taken} are pinned and free"
+        node, kept = pin.node, 0
+        if node is not None and node.end > pin.start:
+            there = self._tree.slots_of(Place(node, node.end), pin.start)
+            kept = len(there)
+            assert np.array_equal(pin.slots[:kept], there), f"a pin of {node!r} has slots of other positions"
+        gone = flat(pin.slots[kept:])
+        assert len(self._pool.leaving(gone)) == len(gone), f"a pin lost slots {gone}, and not all are leaving"
 
     def _resident_part(self, chain: Sequence[bytes], stop: int) -> Place:
         return self._tree.resident_part(self._tree.find(chain, stop))

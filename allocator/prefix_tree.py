@@ -105,11 +105,12 @@ class Pin:
     along; a cut leaves them at the end of what is left, and with no ``node`` when nothing is.
     """
 
-    __slots__ = ("node", "slots")
+    __slots__ = ("node", "slots", "start")
 
     def __init__(self, node: Node, slots: Slots) -> None:
         self.node: Node | None = node
         self.slots = slots
+        self.start = node.end - len(slots)
         node.pins |= {self}
 
 

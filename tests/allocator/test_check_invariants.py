@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from allocator import CpuOffloadingBlockAllocator
-from allocator.prefix_tree import Node
+from allocator.prefix_tree import Node, Place
 from allocator.slot_pool import SlotState
 from tests.allocator.scenes import FORK, LONG, OTHER
 
@@ -111,6 +111,33 @@ def pin_on_another_node(allocator: CpuOffloadingBlockAllocator) -> None:
 @seen_as("a pin hangs on the wrong node")
 def pin_forgotten(allocator: CpuOffloadingBlockAllocator) -> None:
     allocator._pins.clear()
+
+
+@seen_as("are pinned and free")
+def pinned_slot_free(allocator: CpuOffloadingBlockAllocator) -> None:
+    node = _node_at(allocator, OTHER[0])
+    (pin,) = allocator._pins
+    pin.node, node.pins = None, frozenset()
+    slots = allocator._tree.trim(node, 4).slots.reshape(-1)
+    allocator._policy.forget(node)
+    allocator._pool.move(slots, SlotState.RESIDENT, SlotState.FREE)
+
+
+@seen_as("and not all are leaving")
+def pin_without_its_end(allocator: CpuOffloadingBlockAllocator) -> None:
+    """What a split does that leaves pins at the head."""
+    node = _node_at(allocator, OTHER[0])
+    (pin,) = allocator._pins
+    node.pins = frozenset()
+    tail = allocator._tree.split(Place(node, 3))
+    allocator._policy.inherit(tail, node)
+    node.pins = frozenset([pin])
+
+
+@seen_as("has slots of other positions")
+def pin_of_other_slots(allocator: CpuOffloadingBlockAllocator) -> None:
+    (pin,) = allocator._pins
+    pin.slots[:] = pin.slots[::-1].copy()
 
 
 @seen_as("filling positions and plans differ")

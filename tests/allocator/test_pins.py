@@ -4,6 +4,7 @@ import pytest
 
 from allocator import ChainError
 from tests.allocator.scenes import FORK, LONG, OTHER, pair_with
+from tests.strategies import chain_of
 
 
 def test_pinned_slots_and_all_before_them_stay() -> None:
@@ -26,6 +27,25 @@ def test_a_pin_survives_the_split_of_its_segment() -> None:
     pair.check()
     assert pair.allocator.resident_depth(LONG) == 6
     pair.unpin(pin)
+
+
+@pytest.mark.parametrize("asks_only", [True, False])
+def test_a_pin_goes_with_the_tail_of_its_segment(asks_only: bool) -> None:
+    """The segment splits near its end, where its pins hang: all of its slots stay."""
+    pair = pair_with(LONG, capacity=12)
+    pin = pair.pin(LONG, 0, 6)
+    leaves_late = chain_of(0, 0, 0, 0, 0, 1, 1)
+    if asks_only:
+        pair.use(leaves_late)
+    else:
+        pair.store(leaves_late)
+    pair.evict(12)
+    pair.check()
+    assert pair.allocator.resident_depth(LONG) == 6
+    pair.unpin(pin)
+    pair.evict(12)
+    pair.check()
+    assert pair.allocator.num_free == 12
 
 
 def test_dropped_slots_stay_leaving_until_the_last_load_ends() -> None:

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 )
 
 from allocator.prefix_tree import Node, Pin, Place, PrefixTree, Removed
+from tests.allocator.scenes import FORK, LONG, OTHER
 from tests.models import PinModel, Position, TreeModel
 from tests.strategies import chains, depths, thorough
 
@@ -83,7 +84,10 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.positions)
     @rule(data=st.data())
     def cut(self, data: st.DataObject) -> None:
-        path = self._draw_path(data)
+        self.cut_from(self._draw_path(data))
+
+    def cut_from(self, path: list[Position]) -> None:
+        """The last of ``path`` and what comes after it."""
         node = self._node_at([position.prefix_hash for position in path], len(path) - 1)
         assert node is not None
         place = Place(node, len(path) - 1)
@@ -100,7 +104,9 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.positions)
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:
-        path = self._draw_path(data)
+        self.pin_path(self._draw_path(data))
+
+    def pin_path(self, path: list[Position]) -> None:
         chain = [position.prefix_hash for position in path]
         place = self.tree.find(chain, len(chain))
         pin = Pin(self._end_segment_at(place).node, self.tree.slots_of(place, 0))
@@ -207,16 +213,52 @@ def _flags(node: Node) -> list[bool]:
 
 def test_the_tree_does_what_its_model_does() -> None:
     run_state_machine_as_test(PrefixTreeMachine, settings=thorough(300))
-    assert {situation for situation, times in PrefixTreeMachine.seen.items() if times} == {
-        "pin lost a part",
-        "pin lost all",
-        "split before filling positions",
-        "split inside filling positions",
-        "split of a pinned segment",
-        "split of a segment with children",
-        "split off the head",
-        "split off the tail",
-    }
+
+
+SITUATIONS = {
+    "pin lost a part",
+    "pin lost all",
+    "split before filling positions",
+    "split inside filling positions",
+    "split of a pinned segment",
+    "split of a segment with children",
+    "split off the head",
+    "split off the tail",
+}
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("stride", [1, 2, 16])
+def test_rare_situations(columns: int, stride: int) -> None:
+    """What the machine may or may not meet, met for certain."""
+    machine = type("Machine", (PrefixTreeMachine,), {"seen": Counter()})()
+    machine.make(columns, stride)
+
+    def agree() -> None:
+        machine.agrees()
+        machine.pins_hold_what_is_left()
+
+    def split(chain: list[bytes], depth: int) -> None:
+        place = machine.tree.find(chain, depth)
+        assert place.depth == depth
+        machine._end_segment_at(place)
+        agree()
+
+    machine.append([LONG])
+    machine.settle(LONG, share=0.5)
+    split(LONG, 3)  # before what is filling
+    split(LONG, 5)  # inside it, nearer to the tail
+    machine.append([FORK])
+    split(LONG, 1)  # nearer to the head; the other half has children
+    machine.append([OTHER])
+    machine.settle(OTHER, share=1)
+    machine.pin_path(machine.model.known(OTHER))
+    split(OTHER, 3)
+    split(OTHER, 1)
+    for depth in (2, 1):
+        machine.cut_from(machine.model.known(OTHER)[:depth])
+        agree()
+    assert {situation for situation, times in machine.seen.items() if times} == SITUATIONS
 
 
 def test_append_needs_the_end_of_a_segment() -> None:
