@@ -7,7 +7,8 @@ leaf is, and how much of it goes, is for the caller to say.
 from evictor.arc import ArcPolicy
 from evictor.fifo import FifoPolicy
 from evictor.hazard import HazardPolicy
-from evictor.hinted import HintedPolicy, KeepHints, Worth
+from evictor.hinted import HintedPolicy
+from evictor.hints import KeepHints, Worth
 from evictor.lfu import LfuPolicy
 from evictor.lru import LruPolicy
 from evictor.policy import EvictionPolicy, Newcomer

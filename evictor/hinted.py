@@ -3,58 +3,28 @@
 import logging
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from enum import IntEnum
 from itertools import count
 from typing import Generic
 
 from sortedcontainers import SortedDict
 
+from evictor.hints import PLAIN, Claims, KeepHints, Worth
 from evictor.policy import EvictionPolicy, L, Newcomer
 
 logger = logging.getLogger(__name__)
 
 
-class Worth(IntEnum):
-    """What a request says its positions are worth. ``UNWANTED``: not worth keeping."""
-
-    UNWANTED = 0
-    LOW = 1
-    NORMAL = 2
-    HIGH = 3
-
-
-@dataclass(frozen=True, slots=True)
-class KeepHints:
-    """How the positions of one request are to be kept.
-
-    Attributes:
-        worth: which of them go before others.
-        ttl: seconds without use after which they count as unwanted.
-        pinned_until: the time, on the policy's clock, before which they are not evicted.
-    """
-
-    worth: Worth = Worth.NORMAL
-    ttl: float = math.inf
-    pinned_until: float = -math.inf
-
-    @property
-    def wants_protection(self) -> bool:
-        """Whether they ask for more than others get, rather than for less."""
-        return self.worth is Worth.HIGH or self.pinned_until > -math.inf
-
-
-PLAIN = KeepHints()
+_NO_HINTS = KeepHints()
 _Key = tuple[float, int]
 
 
 class _Mark:
-    """What is known of a node whose hints are not plain, and where it is filed for that."""
+    """What is known of a node that more, or less, is claimed for than by plain use, and where it is filed."""
 
-    __slots__ = ("due", "high", "hints", "key", "last_use", "num_protected", "serial", "stamp", "state")
+    __slots__ = ("claims", "due", "high", "key", "last_use", "num_protected", "serial", "stamp", "state")
 
-    def __init__(self, hints: KeepHints, serial: int, stamp: int, last_use: float) -> None:
-        self.hints = hints
+    def __init__(self, claims: Claims, serial: int, stamp: int, last_use: float) -> None:
+        self.claims = claims
         self.serial = serial  # nodes have no order
         self.stamp = stamp
         self.last_use = last_use
@@ -72,10 +42,11 @@ class HintedPolicy(Generic[L]):
     that the inner policy chooses, those of high worth; but for the inner policy's, the one used longest ago
     first. Pinned ones do not go.
 
-    A node is worth what the best of those who used it asked for: use without hints makes a node of low
-    worth, or with a time to live, a normal one, and hints that ask for less than others did change nothing.
-    So nobody gives away what is not theirs alone, and an ancestor is protected at least as long as what hangs
-    below it.
+    A node is worth, at any time, the best that a request which used it asked for; see ``Claims``. Use without
+    hints makes a node of low worth a normal one. It lets a node of high worth with a time to live become
+    normal after that time, instead of unwanted. Every use renews times to live, but does not bring back what
+    had ended before it. Hints that ask for less than others did change nothing. So nobody gives away what is
+    not theirs alone, and an ancestor is protected at least as long as what hangs below it.
 
     *Protected* nodes, pinned or of high worth, have ``max_protected`` positions together at most, those
     before a protected one included. Where a request asks for more, what is of high worth and was used
@@ -117,28 +88,29 @@ class HintedPolicy(Generic[L]):
         It may store up to ``num_new`` positions beyond them: what is joined, stored and chosen for newcomers
         from now on is for it.
         """
-        if not self._marks and (hints is None or hints == PLAIN):
+        if not self._marks and (hints is None or hints == _NO_HINTS):
             self._asking = PLAIN
             return
         now = self._asked_at = self._clock()
         self._stamp = next(self._stamps)
         self._expire(now)
-        asking = wanted = PLAIN if hints is None else _at(now, hints)
+        asking = wanted = PLAIN if hints is None else Claims.of(hints).at(now, now)
         num_fixed = self._num_pinned
         for node in path:
             mark = self._marks.get(node)
             if mark is not None:
+                mark.claims = mark.claims.at(now, mark.last_use)  # before the use renews what is left of them
                 mark.stamp, mark.last_use = self._stamp, now
-                self._file(node, mark)
+                self._file(node, mark, now)
                 num_fixed += mark.num_protected if mark.state is Worth.HIGH else 0
         for node in reversed(path):
             mark = self._marks.get(node)
             if asking.wants_protection and not (mark is not None and mark.num_protected):
                 num_fixed += len(node)
-                asking = self._protect(asking, num_fixed, len(node))
-            self._raise(node, asking)
+                asking = self._protect(asking, num_fixed, len(node), now)
+            self._raise(node, asking, now)
         self._asking = (
-            self._protect(asking, num_fixed + num_new, num_new) if asking.wants_protection else asking
+            self._protect(asking, num_fixed + num_new, num_new, now) if asking.wants_protection else asking
         )
         if self._asking is not wanted and not self._has_warned:
             self._has_warned = True
@@ -159,7 +131,7 @@ class HintedPolicy(Generic[L]):
         mark = self._marks.get(node)
         if mark is None:
             return self._asking == PLAIN and self._inner.joins(node, key)
-        return self._asking == mark.hints and self._inner.joins(node, key)
+        return self._asking == mark.claims and self._inner.joins(node, key)
 
     def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
         self._inner.stored(node, keys, next_key)
@@ -174,7 +146,7 @@ class HintedPolicy(Generic[L]):
         if self._marks and len(source) and (mark := self._marks.get(source)) is not None:
             self._file(source, mark)
             if source in self._marks:
-                self._mark(heir, mark.hints, mark)
+                self._mark(heir, mark.claims, mark)
 
     def enter(self, leaf: L) -> None:
         self._candidates.add(leaf)
@@ -233,9 +205,9 @@ class HintedPolicy(Generic[L]):
         self._inner.check_invariants()
         protected = {True: 0, False: 0}
         for node, mark in self._marks.items():
-            state, seen = mark.state, f"{node!r} of {len(node)} positions is {mark.state!r}, {mark.hints}"
+            state, seen = mark.state, f"{node!r} of {len(node)} positions is {mark.state!r}, {mark.claims}"
             is_protected = state is None or state is Worth.HIGH
-            assert mark.hints != PLAIN, f"{seen}: needs no mark"
+            assert mark.claims != PLAIN, f"{seen}: needs no mark"
             assert mark.num_protected == (len(node) if is_protected else 0), (
                 f"{seen}: {mark.num_protected} protected"
             )
@@ -267,43 +239,40 @@ class HintedPolicy(Generic[L]):
         (state, _, _), leaf = self._ours.peekitem(0)
         return state, leaf
 
-    def _protect(self, asking: KeepHints, num_fixed: int, num_more: int) -> KeepHints:
+    def _protect(self, asking: Claims, num_fixed: int, num_more: int, now: float) -> Claims:
         """Make sure that ``num_more`` positions can be protected, ``num_fixed`` with what is not taken back.
 
         Returns what may be asked for them.
         """
         if num_fixed > self._max_protected:
-            return KeepHints(min(asking.worth, Worth.NORMAL), asking.ttl)
+            return asking.unprotected
         while self._num_pinned + self._num_high + num_more > self._max_protected:
             (stamp, _), _ = self._high.peekitem(0)
             while self._high and self._high.peekitem(0)[0][0] == stamp:  # an ancestor with its descendants
                 _, node = self._high.peekitem(0)
                 mark = self._marks[node]
-                mark.hints = replace(mark.hints, worth=Worth.NORMAL)
-                self._file(node, mark)
+                mark.claims = mark.claims.not_high
+                self._file(node, mark, now)
         return asking
 
-    def _raise(self, node: L, asking: KeepHints) -> None:
-        """``node`` is used with these hints: it gets what is more of each."""
+    def _raise(self, node: L, asking: Claims, now: float) -> None:
+        """``node`` is used with these claims: it gets what is more of each."""
         mark = self._marks.get(node)
-        if mark is None:
-            if asking.wants_protection:  # a plain node has no end: the time to live is for what comes new
-                self._mark(node, KeepHints(max(asking.worth, Worth.NORMAL), math.inf, asking.pinned_until))
+        before = PLAIN if mark is None else mark.claims
+        claims = before | asking
+        if claims is before:
             return
-        mine = mark.hints
-        mark.hints = KeepHints(
-            max(mine.worth, asking.worth),
-            max(mine.ttl, asking.ttl),
-            max(mine.pinned_until, asking.pinned_until),
-        )
-        if mark.hints != mine:
-            self._file(node, mark)
+        if mark is None:
+            self._mark(node, claims, None, now)
+        else:
+            mark.claims = claims
+            self._file(node, mark, now)
 
-    def _mark(self, node: L, hints: KeepHints, like: _Mark | None = None) -> None:
-        """Give a plain node hints; it was used in the last ``ask``, or when the one it is ``like`` was."""
+    def _mark(self, node: L, claims: Claims, like: _Mark | None = None, now: float | None = None) -> None:
+        """File a plain node by its claims; its last use is the last ``ask``, or as what it is ``like``."""
         stamp, last_use = (self._stamp, self._asked_at) if like is None else (like.stamp, like.last_use)
-        mark = self._marks[node] = _Mark(hints, next(self._serials), stamp, last_use)
-        self._file(node, mark)
+        mark = self._marks[node] = _Mark(claims, next(self._serials), stamp, last_use)
+        self._file(node, mark, now)
 
     def _expire(self, now: float) -> None:
         while self._due and self._due.peekitem(0)[0][0] <= now:
@@ -311,18 +280,16 @@ class HintedPolicy(Generic[L]):
             self._file(node, self._marks[node], now)
 
     def _file(self, node: L, mark: _Mark, now: float | None = None) -> None:
-        """Put ``node`` where it belongs by its hints, its length and the time."""
+        """Put ``node`` where it belongs by its claims, its length and the time."""
         now = self._clock() if now is None else now
         self._unfile(mark)
-        hints = mark.hints = _at(now, mark.hints)
-        ends = mark.last_use + hints.ttl
-        is_pinned, is_over = hints.pinned_until > now, ends <= now
-        before, mark.state = mark.state, None if is_pinned else Worth.UNWANTED if is_over else hints.worth
-        if is_pinned or not is_over:
-            when = hints.pinned_until if is_pinned else ends
-            if when < math.inf:
-                mark.due = when, mark.serial
-                self._due[mark.due] = node
+        claims = mark.claims = mark.claims.at(now, mark.last_use)
+        is_pinned = claims.pinned_until > now
+        before, mark.state = mark.state, None if is_pinned else claims.worth
+        when = claims.pinned_until if is_pinned else mark.last_use + claims.ttl
+        if when < math.inf:
+            mark.due = when, mark.serial
+            self._due[mark.due] = node
         if is_pinned:
             mark.num_protected = len(node)
             self._num_pinned += mark.num_protected
@@ -331,7 +298,7 @@ class HintedPolicy(Generic[L]):
             self._num_high += mark.num_protected
             mark.high = mark.stamp, mark.serial
             self._high[mark.high] = node
-        if hints == PLAIN:
+        if claims == PLAIN:
             del self._marks[node]
         if node not in self._candidates:
             return
@@ -357,8 +324,3 @@ class HintedPolicy(Generic[L]):
         if mark.key is not None:
             del self._ours[mark.key]
         mark.high = mark.due = mark.key = None
-
-
-def _at(now: float, hints: KeepHints) -> KeepHints:
-    """``hints`` without a pin that has ended."""
-    return hints if not -math.inf < hints.pinned_until <= now else KeepHints(hints.worth, hints.ttl)

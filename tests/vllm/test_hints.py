@@ -119,3 +119,21 @@ def watch_asks(engine: VirtualEngine) -> Counter[str]:
 
     engine.side.matched_tokens = watched  # type: ignore[method-assign]
     return asks
+
+
+@pytest.mark.parametrize(
+    "then", [None, {"cpu_offload_priority": "high", "cpu_offload_ttl_seconds": 3}], ids=str
+)
+def test_use_of_what_outlived_its_time_does_not_take_the_pool(
+    then: dict[str, Any] | None, engines: Callable[..., VirtualEngine]
+) -> None:
+    """High priority with a short time to live fills the pool, in waves; then each wave is asked for again."""
+    engine = engines(**POOL, step_seconds=1.0)
+    for number in range(6):
+        ask(engine, number, {"cpu_offload_priority": "high", "cpu_offload_ttl_seconds": 3})
+        for _ in range(6):
+            serve(engine, tokens(1, 100))  # too short to be stored; time passes
+    for number in range(6):
+        ask(engine, number, then)
+    for number in range(6, 12):
+        assert depth_of(engine, ask(engine, number)) == DOCUMENT, "newcomers find room"
