@@ -5,24 +5,25 @@ at that position, cut to 63 bits. Whether equal prompts have equal hashes in ano
 with its sha256 algorithms they have, with xxhash only if ``PYTHONHASHSEED`` is set.
 """
 
-import errno
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
 
 from offload.errors import ConfigError
 from offload.trace import IDS_BLOCK_TOKENS
+from offload.trace_writer import TraceWriter
 
 logger = logging.getLogger(__name__)
 
+CLOSE_SECONDS = 3.0
+"""How long the end of an engine waits at most for lines to be written."""
+
 _FLUSH_SECONDS = 5.0
+_FLUSH_BYTES = 1 << 20
 _ID_BYTES = 8
 
 
@@ -40,9 +41,10 @@ def check_divides(block_size: int) -> None:
 
 
 class TraceRecorder:
-    """Writes a line per request to a file that is new: an existing one is left alone, see ``path``.
+    """Records a line per request in a file that is new: an existing one is left alone, see ``path``.
 
-    Lines are kept and written together every few seconds, whole lines only. A fault in writing ends the
+    Lines are kept and handed over every few seconds to a thread that writes them, whole lines only. Nobody
+    waits for it: if it does not keep up, lines are dropped with one warning. A fault in writing ends the
     recording with a warning and is nobody else's.
     """
 
@@ -58,17 +60,22 @@ class TraceRecorder:
             ConfigError: blocks that do not divide the ids of a trace.
         """
         check_divides(block_size)
-        self.path = path
-        """Where the trace is, once there are lines in it."""
         self._stride = IDS_BLOCK_TOKENS // block_size
         self._clock = clock
         self._began = self._flushed = clock()
-        self._lines: list[str] = []
-        self._is_open = False
-        self._is_broken = False
+        self._writer = TraceWriter(path)
+        self._lines: list[bytes] = []
+        self._num_bytes = 0
+        self.num_dropped = 0
+        """Requests that are missing from the trace, because writing did not keep up."""
+
+    @property
+    def path(self) -> Path:
+        """Where the trace is, once there are lines in it."""
+        return self._writer.path
 
     def record(self, arrival: float, num_prompt: int, num_output: int, hashes: Sequence[bytes]) -> None:
-        """A request is over. O(ids), and every few seconds a write of what has gathered.
+        """A request is over. O(ids), and never waits for the file system.
 
         Args:
             arrival: when it came, by the clock.
@@ -76,7 +83,7 @@ class TraceRecorder:
             num_output: tokens of its answer; a trace knows none without, so none counts as one.
             hashes: prefix hashes of at least all full blocks of its prompt.
         """
-        if self._is_broken:
+        if self._writer.has_ended:
             return
         num_ids = num_prompt // IDS_BLOCK_TOKENS
         ends = hashes[self._stride - 1 : num_ids * self._stride : self._stride]
@@ -88,30 +95,48 @@ class TraceRecorder:
             "output_length": max(1, num_output),
             "hash_ids": _ids_of(ends),
         }
-        self._lines.append(json.dumps(line) + "\n")
-        if not 0 <= self._clock() - self._flushed < _FLUSH_SECONDS:
+        self._lines.append((json.dumps(line) + "\n").encode())
+        self._num_bytes += len(self._lines[-1])
+        is_due = not 0 <= self._clock() - self._flushed < _FLUSH_SECONDS
+        if is_due or self._num_bytes >= _FLUSH_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has gathered."""
+        """Have written what has gathered. Does not wait for it."""
         self._flushed = self._clock()
-        if not self._lines or self._is_broken:
+        if not self._lines:
             return
-        lines, self._lines = self._lines, []
-        try:
-            if not self._is_open:
-                asked_for, self.path = self.path, _make(self.path)
-                self._is_open = True
-                level = logging.INFO if self.path == asked_for else logging.WARNING
-                logger.log(level, "recording a trace of finished requests in %s", self.path)
-            _append(self.path, "".join(lines).encode())
-        except (OSError, ValueError) as error:
-            self._is_broken = True
-            logger.warning("recording the trace %s has ended, it cannot be written: %s", self.path, error)
+        lines, self._lines, self._num_bytes = self._lines, [], 0
+        if self._writer.append(b"".join(lines)) or self._writer.has_ended:
+            return
+        if not self.num_dropped:
+            logger.warning(
+                "%s is written too slowly: requests are missing from the trace from now on", self.path
+            )
+        self.num_dropped += len(lines)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until what was handed over is written; False if that takes more than ``timeout`` seconds."""
+        return self._writer.wait(timeout)
+
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Write what there is, waiting for it ``timeout`` seconds at most. Nothing is recorded after that."""
+        if self._writer.has_ended:
+            return
+        self.flush()
+        if not self._writer.close(timeout):
+            logger.warning(
+                "%s is not written to its end: its file system did not answer in %g s", self.path, timeout
+            )
+        if self.num_dropped:
+            logger.warning("%s lacks %d requests", self.path, self.num_dropped)
 
     def check_invariants(self) -> None:
-        """What cannot be written is not kept."""
-        assert not (self._is_broken and self._lines), f"{len(self._lines)} lines wait for a broken file"
+        """What has gathered is counted and bounded."""
+        self._writer.check_invariants()
+        num_bytes = sum(map(len, self._lines))
+        assert num_bytes == self._num_bytes, f"{num_bytes} bytes have gathered, {self._num_bytes} counted"
+        assert num_bytes < _FLUSH_BYTES, f"{num_bytes} bytes have gathered"
 
 
 def _ids_of(hashes: Sequence[bytes]) -> list[int]:
@@ -121,30 +146,3 @@ def _ids_of(hashes: Sequence[bytes]) -> list[int]:
     rows = np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(len(hashes), -1)
     ids: list[int] = (rows[:, :_ID_BYTES].copy().view(">u8")[:, 0] >> 1).tolist()
     return ids
-
-
-def _make(path: Path) -> Path:
-    """Make an empty file at ``path``, or beside it if something is there."""
-    beside = (path.with_suffix(f".{number}{path.suffix}") for number in count(2))
-    for name in chain([path], beside):
-        with suppress(FileExistsError):
-            name.open("xb").close()
-            break
-    return name
-
-
-def _append(path: Path, content: bytes) -> None:
-    """Append all of ``content`` to a file that is there, or nothing."""
-    with path.open("r+b", buffering=0) as file:
-        end = file.seek(0, os.SEEK_END)
-        written = 0
-        try:
-            while written < len(content):
-                num = file.write(content[written:])
-                if not num:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                written += num
-        except OSError:
-            with suppress(OSError):
-                file.truncate(end)
-            raise

@@ -200,7 +200,7 @@ class SchedulerSide:
     def close(self) -> None:
         """The engine shuts down."""
         if self._recorder is not None:
-            self._recorder.flush()
+            self._recorder.close()
 
     # Private
 

@@ -3,16 +3,22 @@
 import json
 import logging
 import os
-from collections.abc import Callable
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
-from offload import ConfigError
+from offload import ConfigError, trace_writer
 from offload.recorder import TraceRecorder
 from offload.trace import TraceRequest, read_trace
 
 BLOCK = 16
+LONG = 60.0
+"""Seconds within which a thread has its turn on any machine."""
 
 
 class Clock:
@@ -31,12 +37,36 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def recorder(tmp_path: Path, clock: Clock) -> TraceRecorder:
-    return TraceRecorder(tmp_path / "trace.jsonl", BLOCK, clock)
+def recorder(tmp_path: Path, clock: Clock) -> Iterator[TraceRecorder]:
+    recorder = TraceRecorder(tmp_path / "trace.jsonl", BLOCK, clock)
+    yield recorder
+    recorder.close(LONG)
+
+
+@pytest.fixture
+def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """A file system that does not answer before this is set."""
+    answers = Event()
+    append = trace_writer._append
+
+    def hang(path: Path, content: bytes) -> None:
+        answers.wait()
+        append(path, content)
+
+    monkeypatch.setattr(trace_writer, "_append", hang)
+    yield answers
+    answers.set()
 
 
 def hashes(num_tokens: int, first: int = 0) -> list[bytes]:
     return [(first + index).to_bytes(8, "big") * 4 for index in range(num_tokens // BLOCK)]
+
+
+def write(recorder: TraceRecorder) -> None:
+    """All that was recorded, and have it written."""
+    recorder.flush()
+    assert recorder.wait(LONG)
+    recorder.check_invariants()
 
 
 def record(recorder: TraceRecorder, num_prompt: int, first: int = 0, arrival: float = 100.0) -> None:
@@ -48,7 +78,7 @@ def test_a_recorded_trace_is_read_back(recorder: TraceRecorder) -> None:
     record(recorder, 1030, arrival=101.5)
     record(recorder, 511, arrival=100.25)
     recorder.record(102.0, 512, 0, hashes(512))  # aborted before its first token
-    recorder.flush()
+    write(recorder)
     ids = (31 >> 1, 63 >> 1)
     assert read_trace(recorder.path) == [
         TraceRequest(0.25, 511, 7, ()),
@@ -62,7 +92,7 @@ def test_an_id_is_the_hash_at_its_end(block_size: int, tmp_path: Path, clock: Cl
     chain = [bytes([255, 255]) + index.to_bytes(30, "little") for index in range(1600 // block_size)]
     recorder = TraceRecorder(tmp_path / "t.jsonl", block_size, clock)
     recorder.record(100.0, 1100, 500, chain)
-    recorder.flush()
+    write(recorder)
     ends = [chain[512 // block_size - 1], chain[1024 // block_size - 1]]
     ids = json.loads((tmp_path / "t.jsonl").read_text())["hash_ids"]
     assert ids == [int.from_bytes(end[:8], "big") >> 1 for end in ends]
@@ -77,13 +107,13 @@ def test_blocks_that_do_not_end_with_ids_are_refused(block_size: int, tmp_path: 
 
 def test_what_was_not_hashed_is_left_out(recorder: TraceRecorder) -> None:
     recorder.record(100.0, 1024, 1, hashes(1008))
-    recorder.flush()
+    write(recorder)
     assert not recorder.path.exists()
 
 
 def test_an_arrival_before_the_recording_counts_as_its_beginning(recorder: TraceRecorder) -> None:
     record(recorder, 600, arrival=99.0)
-    recorder.flush()
+    write(recorder)
     assert read_trace(recorder.path)[0].timestamp_seconds == 0
 
 
@@ -91,14 +121,18 @@ def test_lines_are_written_together_every_few_seconds(recorder: TraceRecorder, c
     record(recorder, 600)
     clock.now += 4.9
     record(recorder, 600)
+    assert recorder.wait(LONG)
     assert not recorder.path.exists()
     clock.now += 0.2
     record(recorder, 600)
+    assert recorder.wait(LONG)
     assert len(read_trace(recorder.path)) == 3
     record(recorder, 600)
+    assert recorder.wait(LONG)
     assert len(read_trace(recorder.path)) == 3
     clock.now -= 1000  # somebody set the clock back
     record(recorder, 600)
+    assert recorder.wait(LONG)
     assert len(read_trace(recorder.path)) == 5
 
 
@@ -109,7 +143,7 @@ def test_an_existing_file_is_left_alone(
     second = TraceRecorder(recorder.path, BLOCK, clock)  # another replica
     for each in (recorder, second):
         record(each, 600)
-        each.flush()
+        write(each)
     assert (tmp_path / "trace.jsonl").read_text() == "an earlier run"
     assert [recorder.path.name, second.path.name] == ["trace.2.jsonl", "trace.3.jsonl"]
     assert len(read_trace(recorder.path)) == len(read_trace(second.path)) == 1
@@ -135,12 +169,12 @@ def test_a_fault_ends_the_recording_with_one_warning(
 ) -> None:
     caplog.set_level(logging.INFO)
     record(recorder, 600)
-    recorder.flush()
+    write(recorder)
     fault(recorder.path)
     for _ in range(3):
         clock.now += 10
         record(recorder, 600)
-        recorder.flush()
+        write(recorder)
     levels = [entry.levelname for entry in caplog.records]
     assert levels == ["INFO", "WARNING"]
     assert str(recorder.path) in caplog.text
@@ -152,7 +186,7 @@ def test_a_directory_that_went_away_is_a_warning(
 ) -> None:
     recorder = TraceRecorder(tmp_path / "gone" / "t.jsonl", BLOCK, clock)
     record(recorder, 600)
-    recorder.flush()
+    write(recorder)
     recorder.check_invariants()
     assert "has ended" in caplog.text
 
@@ -161,7 +195,7 @@ def test_a_write_that_ends_short_leaves_whole_lines(
     recorder: TraceRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     record(recorder, 600)
-    recorder.flush()
+    write(recorder)
     before = recorder.path.read_bytes()
     real_open = Path.open
 
@@ -186,6 +220,113 @@ def test_a_write_that_ends_short_leaves_whole_lines(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", lambda path, *args, **kwargs: Filling(path))
         record(recorder, 600)
-        recorder.flush()
+        write(recorder)
     assert recorder.path.read_bytes() == before
     assert "No space left" in caplog.text
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_a_trace_is_its_owners_alone(recorder: TraceRecorder, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        record(recorder, 600)
+        write(recorder)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(recorder.path.stat().st_mode) == 0o600
+
+
+def test_a_file_system_that_hangs_holds_up_nobody(
+    recorder: TraceRecorder, stalled: Event, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        clock.now += 10
+        record(recorder, 600)
+    recorder.close(timeout=0)
+    assert "is not written to its end" in caplog.text
+    stalled.set()
+    assert recorder.wait(LONG), "what was handed over is written all the same"
+    assert len(read_trace(recorder.path)) == 3
+
+
+def test_what_waits_is_bounded(
+    recorder: TraceRecorder,
+    stalled: Event,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(trace_writer, "MAX_WAITING_BYTES", 1000)
+    for number in range(50):
+        record(recorder, 600, number)
+        recorder.flush()
+        recorder.check_invariants()
+    assert 0 < recorder.num_dropped < 50
+    stalled.set()
+    assert recorder.wait(LONG)
+    record(recorder, 600, 50)
+    recorder.close(LONG)
+    recorder.close(LONG)
+    assert len(read_trace(recorder.path)) == 51 - recorder.num_dropped, "it goes on once there is room"
+    warnings = [entry.getMessage() for entry in caplog.records]
+    assert len(warnings) == 2
+    assert "written too slowly" in warnings[0]
+    assert f"lacks {recorder.num_dropped} requests" in warnings[1]
+
+
+def test_much_in_a_short_time_does_not_gather(recorder: TraceRecorder) -> None:
+    for number in range(20):
+        record(recorder, 512 * 5000, number)  # which looks at how much has gathered
+    write(recorder)
+    assert len(read_trace(recorder.path)) == 20
+
+
+def test_the_end_writes_what_there_is(recorder: TraceRecorder) -> None:
+    record(recorder, 600)
+    recorder.close(LONG)
+    record(recorder, 600)
+    recorder.close(LONG)
+    assert len(read_trace(recorder.path)) == 1
+
+
+def test_a_process_without_another_thread_goes_on(
+    recorder: TraceRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Thread, "start", refuse)
+        record(recorder, 600)
+        recorder.flush()
+    record(recorder, 600)
+    recorder.close(LONG)
+    (entry,) = caplog.records
+    assert "has ended" in entry.getMessage()
+    assert not recorder.path.exists()
+
+
+_ENDS_WHILE_WRITING = """
+from pathlib import Path
+from threading import Event
+from offload import recorder, trace_writer
+began = Event()
+def hang(path, content):
+    began.set()
+    Event().wait()
+trace_writer._append = hang
+writing = recorder.TraceRecorder(Path("trace.jsonl"), 16)
+writing.record(0.0, 1, 1, [])
+writing.flush()
+began.wait()
+writing.close(timeout=0)
+print("over")
+"""
+
+
+def test_a_process_ends_though_its_file_system_hangs(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _ENDS_WHILE_WRITING]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LONG, check=True
+    )
+    assert ended.stdout == "over\n"
