@@ -116,6 +116,13 @@ class HazardPolicy(Generic[L]):
         if heir not in self._states:  # the other part of what was split
             self._states[heir] = replace(self._states[source], is_candidate=False)
 
+    def may_join(self, head: L, tail: L) -> bool:
+        mine, other = self._states[head], self._states[tail]
+        return mine.is_like(other) and mine.is_fresh == other.is_fresh
+
+    def joined(self, node: L, gone: L) -> None:
+        self.forget(gone)
+
     def enter(self, leaf: L) -> None:
         state = self._states[leaf]
         if not state.is_candidate:

@@ -148,6 +148,15 @@ class HintedPolicy(Generic[L]):
             if source in self._marks:
                 self._mark(heir, mark.claims, mark)
 
+    def may_join(self, head: L, tail: L) -> bool:
+        """Those with hints stay apart."""
+        has_hints = bool(self._marks) and (head in self._marks or tail in self._marks)
+        return not has_hints and self._inner.may_join(head, tail)
+
+    def joined(self, node: L, gone: L) -> None:
+        self._candidates.discard(gone)
+        self._inner.joined(node, gone)
+
     def enter(self, leaf: L) -> None:
         self._candidates.add(leaf)
         mark = self._marks.get(leaf) if self._marks else None

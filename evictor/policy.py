@@ -5,8 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 L = TypeVar("L", bound=Any)
-"""A node of the caller's tree. Opaque: a policy may hash it, compare it by identity and take its ``len()``,
-which is its number of positions; nothing else."""
+"""A node of the caller's tree. A policy may hash it, compare it by identity and take its ``len()``, which is
+its number of positions. Two attributes are for policies to keep what they know of it, None in a new node:
+``rank`` is of the policy that ranks it, ``mark`` of the ``HintedPolicy`` around that. All else is opaque.
+
+Nodes and what hangs on them may be out of the garbage collector's sight: ``forget`` has to undo what refers
+back to the node, or neither is ever freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,9 @@ class EvictionPolicy(Protocol[L]):
         stored --> used* --> enter <--> leave        evictable or not: pins and children come and go
                                |
                     chosen --> evicted* --> forget   the tail goes first, in one or several bites
+
+    Nodes also change without being used: a split makes two of one (``inherit``), and two that are no longer
+    apart become one again (``may_join``, ``joined``).
 
     Between ``enter`` and ``leave`` a node is a candidate. Every other call may come at any time after
     the first ``stored``; ``forget`` ends the life of a node and implies ``leave``. A policy that keeps
@@ -63,6 +70,21 @@ class EvictionPolicy(Protocol[L]):
         """``heir`` is at least as valuable as ``source``: a split made it, or its child ``source`` goes.
 
         After a split they are the two parts of what was ``source``; a child that goes has no position left.
+        """
+
+    def may_join(self, head: L, tail: L) -> bool:
+        """Whether ``head`` and its only child ``tail`` have the same past and may be one node.
+
+        Mutates nothing. True only if who is chosen later, and what is learned of it, is the same after as
+        without; where it holds for neighbours along a chain, they may all be one node. Asked after ``used``,
+        which makes the parts of a chain alike again.
+        """
+
+    def joined(self, node: L, gone: L) -> None:
+        """The positions of ``gone`` are those of ``node`` now, right before or after its own.
+
+        ``may_join`` held for the two, or for each two neighbours between them. Neither is a candidate.
+        ``gone`` has no position left; implies ``forget`` of it.
         """
 
     def enter(self, leaf: L) -> None:

@@ -36,6 +36,14 @@ class RankedPolicy(Generic[L]):
         if heir not in self._ranks or self._ranks[heir] < rank:
             self._rank(heir, rank)
 
+    def may_join(self, head: L, tail: L) -> bool:
+        """A parent gets the rank of the child that goes, if that is higher: here it would."""
+        return self._ranks[head] <= self._ranks[tail]
+
+    def joined(self, node: L, gone: L) -> None:
+        self._rank(node, max(self._ranks[node], self._ranks[gone]))
+        self.forget(gone)
+
     def enter(self, leaf: L) -> None:
         if leaf not in self._keys:
             key = self._keys[leaf] = self._ranks[leaf], next(self._serial)

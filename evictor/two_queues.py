@@ -22,6 +22,9 @@ class TwoQueues(RankedPolicy[L]):
         super().inherit(heir, source)
         self._count(source)
 
+    def may_join(self, head: L, tail: L) -> bool:
+        return self._ranks[head] == self._ranks[tail]
+
     def enter(self, leaf: L) -> None:
         super().enter(leaf)
         self._count(leaf)

@@ -26,6 +26,8 @@ class Node:
         self.keys: list[int] = []
         self.children: list[Node] = []
         self.pinned = False
+        self.rank: Any = None
+        self.mark: Any = None
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.keys}>"
@@ -126,6 +128,34 @@ class PolicyDriver:
         self.policy.inherit(new, node)
         self._refresh(node)
         self._refresh(new)
+
+    def may_join(self, head: Node) -> bool:
+        """Whether ``head`` and its child may be one; asked twice."""
+        if head is self.root or len(head.children) != 1 or head.pinned:
+            return False
+        may_join = self.policy.may_join(head, head.children[0])
+        assert self.policy.may_join(head, head.children[0]) == may_join
+        return may_join
+
+    def join(self, head: Node, *, keep_head: bool) -> Node:
+        """Make one of ``head`` and its only child; the other one is gone."""
+        [tail] = head.children
+        assert head.parent is not None
+        keys = head.keys + tail.keys
+        self.policy.leave(tail)
+        if keep_head:
+            node, gone = head, tail
+            node.children, node.pinned = tail.children, tail.pinned
+            for child in node.children:
+                child.parent = node
+        else:
+            node, gone = tail, head
+            head.parent.children[head.parent.children.index(head)] = tail
+            tail.parent = head.parent
+        node.keys, gone.keys = keys, []
+        self.policy.joined(node, gone)
+        self._refresh(node)
+        return node
 
     def pin(self, node: Node) -> None:
         node.pinned = True

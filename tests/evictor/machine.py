@@ -66,6 +66,12 @@ class PolicyMachine(RuleBasedStateMachine):
         node = self._draw(data, [node for node in self.driver.nodes if len(node.keys) > 1])
         self.driver.split(node, data.draw(st.integers(1, len(node.keys) - 1)), new_head=new_head)
 
+    @precondition(lambda self: any(map(self.driver.may_join, self.driver.nodes)))
+    @rule(data=st.data(), keep_head=st.booleans())
+    def join(self, data: st.DataObject, keep_head: bool) -> None:
+        head = self._draw(data, [node for node in self.driver.nodes if self.driver.may_join(node)])
+        self.driver.join(head, keep_head=keep_head)
+
     @precondition(lambda self: self.driver.candidates)
     @rule(data=st.data())
     def pin(self, data: st.DataObject) -> None:

@@ -192,3 +192,17 @@ def test_no_call_visits_every_leaf(name: str, num_leaves: int) -> None:
     for call in calls:
         call()
     assert CountedNode.num_hashes / len(calls) < 16, "more than a few visits per call on average"
+
+
+@pytest.mark.parametrize("keep_head", [True, False])
+def test_the_halves_of_a_split_join_again(driver: PolicyDriver, keep_head: bool) -> None:
+    node, other = driver.grow(driver.root, 6), driver.grow(driver.root, 2)
+    driver.split(node, 4, new_head=True)
+    [head] = [each for each in driver.root.children if each is not other]
+    assert driver.may_join(head)
+    joined = driver.join(head, keep_head=keep_head)
+    assert len(joined) == 6
+    driver.policy.check_invariants()
+    while driver.evict(1):
+        driver.policy.check_invariants()
+    assert not driver.nodes
