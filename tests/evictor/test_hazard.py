@@ -149,6 +149,27 @@ def test_a_newcomer_that_continues_is_of_the_kind_of_what_it_continues() -> None
     assert policy._kind_of(Newcomer(node, driver.new_keys(1)[0], 3)) != policy._states[node].kind
 
 
+def test_a_newcomer_worth_as_much_as_the_least_leaf_is_stored() -> None:
+    policy: HazardPolicy = HazardPolicy(64)
+    driver = PolicyDriver(policy)
+    leaf = driver.grow(driver.root, 10)
+    newcomer = Newcomer(driver.root, *driver.new_keys(1), num_positions=10)
+    assert policy._kind_of(newcomer) == policy._states[leaf].kind
+    assert driver.choose(newcomer) is leaf
+
+
+def test_answers_of_one_length_that_nobody_asked_for_replace_each_other() -> None:
+    """No request comes between, so each is worth what the one before it is."""
+    pool = CpuOffloadingBlockAllocator(8, policy=HazardPolicy(8))
+    for answer in range(5):
+        plan = pool.plan_store(chain_of(answer, 1, 2, 3), 4)
+        assert plan is not None
+        assert len(plan.slots) == 4
+        pool.commit(plan)
+    pool.check_invariants()
+    assert [pool.resident_depth(chain_of(answer, 1, 2, 3)) for answer in range(5)] == [0, 0, 0, 4, 4]
+
+
 # What is counted
 
 

@@ -210,6 +210,31 @@ def test_both_parts_of_a_split_keep_the_hints(hints: KeepHints, new_head: bool) 
         assert [driver.choose(), driver.policy_state(driver.nodes[1])] == [driver.nodes[0], Worth.UNWANTED]
 
 
+@pytest.mark.parametrize("new_head", [True, False])
+@pytest.mark.parametrize("hints", [UNWANTED, LOW, HIGH], ids=str)
+def test_both_parts_of_a_split_keep_their_turn(hints: KeepHints, new_head: bool) -> None:
+    driver = HintedDriver()
+    old, young, plain = driver.grown(4, hints), driver.grown(4, hints), driver.grown(1)
+    driver.use(plain)  # the last request before the split is another one
+    driver.split(old, 2, new_head=new_head)
+    (head,) = (node for node in driver.nodes if node.keys == [0, 1])
+    (tail,) = (node for node in driver.nodes if node.keys == [2, 3])
+    assert [node for node in driver.order() if node is not plain] == [tail, head, young]
+
+
+@pytest.mark.parametrize("new_head", [True, False])
+def test_both_parts_of_a_split_live_as_long(new_head: bool) -> None:
+    driver = HintedDriver()
+    node = driver.grown(4, KeepHints(ttl=10))
+    driver.now = 6
+    driver.grown(1, KeepHints(ttl=100))
+    driver.split(node, 2, new_head=new_head)
+    driver.now = 10
+    parts = [each for each in driver.nodes if len(each) == 2]
+    assert driver.choose() in parts
+    assert [driver.policy_state(each) for each in parts] == [Worth.UNWANTED] * 2
+
+
 def test_only_equals_share_a_segment() -> None:
     driver = HintedDriver(6)
     protected = driver.grown(2, HIGH)

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import pairwise
 from typing import ClassVar
 
 import pytest
@@ -60,6 +61,18 @@ class HintedMachine(PolicyMachine):
         states = [(self.driver.policy_state(node), len(node)) for node in self.driver.nodes]
         assert sum(size for state, size in states if state in (None, Worth.HIGH)) <= self.max_protected
         self.seen["used after high worth had ended"] += self.driver.num_used_late > 0
+
+    @invariant()
+    def marks_tell_the_last_use(self) -> None:
+        """The time of it, and of any two nodes which was used later."""
+        stamps = {}
+        for node in self.driver.nodes:
+            if (mark := self.driver.policy._marks.get(node)) is not None:
+                wish = self.driver.wishes[node.keys[0]]
+                assert mark.last_use == wish.last_use, f"{node} was used at {wish.last_use}"
+                assert stamps.setdefault(wish.stamp, mark.stamp) == mark.stamp, f"{node} was used with others"
+        in_order = [stamps[asked] for asked in sorted(stamps)]
+        assert all(before < after for before, after in pairwise(in_order)), f"{stamps} are out of order"
 
     def expect_victim(self, leaf: Node) -> None:
         """The least of what there is, and of that the least recently used."""

@@ -44,9 +44,11 @@ def test_pins_and_high_priorities_are_bounded_together(caplog: pytest.LogCapture
 def test_no_tail_stays_protected_without_its_head(size: int, new_head: bool) -> None:
     driver = HintedDriver(5)
     node = driver.grown(4, HIGH)
+    driver.grown(1)  # the last request before the split is another one
     driver.split(node, size, new_head=new_head)
     driver.grown(2, HIGH)
-    assert [driver.policy_state(each) for each in driver.nodes] == [Worth.NORMAL, Worth.NORMAL, Worth.HIGH]
+    states = [driver.policy_state(each) for each in driver.nodes]
+    assert states == [Worth.NORMAL, Worth.NORMAL, Worth.NORMAL, Worth.HIGH]
 
 
 def test_what_never_fits_takes_nothing_from_others() -> None:
