@@ -1,6 +1,6 @@
 """When to look at what next, so that nobody looks at everything in every step."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -16,6 +16,12 @@ class Lookout(Generic[K]):
         self._step = 0
         self._due_in: dict[K, int] = {}
         self._by_step: dict[int, list[K]] = {}
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._due_in
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._due_in)
 
     def expect(self, key: K, steps: int) -> None:
         """``key`` is due in the ``steps``-th step from now, at least 1."""

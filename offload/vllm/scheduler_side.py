@@ -120,7 +120,7 @@ class SchedulerSide:
         request_id = request.request_id
         num_local = self._local_tokens.pop(request_id, 0)
         if request_id in self._admitted:
-            self.stores.admit_again(request)
+            self.stores.backlog.admit_again(request_id)
         else:
             self._admitted[request_id] = True
             hints = self._hints_of(request)
@@ -171,7 +171,7 @@ class SchedulerSide:
     def reset(self) -> None:
         """Forget all KV: weights may have changed. Nothing computed before this is ever stored."""
         self.allocator.reset()
-        self.stores.stop_storing()
+        self.stores.backlog.clear()
         self._next.cancelled += self.restores.cancel()
         self._has_news = True
 
@@ -214,7 +214,7 @@ class SchedulerSide:
     def _advance(self, progress: Progress) -> None:
         job = progress.job
         if progress.fell_short or (progress.ended and job.num_copied < job.num_blocks):
-            self.stores.plan_anew()
+            self.stores.backlog.plan_anew()
         if not isinstance(job, LoadJob):
             self.stores.advance(job, progress)
             return

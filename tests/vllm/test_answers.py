@@ -50,7 +50,7 @@ def test_a_prompt_is_stored_at_once_and_an_answer_in_runs(engines: Any) -> None:
 def test_the_line_of_answers_holds_only_those_that_run(engines: Any) -> None:
     """More answers reach a run than turns come up: the line must not fill with requests that are over."""
     engine = engines(gpu_blocks=400, cpu_slots=4000, max_num_seqs=32, chunk=64, max_model_len=200)
-    rng, stores = random.Random(1), engine.side.stores
+    rng, backlog = random.Random(1), engine.side.stores.backlog
     live: list[Any] = []
     most_in_line = 0
     for _ in range(400):
@@ -58,8 +58,8 @@ def test_the_line_of_answers_holds_only_those_that_run(engines: Any) -> None:
         while len(live) < 32:
             live.append(engine.add([rng.randrange(512) for _ in range(5)], rng.randint(33, 60)))
         engine.step()
-        most_in_line = max(most_in_line, len(stores._answers))
-        assert set(stores._answers) <= {request.request_id for request in live}
+        most_in_line = max(most_in_line, len(backlog._line))
+        assert set(backlog._line) <= {request.request_id for request in live}
     assert most_in_line > 4
     engine.drain()
     engine.audit.check_drained()

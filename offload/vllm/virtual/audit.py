@@ -84,6 +84,7 @@ class Audit(SchedulerAudit):
         side = self._engine.side
         side.allocator.check_invariants()
         side.ledger.check_invariants()
+        side.stores.backlog.check_invariants()
         self._check_failed_slots()
         if self._engine.num_steps % _POOL_EVERY == 0:
             self.check_pool()
@@ -113,10 +114,9 @@ class Audit(SchedulerAudit):
         assert allocator.num_free + allocator.num_resident == allocator.capacity, (
             f"{allocator.num_filling} slots filling, {allocator.num_leaving} leaving with no job in flight"
         )
-        assert not side.stores._answers, f"{side.stores._answers} are gone"
-        assert not (side._admitted or side._local_tokens or len(side.stores) or list(side.restores)), (
-            f"{side._admitted} {side._local_tokens} {list(side.restores)} are gone"
-        )
+        assert not (
+            side._admitted or side._local_tokens or len(side.stores.backlog) or list(side.restores)
+        ), f"{side._admitted} {side._local_tokens} {list(side.restores)} are gone"
         assert not side._hints, f"requests of {side._hints} are gone"
         assert len(allocator._uncached) == 0, "owners of uncached blocks that are gone"
         super().check_drained()

@@ -87,8 +87,8 @@ class VirtualEngine:
             )
             self.side = connector._scheduler
             self.side.restores.first_part = settings.first_part
-            self.side.stores.answer_run = settings.answer_run
-            self.side.stores.answer_interval = settings.answer_interval
+            self.side.stores.backlog.answer_run = settings.answer_run
+            self.side.stores.backlog.answer_interval = settings.answer_interval
         salts: dict[str, str] = {}
         self._salts = salts
         self.runner = VirtualRunner(self.ranks, settings.block_size, VOCABULARY, self.history, salts)

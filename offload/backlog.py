@@ -1,0 +1,218 @@
+"""The backlog: what each request has still to store."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from allocator import CpuOffloadingBlockAllocator, UncachedRun
+from evictor import KeepHints
+from offload import planner
+from offload.lookout import Lookout
+
+_ANSWERS_AT_ONCE = 4
+"""Answers of which a run is stored in one step. The first costs as much as the others together."""
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """An admitted request whose blocks may be stored.
+
+    Attributes:
+        request_id: names it.
+        request: the engine's own view of it, opaque here.
+        chain: its prefix hashes; the list grows with the request.
+        num_prompt_blocks: full blocks of its prompt.
+        keep: how to keep its blocks.
+        num_full: blocks that were full when it was last looked at, and are noted.
+        num_planned: how far stores were planned since its last admission, or the last fault. What was
+            stored and then evicted is not stored a second time while the request runs: requests whose
+            chains do not fit the pool together would evict each other's blocks with every block they fill.
+    """
+
+    request_id: str
+    request: Any
+    chain: Sequence[bytes]
+    num_prompt_blocks: int
+    keep: KeepHints | None = None
+    num_full: int = 0
+    num_planned: int = 0
+
+
+class Backlog:
+    """What requests have still to store, and when to look at which of them.
+
+    The states of a request, from its admission to its end::
+
+        admit --> expected in step s --due()--> looked at --> expected again
+                    ^                             |    \\--> in line, until its turn
+                    |                             \\------> at rest: nothing more will be stored
+                    +-- admit_again, plan_anew        ^
+                                                      +-- set_aside: preempted
+
+    A prompt's blocks are noted in the step that fills them, an answer's in runs: a few answers have their
+    turn every ``answer_interval`` steps. Whichever state it is in, its *noted* blocks are the allocator's to
+    list: those without a copy are stored as the engine's blocks allow.
+
+    No call costs more than O(requests it is about), but ``runs`` and ``plan_anew``: O(all of them).
+    """
+
+    answer_interval = 16
+
+    def __init__(
+        self, allocator: CpuOffloadingBlockAllocator, *, block_size: int, store_answers: bool
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            allocator: lists which of the noted blocks have no copy.
+            block_size: tokens per block.
+            store_answers: whether to store more than prompts.
+        """
+        self.answer_run = planner.answer_run_blocks(block_size)
+        self._allocator = allocator
+        self._block_size = block_size
+        self._store_answers = store_answers
+        self._pending: dict[str, Pending] = {}
+        self._lookout: Lookout[str] = Lookout()
+        self._line: dict[str, None] = {}  # answers with a run of full blocks
+        self._steps_to_turn = 0
+
+    def __len__(self) -> int:
+        """Requests whose blocks may be stored."""
+        return len(self._pending)
+
+    def get(self, request_id: Hashable) -> Pending | None:
+        """What is known of a request; None if its blocks may not be stored, or it is over."""
+        return self._pending.get(str(request_id))
+
+    # Coming and going
+
+    def admit(self, pending: Pending) -> None:
+        """A request has blocks for the first time."""
+        self._pending[pending.request_id] = pending
+        self._lookout.expect(pending.request_id, 1)
+
+    def admit_again(self, request_id: str) -> None:
+        """It was preempted, and has blocks again."""
+        pending = self._pending.get(request_id)
+        if pending is not None:
+            self._start_over(pending)
+
+    def set_aside(self, request_id: str, *, is_back: bool) -> None:
+        """It was preempted, so the blocks that were noted are gone; ``is_back``: it has others already."""
+        self._allocator.forget_owner(request_id)
+        if not is_back:
+            self._forget(request_id)
+
+    def finish(self, request_id: str) -> tuple[Pending | None, bool]:
+        """It is over. Returns what is known of it, and whether noted blocks may have no copy."""
+        self._forget(request_id)
+        return self._pending.pop(request_id, None), self._allocator.forget_owner(request_id)
+
+    def clear(self) -> None:
+        """Nothing that was computed for these requests is ever stored. The allocator has forgotten them."""
+        for request_id in self._pending:
+            self._forget(request_id)
+        self._pending.clear()
+
+    # A step
+
+    def due(self, busy: Iterable[str]) -> list[Pending]:
+        """A step begins: whom to look at, each with ``look``.
+
+        ``busy`` compute more than one token in it. The others are those whose turn it is by the lookout: it
+        counts on a token per step, so it may be early, and never late.
+        """
+        request_ids = [*self._lookout.due(), *busy]
+        return [self._pending[request_id] for request_id in request_ids if request_id in self._pending]
+
+    def turns(self) -> list[Pending]:
+        """Answers whose turn in the line it is in this step. Look at them, too."""
+        self._steps_to_turn -= self._steps_to_turn > 0
+        if self._steps_to_turn or not self._line:
+            return []
+        self._steps_to_turn = self.answer_interval
+        request_ids = list(islice(self._line, _ANSWERS_AT_ONCE))
+        for request_id in request_ids:
+            del self._line[request_id]
+        return [self._pending[request_id] for request_id in request_ids]
+
+    def look_later(self, pending: Pending) -> None:
+        """It does not compute in this step: it waits for its KV, or until it is scheduled again."""
+        self._lookout.expect(pending.request_id, 1)
+
+    def look(self, pending: Pending, num_tokens: int, num_full: int, *, has_turn: bool = False) -> None:
+        """Once this step has run, ``num_tokens`` of it are computed and ``num_full`` of its blocks are full.
+
+        Note these blocks, or have the request stand in line, if there are enough of them.
+        """
+        num_prompt_blocks, run = pending.num_prompt_blocks, self.answer_run
+        if planner.is_worth_storing(num_full, pending.num_full, num_prompt_blocks, run):
+            if num_full > num_prompt_blocks and not has_turn:
+                noted = max(min(num_full, pending.num_full), num_prompt_blocks)
+                if num_full >= noted + run:
+                    self._line[pending.request_id] = None
+                num_full = noted
+            if num_full != pending.num_full:
+                pending.num_full = num_full
+                pending.num_planned = min(pending.num_planned, num_full)
+                self._allocator.note_full(pending.request_id, pending.chain, num_full)
+        if pending.request_id in self._line:
+            self._lookout.forget(pending.request_id)
+        elif num_full < num_prompt_blocks or self._store_answers:
+            steps = planner.tokens_to_next_look(
+                num_tokens, pending.num_full, num_prompt_blocks, run, self._block_size
+            )
+            self._lookout.expect(pending.request_id, steps)
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether noted blocks may have no copy."""
+        return self._allocator.num_owners > 0
+
+    def runs(self) -> list[UncachedRun]:
+        """Noted blocks without a copy, deepest shared prefix first."""
+        return self._allocator.uncached()
+
+    # What became of a run
+
+    def planned(self, pending: Pending, stop: int) -> None:
+        """Stores are under way up to that position."""
+        pending.num_planned = stop
+
+    def declined(self, pending: Pending) -> None:
+        """Its blocks are worth less than all that is in the pool now: another try at the next look."""
+        self._allocator.forget_owner(pending.request_id)
+        pending.num_full = 0
+
+    def was_evicted(self, pending: Pending) -> None:
+        """What it would store now, it has stored before."""
+        self._allocator.forget_owner(pending.request_id)
+
+    def plan_anew(self) -> None:
+        """Something has left the pool that was not evicted; whose chains went with it is not known here."""
+        for pending in self._pending.values():
+            self._start_over(pending)
+
+    def check_invariants(self) -> None:
+        """Each request is looked for in one place at most, and none that is over in any."""
+        self._lookout.check_invariants()
+        for request_id, pending in self._pending.items():
+            assert pending.request_id == request_id, f"{pending} is filed under {request_id}"
+            assert pending.num_planned <= pending.num_full or not pending.num_full, f"{pending}"
+            both = request_id in self._line and request_id in self._lookout
+            assert not both, f"{request_id} is in line and expected"
+        gone = [*(self._line.keys() - self._pending.keys()), *(set(self._lookout) - self._pending.keys())]
+        assert not gone, f"{gone} are over, and still looked for"
+
+    # Private
+
+    def _start_over(self, pending: Pending) -> None:
+        pending.num_full = pending.num_planned = 0
+        self._line.pop(pending.request_id, None)
+        self._lookout.expect(pending.request_id, 1)
+
+    def _forget(self, request_id: str) -> None:
+        self._lookout.forget(request_id)
+        self._line.pop(request_id, None)
