@@ -2,14 +2,25 @@
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
-from offload.config import GIB, OffloadConfig, check_host_memory, check_record_trace
+from offload.config import GIB
 from offload.errors import OffloadError
 from offload.host_limits import host_memory_bytes
 from offload.size_command import add_size_command
+
+_NEW_WEIGHTS = """\
+note     After new weights, empty the pool: reset_prefix_cache(reset_connector=True), or over HTTP
+         POST /reset_prefix_cache?reset_external=true. Without it the pool keeps KV of the old weights.
+"""
+_NO_ENGINE = """\
+note     The model and vLLM's other arguments were not checked: add them after --, as in
+         kv-offload check --config JSON -- MODEL --block-size 16
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,16 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kv-offload", description="A CPU KV-cache tier for vLLM.")
     parser.add_argument("--version", action="version", version=f"kv-offload {version('kv-offload')}")
     commands = parser.add_subparsers(dest="command", required=True)
-    check = commands.add_parser(
-        "check", help="check vLLM's version, this machine and a configuration, and print the flag for vLLM"
-    )
-    check.add_argument(
-        "--config",
-        default='{"cpu_gib": 8}',
-        metavar="JSON",
-        help="kv_connector_extra_config to check, such as '{\"cpu_gib\": 8}' (the default)",
-    )
-    check.set_defaults(run=_check)
+    _add_check_command(commands)
     add_size_command(commands)
     options = parser.parse_args(argv)
     try:
@@ -37,27 +39,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _add_check_command(commands: Any) -> None:
+    check = commands.add_parser(
+        "check", help="check vLLM's version, this machine and a configuration, and print the flag for vLLM"
+    )
+    check.add_argument(
+        "--config",
+        metavar="JSON",
+        help="kv_connector_extra_config to check, such as '{\"cpu_gib\": 8}', which is the default",
+    )
+    check.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="-- MODEL ...",
+        help="arguments of vllm serve: the engine's configuration is checked too, as at its start",
+    )
+    check.set_defaults(run=_check)
+
+
 def _check(options: argparse.Namespace) -> None:
-    config_json: str = options.config
+    arguments: list[str] = options.arguments
+    settings = None if options.config is None else _read_settings(options.config)
+    if settings is None and not any(each.startswith("--kv-transfer-config") for each in arguments):
+        settings = {"cpu_gib": 8}
+    vllm_version = _vllm_version()
+    from offload.vllm.start_check import check_arguments, check_settings, flag_value
+
+    if arguments:
+        config = check_arguments(arguments, settings)
+    else:
+        assert settings is not None
+        config = check_settings(settings)
+    print(f"memory   {host_memory_bytes() / GIB:.1f} GiB, {config.cpu_gib} of them for the pool")
+    print(f"vLLM     {vllm_version}")
+    print(_NEW_WEIGHTS + ("" if arguments else _NO_ENGINE), end="")
+    if settings is not None:
+        print(f"flag     --kv-transfer-config {shlex.quote(flag_value(settings))}")
+
+
+def _read_settings(text: str) -> dict[str, Any]:
     try:
-        settings = json.loads(config_json)
-    except json.JSONDecodeError as error:
+        settings = json.loads(text)
+    except (ValueError, RecursionError) as error:  # a ValueError too for a number of thousands of digits
         raise OffloadError(
-            f"--config {config_json!r} is not JSON ({error}); quote it as one argument"
+            f"--config {text[:200]!r} is not JSON ({error}); quote it as one argument"
         ) from None
     if not isinstance(settings, dict):
-        raise OffloadError(f'--config {config_json!r} is not a JSON object; use for example {{"cpu_gib": 8}}')
-    config = OffloadConfig.from_mapping(settings)
-    check_host_memory(config)
-    check_record_trace(config)
-    print(f"memory   {host_memory_bytes() / GIB:.1f} GiB, {config.cpu_gib} of them for the pool")
-    print(f"vLLM     {_vllm_version()}")
-    transfer = {
-        "kv_connector": "CpuOffloadConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": settings,
-    }
-    print(f"flag     --kv-transfer-config '{json.dumps(transfer)}'")
+        raise OffloadError(f'--config {text[:200]!r} is not a JSON object; use for example {{"cpu_gib": 8}}')
+    return settings
 
 
 def _vllm_version() -> str:

@@ -131,6 +131,8 @@ def check_record_trace(config: OffloadConfig) -> None:
 
 def unwritable(path: Path, *, beside: bool = False) -> str | None:
     """Why no file can be written at ``path``, or under a new name ``beside`` it; None if it can."""
+    if "\0" in str(path):
+        return "it has a NUL character"  # which pathlib takes for a file that is not there
     try:
         if path.is_dir():
             return "it is a directory"

@@ -12,6 +12,8 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.engine.arg_utils import EngineArgs
 
 CONNECTOR = "CpuOffloadConnector"
+PLUGIN = "cpu_offload"
+"""Name of the entry point, as ``VLLM_PLUGINS`` may list it."""
 
 
 def register() -> None:

@@ -45,11 +45,39 @@ def check_before_start(vllm_config: VllmConfig) -> None:
             HostMemoryError if CUDA may not pin memory.
     """
     config = check_engine(vllm_config)
-    if config is None:
-        return
+    if config is not None:
+        check_machine(config)
+
+
+def check_machine(config: OffloadConfig) -> None:
+    """Refuse what can be seen on this machine not to work, before memory is taken.
+
+    Raises:
+        OffloadError: ConfigError for a trace that cannot be written here; HostMemoryError if CUDA may not
+            pin memory.
+    """
     check_record_trace(config)
     if current_platform.is_cuda():
         check_pinning()
+
+
+def check_connector(transfer: KVTransferConfig | None) -> OffloadConfig | None:
+    """Read and check our connector's settings and role; None if it is not in use.
+
+    Raises:
+        ConfigError: a key or value of the extra config.
+        UnsupportedError: a role with which it could not both store and load.
+    """
+    found = find_settings(transfer)
+    if found is None:
+        return None
+    role, settings = found
+    config = OffloadConfig.from_mapping(settings)
+    if role != "kv_both":
+        raise UnsupportedError(
+            f'kv_role is "{role}"; kv-offload both stores and loads, set "kv_role": "kv_both"'
+        )
+    return config
 
 
 def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
@@ -59,17 +87,11 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
         ConfigError: a key or value of the extra config.
         UnsupportedError: an engine setting or a model that this release cannot serve right.
     """
-    found = find_settings(vllm_config.kv_transfer_config)
-    if found is None:
+    config = check_connector(vllm_config.kv_transfer_config)
+    if config is None:
         return None
-    role, settings = found
-    config = OffloadConfig.from_mapping(settings)
     _check_memory(vllm_config, config)
     _check_multi_connector(vllm_config)
-    if role != "kv_both":
-        raise UnsupportedError(
-            f'kv_role is "{role}"; kv-offload both stores and loads, set "kv_role": "kv_both"'
-        )
     _check_model(vllm_config)
     if not vllm_config.cache_config.enable_prefix_caching:
         raise UnsupportedError(
@@ -111,6 +133,13 @@ def check_cache_groups(kv_cache_config: KVCacheConfig) -> None:
                 f"the model's KV cache is of kind {type(layer_spec).__name__}; this release serves full "
                 f"attention and MLA only. Remove the connector for this model"
             )
+
+
+def pool_bytes_here(vllm_config: VllmConfig, config: OffloadConfig) -> int:
+    """What the pools of all data-parallel replicas on this machine take together."""
+    parallel = vllm_config.parallel_config
+    replicas, nodes = max(parallel.data_parallel_size_local, 1), parallel.nnodes_within_dp
+    return int(config.cpu_bytes * replicas // nodes)
 
 
 def _check_memory(vllm_config: VllmConfig, config: OffloadConfig) -> None:

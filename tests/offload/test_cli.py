@@ -1,8 +1,12 @@
 """The command ``kv-offload check``."""
 
 import json
+import shlex
+import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import pytest
 import vllm
@@ -14,18 +18,58 @@ def test_a_good_configuration_prints_the_flag(capsys: pytest.CaptureFixture[str]
     assert main(["check", "--config", '{"cpu_gib": 0.5, "store_decode_blocks": false}']) == 0
     printed = capsys.readouterr().out
     assert f"vLLM     {vllm.__version__}" in printed
-    flag = printed.splitlines()[-1].split("--kv-transfer-config ")[1].strip("'")
-    assert json.loads(flag) == {
+    assert flag_as_a_shell_reads_it(printed) == {
         "kv_connector": "CpuOffloadConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"cpu_gib": 0.5, "store_decode_blocks": False},
     }
+    assert "reset_prefix_cache(reset_connector=True)" in printed
+
+
+def test_the_default_is_a_pool_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check"]) == 0
+    flag = flag_as_a_shell_reads_it(capsys.readouterr().out)
+    assert flag["kv_connector_extra_config"] == {"cpu_gib": 8}
+
+
+NAMES = [
+    "it's a trace",
+    '"quoted"',
+    "$HOME `date` $(date)",
+    "a\\b",
+    "a\nb",
+    "!history",
+    "Spuren für später",
+    "*",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_flag_survives_a_shell(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"cpu_gib": 0.5, "record_trace": str(tmp_path / name)}
+    assert main(["check", "--config", json.dumps(settings)]) == 0
+    flag = flag_as_a_shell_reads_it(capsys.readouterr().out)
+    assert flag["kv_connector_extra_config"] == settings
+
+
+def flag_as_a_shell_reads_it(printed: str) -> dict[str, Any]:
+    """What vLLM would be given if a user copied the flag to a command line."""
+    (line,) = (line for line in printed.splitlines() if line.startswith("flag"))
+    echo = "import sys, json; print(json.dumps(sys.argv[1:]))"
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(echo)} {line.removeprefix('flag')}"
+    echoed = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    name, value = json.loads(echoed)
+    assert name == "--kv-transfer-config"
+    flag: dict[str, Any] = json.loads(value)
+    return flag
 
 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
         ("{cpu_gib: 8}", "is not JSON"),
+        ('{"cpu_gib": ' + "1" * 5000 + "}", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("8", "is not a JSON object"),
         ("[]", "is not a JSON object"),
         ('{"cpu_gb": 8}', "did you mean 'cpu_gib'"),
@@ -33,6 +77,7 @@ def test_a_good_configuration_prints_the_flag(capsys: pytest.CaptureFixture[str]
         ('{"cpu_gib": NaN}', "a positive number"),
         ('{"cpu_gib": 0.5, "record_trace": "/nowhere/t.jsonl"}', "there is no directory /nowhere"),
     ],
+    ids=lambda text: text[:30],
 )
 def test_a_bad_one_is_refused(config: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--config", config]) == 1

@@ -151,14 +151,19 @@ def test_a_trace_that_can_be_written_passes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("", "it is a directory"), ("no/trace.jsonl", "there is no directory"), ("x" * 999, "too long")],
-    ids=["directory", "missing", "long"],
+    [
+        ("", "it is a directory"),
+        ("no/trace.jsonl", "there is no directory"),
+        ("x" * 999, "too long"),
+        ("a\0b", "NUL character"),
+    ],
+    ids=["directory", "missing", "long", "nul"],
 )
 def test_a_trace_that_cannot_is_refused(name: str, reason: str, tmp_path: Path) -> None:
     path = str(tmp_path / name)
     with pytest.raises(ConfigError, match=r"record_trace is .*; name a file in a directory") as refused:
         check_record_trace(OffloadConfig(cpu_gib=8, record_trace=path))
-    assert path in str(refused.value)
+    assert repr(path) in str(refused.value)
     assert reason in str(refused.value)
 
 

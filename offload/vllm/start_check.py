@@ -1,0 +1,98 @@
+"""What ``kv-offload check`` asks: would an engine so set start here? With the code of the start."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+from vllm import envs
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from offload.config import OffloadConfig, check_host_memory
+from offload.errors import ConfigError, OffloadError, UnsupportedError
+from offload.host_limits import check_room
+from offload.vllm.plugin import CONNECTOR, PLUGIN, register
+from offload.vllm.support import check_connector, check_engine, check_machine, pool_bytes_here
+
+
+def flag_value(settings: Mapping[str, Any]) -> str:
+    """The value of ``--kv-transfer-config`` for these settings, JSON in ASCII."""
+    return json.dumps(
+        {"kv_connector": CONNECTOR, "kv_role": "kv_both", "kv_connector_extra_config": settings}
+    )
+
+
+def check_settings(settings: Mapping[str, Any]) -> OffloadConfig:
+    """Refuse settings with which no engine would start on this machine, whatever its model.
+
+    Raises:
+        OffloadError: as the start does.
+    """
+    _check_plugins()
+    try:
+        transfer = TypeAdapter(KVTransferConfig).validate_json(flag_value(settings))
+    except ValueError as error:
+        raise ConfigError(f"vLLM cannot read the settings: {error}") from None
+    config = check_connector(transfer)
+    assert config is not None
+    check_host_memory(config)
+    check_machine(config)
+    check_room(config.cpu_bytes)
+    return config
+
+
+def check_arguments(arguments: Sequence[str], settings: Mapping[str, Any] | None) -> OffloadConfig:
+    """Refuse arguments of ``vllm serve`` with which the engine would not start.
+
+    vLLM reads them and configures an engine, for which it reads the model's configuration, not its weights.
+
+    Args:
+        arguments: those after ``vllm serve``.
+        settings: of our connector; None where the arguments have ``--kv-transfer-config`` themselves.
+
+    Raises:
+        OffloadError: as the start does; UnsupportedError too for what vLLM itself refuses.
+        SystemExit: vLLM does not know an argument.
+    """
+    _check_plugins()
+    register()
+    parsed = make_arg_parser(FlexibleArgumentParser(prog="vllm serve")).parse_args(list(arguments))
+    if settings is not None:
+        if parsed.kv_transfer_config is not None:
+            raise ConfigError("the settings are given twice; give --config or --kv-transfer-config, not both")
+        return check_arguments([*arguments, "--kv-transfer-config", flag_value(settings)], None)
+    if parsed.model_tag is not None:
+        parsed.model = parsed.model_tag
+    vllm_config = _configure(AsyncEngineArgs.from_cli_args(parsed))
+    config = check_engine(vllm_config)
+    if config is None:
+        raise UnsupportedError(f"--kv-transfer-config does not name {CONNECTOR}; add it, or use --config")
+    check_room(pool_bytes_here(vllm_config, config))
+    return config
+
+
+def _configure(arguments: AsyncEngineArgs) -> VllmConfig:
+    """As the start does it; the plug-in checks what comes of it."""
+    try:
+        return arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    except OffloadError:
+        raise
+    except (ValueError, OSError, RuntimeError, NotImplementedError, AssertionError) as error:
+        raise UnsupportedError(f"vLLM refuses these arguments: {error}") from error
+
+
+def _check_plugins() -> None:
+    """Refuse an environment in which vLLM would not know the connector.
+
+    Raises:
+        UnsupportedError: ``VLLM_PLUGINS`` leaves ours out.
+    """
+    allowed = envs.VLLM_PLUGINS
+    if allowed is not None and PLUGIN not in allowed:
+        raise UnsupportedError(
+            f"VLLM_PLUGINS is {','.join(allowed)!r}, so vLLM does not load kv-offload; add {PLUGIN} to it"
+        )
