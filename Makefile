@@ -27,8 +27,8 @@ help: ## print this
 setup: ## make .venv: vLLM, this package in place, the tools
 	@.ci/setup
 
-demo: setup ## ask long documents again with and without offload; a table and a plot
-	$(python) -m benchmarks.long_document_qa --demo
+demo: setup ## ask long documents again with and without offload; a table and a plot (ARGS=--full: all of it)
+	$(python) -m benchmarks.long_document_qa --demo $(ARGS)
 
 test: setup ## run the tests, also on the oldest vLLM (GPU tests skip themselves without one)
 	$(python) -m pytest $(ARGS)

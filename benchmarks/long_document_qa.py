@@ -19,7 +19,7 @@ from dataclasses import asdict
 
 from benchmarks import report
 from benchmarks.longdoc.engine_process import EngineError
-from benchmarks.longdoc.offline import run_mode
+from benchmarks.longdoc.offline import run_mode, run_side_by_side
 from benchmarks.longdoc.options import Online, Options, parse
 from benchmarks.longdoc.plot import write_plot
 from benchmarks.longdoc.server import Server, ServerError, run_server
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     remarks = report.load_note()
     if options.settings is not None:
         remarks += notes(options.modes, options.settings)
-        rows = _offline(options.settings, options.modes, failures)
+        rows = _offline(options.settings, options.modes, options.side_by_side, failures)
     else:
         assert options.online is not None
         rows = _online(options.online, options.workload, failures)
@@ -47,8 +47,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def _offline(settings: Settings, modes: Sequence[str], failures: list[str]) -> list[Row]:
-    print(_describe(settings))
+def _offline(settings: Settings, modes: Sequence[str], side_by_side: bool, failures: list[str]) -> list[Row]:
+    print(_describe(settings), flush=True)
+    return (_offline_side_by_side if side_by_side else _offline_in_turn)(settings, modes, failures)
+
+
+def _offline_side_by_side(settings: Settings, modes: Sequence[str], failures: list[str]) -> list[Row]:
+    rows: list[Row] = []
+    try:
+        for found in run_side_by_side(settings, modes):
+            rows += found
+            for line in format_gains(found):
+                print(line, flush=True)
+    except EngineError as failure:
+        failures.append(str(failure))
+    except KeyboardInterrupt:
+        failures.append("interrupted")
+    return rows
+
+
+def _offline_in_turn(settings: Settings, modes: Sequence[str], failures: list[str]) -> list[Row]:
     rows: list[Row] = []
     for mode in modes:
         try:

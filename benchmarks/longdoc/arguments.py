@@ -16,6 +16,7 @@ __all__ = [
     "add_engine_arguments",
     "add_prompt_arguments",
     "check_memory",
+    "device_of",
     "make_settings",
     "make_workload",
 ]
@@ -32,7 +33,7 @@ _WORKLOAD = (
     "seed",
 )
 _MODEL = ("shape", "hidden_size", "layers", "heads", "kv_heads", "dtype")
-_CACHES = ("gpu_documents", "cpu_documents", "block_size", "max_num_batched_tokens", "device")
+_CACHES = ("gpu_documents", "cpu_documents", "block_size", "max_num_batched_tokens", "device", "in_process")
 
 ENGINE_NAMES = (*_MODEL, *_CACHES)
 """Names under which `add_engine_arguments` stores what was given."""
@@ -80,7 +81,7 @@ def make_settings(chosen: Mapping[str, Any]) -> Settings:
 
     Raises ValueError, naming the value that is wrong and what would be right.
     """
-    device = _device(chosen.get("device", "auto"))
+    device = device_of(chosen.get("device", "auto"))
     values = {**(_CUDA if device == "cuda" else {}), **chosen, "device": device}
     if values.get("shape") == "llama-8b":
         values.setdefault("vocab_size", LLAMA_8B["vocab_size"])
@@ -128,7 +129,7 @@ def check_memory(settings: Settings, modes: Collection[str], engines: int = 1) -
         )
 
 
-def _device(wanted: str) -> str:
+def device_of(wanted: str) -> str:
     """Resolve `auto`; ValueError if the installed build cannot serve what is wanted."""
     import torch
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.longdoc.client import Client
+from benchmarks.longdoc.environment import set_environment
 from benchmarks.longdoc.measure import Counters
 from benchmarks.longdoc.settings import Settings
 from benchmarks.longdoc.workload import Prompt, warm_up_prompts
@@ -77,25 +77,6 @@ def engine_arguments(settings: Settings, mode: str) -> dict[str, Any]:
     return arguments | ({"kv_transfer_config": transfer} if transfer else {})
 
 
-def _set_environment(settings: Settings) -> None:
-    """Set what the engine's processes read at start, alike for all modes. Cores given by the user stay.
-
-    - Beside a connector, vLLM's CPU backend keeps one more core free, and on two cores it then keeps
-      none free: modes would run on different numbers of cores.
-    - Each forward pass takes and returns tens of megabytes. Whether that goes through the kernel every
-      time (zeroed pages, up to a third of the time) is up to glibc's thresholds, which move with the
-      largest block freed so far and so differ between modes. Here they stand still, and nothing does.
-    """
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if settings.device != "cpu":
-        return
-    os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(-(-settings.gpu_blocks * settings.block_bytes // _GIB) + 1)
-    if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
-        os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(32 * 2**20)
-    os.environ["MALLOC_TRIM_THRESHOLD_"] = str(_GIB)
-
-
 class Engine(Client):
     """One engine, started in the constructor (tens of seconds).
 
@@ -109,17 +90,18 @@ class Engine(Client):
         self._settings = settings
         self._mode = mode
         self._asked = 0
-        _set_environment(settings)
+        set_environment(settings)
         from vllm import LLM
 
         self._llm = LLM(**engine_arguments(settings, mode))
 
     def warm_up(self, on_done: Callable[[], None]) -> None:
-        """Ask as many other documents as the GPU cache holds and one more, twice; forget them after.
+        """Ask about other documents, each twice; forget them after.
 
-        The first forward pass compiles (about 15 s on a CPU), and memory is mapped at its first touch.
+        Processes of an engine compile at the first forward pass (about 15 s on a CPU), and memory is mapped
+        at its first touch.
         """
-        prompts = warm_up_prompts(self.workload, self._settings.gpu_documents + 1)
+        prompts = warm_up_prompts(self.workload, self._settings.warm_up_documents)
         for _ in range(2):
             self.run_round(prompts, on_done)
         self.reset()

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import psutil
 
+from benchmarks.longdoc.environment import set_environment
 from benchmarks.longdoc.measure import RoundResult
 from benchmarks.longdoc.settings import Settings
 from benchmarks.longdoc.workload import Prompt
@@ -46,9 +47,12 @@ def _make_engine(settings: Settings, mode: str) -> Any:
 class EngineProcess:
     """A context manager: an engine of one mode, started on entry and stopped on exit.
 
+    To start several side by side, `begin` each, then `wait` for each; what is begun must be exited.
+
     Args:
         settings, mode: as for `Engine`.
         on_done: called in this process whenever the engine has answered a request.
+        on_wait: called in this process, once a second, while the engine is starting.
         make: makes the engine there; a function of a module.
 
     The engine's output goes to the temporary file `log`, which is kept if anything fails.
@@ -59,14 +63,19 @@ class EngineProcess:
         settings: Settings,
         mode: str,
         on_done: Callable[[], None] = lambda: None,
+        on_wait: Callable[[], None] = lambda: None,
         make: Callable[[Settings, str], Any] = _make_engine,
     ) -> None:
         self.mode = mode
         handle, log = tempfile.mkstemp(prefix=f"kv-offload-{mode}-", suffix=".log")
         os.close(handle)
         self.log = Path(log)
-        self._on_done = on_done
-        context = multiprocessing.get_context("spawn")
+        self.on_done = on_done
+        self._on_wait = on_wait
+        self._settings = settings
+        context: Any = multiprocessing.get_context("forkserver" if settings.in_process else "spawn")
+        if settings.in_process:
+            context.set_forkserver_preload(["benchmarks.longdoc.imports"])
         self._connection, self._child_end = context.Pipe()
         self._process = context.Process(
             target=_serve, args=(self._child_end, make, settings, mode, self.log), name=f"engine-{mode}"
@@ -78,12 +87,24 @@ class EngineProcess:
         assert self._process.pid is not None
         return self._process.pid
 
-    def __enter__(self) -> EngineProcess:
+    def begin(self) -> None:
+        """Let it start, and return at once."""
         os.environ.setdefault("PYTHONWARNINGS", _QUIET)
+        if self._settings.in_process:
+            set_environment(self._settings)  # glibc reads its part of it when a process begins
         self._process.start()
         self._child_end.close()
+
+    def wait(self) -> None:
+        """Return once it has started. EngineError if it does not."""
+        while not self._connection.poll(1.0):
+            self._on_wait()
+        self._receive()
+
+    def __enter__(self) -> EngineProcess:
+        self.begin()
         try:
-            self._receive()
+            self.wait()
         except BaseException:
             self._stop(_GRACE_SECONDS)
             raise
@@ -149,7 +170,7 @@ class EngineProcess:
             except (EOFError, OSError) as error:
                 raise self._failure("its process has ended") from error
             if kind == "done":
-                self._on_done()
+                self.on_done()
             elif kind == "result":
                 return value
             else:

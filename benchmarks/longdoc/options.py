@@ -14,6 +14,7 @@ from benchmarks.longdoc.arguments import (
     add_engine_arguments,
     add_prompt_arguments,
     check_memory,
+    device_of,
     make_settings,
     make_workload,
 )
@@ -23,12 +24,9 @@ __all__ = ["Online", "Options", "parse"]
 
 _OUT = Path(__file__).resolve().parent.parent / "out"
 _ONLINE_NAMES = ("model", "label", "api_key")
-_DEMO: dict[str, Any] = {
-    "documents": [8, 16, 32],
-    "modes": ("plain", "prefix", "offload"),
-    "json": _OUT / "demo.json",
-    "plot": _OUT / "demo.png",
-}
+_DEMO: dict[str, Any] = {"json": _OUT / "demo.json", "plot": _OUT / "demo.png"}
+_QUICK_DEMO = {**_DEMO, "documents": [16, 8, 32], "modes": ("prefix", "offload"), "in_process": True}
+_FULL_DEMO = {**_DEMO, "documents": [8, 16, 32], "modes": ("plain", "prefix", "offload")}
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,10 @@ class Online:
 
 @dataclass(frozen=True)
 class Options:
-    """A validated command line. `settings` (which repeat `workload`) are None online."""
+    """A validated command line. `settings` (which repeat `workload`) are None online.
+
+    `side_by_side`: engines of all modes are started first, and each document count is asked of all in turn.
+    """
 
     workload: Workload
     settings: Settings | None
@@ -51,16 +52,20 @@ class Options:
     online: Online | None
     json: Path | None
     plot: Path | None
+    side_by_side: bool = False
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
     """Parse the command line. Bad arguments end the process with status 2 and a message that names them."""
     parser = _parser()
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
-    demo = given.pop("demo")
+    demo, full = given.pop("demo"), given.pop("full")
     try:
-        _check_combination(given, demo)
-        chosen = {**(_DEMO if demo else {}), **given}
+        _check_combination(given, demo, full)
+        chosen = given
+        if demo:
+            quick = not full and device_of(given.get("device", "auto")) == "cpu"
+            chosen = {**(_QUICK_DEMO if quick else _FULL_DEMO), **given}
         online = _online(chosen)
         if online:
             chosen.setdefault("seed", time.time_ns() % 2**32)  # a server may still hold an earlier run's
@@ -68,11 +73,18 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         else:
             settings = make_settings(chosen)
             workload = settings.workload
-            check_memory(settings, chosen.get("modes", MODES))
+            modes = chosen.get("modes", MODES)
+            check_memory(settings, modes, len(modes) if settings.in_process else 1)
     except ValueError as error:
         parser.error(str(error))
     return Options(
-        workload, settings, chosen.get("modes", MODES), online, chosen.get("json"), chosen.get("plot")
+        workload,
+        settings,
+        chosen.get("modes", MODES),
+        online,
+        chosen.get("json"),
+        chosen.get("plot"),
+        side_by_side=settings is not None and settings.in_process,
     )
 
 
@@ -83,7 +95,10 @@ def _parser() -> argparse.ArgumentParser:
         "with vLLM's own offloading, with ours.",
     )
     add = parser.add_argument
-    add("--demo", action="store_true", help="show the point in a few minutes; writes benchmarks/out/")
+    add("--demo", action="store_true", help="show the point in two minutes; writes benchmarks/out/")
+    add(
+        "--full", action="store_true", help="with --demo: as the benchmark itself measures, in twice the time"
+    )
     add("--modes", type=_modes, metavar="MODE,...", help=f"of {','.join(MODES)} (default: all)")
     add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     add("--plot", type=Path, metavar="FILE", help="write a plot (PNG)")
@@ -113,8 +128,10 @@ def _modes(text: str) -> tuple[str, ...]:
     return modes
 
 
-def _check_combination(given: dict[str, Any], demo: bool) -> None:
+def _check_combination(given: dict[str, Any], demo: bool, full: bool) -> None:
     """Raise ValueError if options for an engine made here and for a running server are mixed."""
+    if full and not demo:
+        raise ValueError("--full: only with --demo")
     online = "base_url" in given
     wrong = [name for name in ((*ENGINE_NAMES, "modes") if online else _ONLINE_NAMES) if name in given]
     flags = ["--model-shape" if name == "shape" else "--" + name.replace("_", "-") for name in wrong]

@@ -118,7 +118,7 @@ def test_a_gap_that_only_touches_a_prefill_is_not_beside_it() -> None:
 def test_what_is_asked_again_has_left_the_gpu_but_not_the_pool(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arguments, "_device", lambda wanted: wanted)
+    monkeypatch.setattr(arguments, "device_of", lambda wanted: wanted)
     settings = make_latency_settings({"device": device})
     assert settings.max_num_seqs == settings.steady + 1
     assert settings.max_model_len >= settings.steady_tokens

@@ -9,9 +9,11 @@ from vllm import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from benchmarks import long_document_qa
-from benchmarks.longdoc import arguments
+from benchmarks.longdoc import arguments, options
 from benchmarks.longdoc.arguments import check_memory, make_settings
 from benchmarks.longdoc.engine import engine_arguments
+from benchmarks.longdoc.offline import Start
+from benchmarks.longdoc.options import parse
 from benchmarks.longdoc.settings import MODES, Settings
 from benchmarks.longdoc.summary import notes
 
@@ -21,7 +23,7 @@ GIB = 2**30
 @pytest.fixture
 def gpu_settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
     """What ``--device cuda --model-shape llama-8b`` means where there is a GPU."""
-    monkeypatch.setattr(arguments, "_device", lambda wanted: wanted)
+    monkeypatch.setattr(arguments, "device_of", lambda wanted: wanted)
     return make_settings({"device": "cuda", "shape": "llama-8b"})
 
 
@@ -117,6 +119,54 @@ def test_without_cuda_the_command_line_says_so(asked: str, capsys: pytest.Captur
     assert "error: device='cuda': " in said.err
     assert "NVIDIA GPU" in said.err
     assert said.out == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there a demo is a full one")
+def test_a_demo_asks_sixteen_documents_first_of_two_engines_that_start_together() -> None:
+    made = parse(["--demo"])
+    assert made.settings is not None
+    assert made.settings.workload.documents == (16, 8, 32)
+    assert made.modes == ("prefix", "offload") and made.side_by_side
+    assert made.settings.in_process and made.settings.warm_up_documents == 2
+    assert made.json is not None and made.plot is not None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="of a GPU's sizes")
+def test_a_full_demo_is_the_benchmark_itself() -> None:
+    made, benchmark = parse(["--demo", "--full"]), parse(["--documents", "8", "16", "32"])
+    assert made.settings is not None and made.settings == benchmark.settings
+    assert made.modes == ("plain", "prefix", "offload") and not made.side_by_side
+    assert made.settings.warm_up_documents == 9
+
+
+@pytest.mark.usefixtures("gpu_settings")
+def test_a_demo_on_a_gpu_is_a_full_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of several modes do not fit beside each other there."""
+    monkeypatch.setattr(options, "device_of", lambda wanted: "cuda")
+    monkeypatch.setattr(options, "check_memory", lambda *given: None)
+    made = parse(["--demo", "--device", "cuda"])
+    assert made.settings is not None
+    assert not made.side_by_side and made.settings.workload.documents == (8, 16, 32)
+    with pytest.raises(ValueError, match="in_process=True: needs device 'cpu'"):
+        replace(made.settings, in_process=True)
+
+
+def test_full_is_a_demo(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--full"])
+    assert "error: --full: only with --demo" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("modes", [("prefix",), ("prefix", "offload")])
+def test_a_start_says_what_starts_and_for_how_long(
+    modes: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = Start(modes)
+    start.tell()  # no terminal: nothing is written over
+    start.ended()
+    first, last = capsys.readouterr().err.splitlines()
+    what = "an engine (prefix)" if len(modes) == 1 else "2 engines (prefix, offload)"
+    assert first == f"starting {what} ..." and last == f"starting {what}, 0 s: done"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, which serves what is asked for")

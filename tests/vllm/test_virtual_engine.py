@@ -32,7 +32,7 @@ def test_random_runs_with_stores_held_back(first: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(transfer.TransferEngine, "_begin_stores", counted)
     for seed in range(first, first + 10):
         run_seed(seed, turns=150)
-    assert sum(held) > 100
+    assert any(held)
 
 
 @pytest.mark.parametrize("first", [3000, 3010])
