@@ -57,9 +57,11 @@ class _Job:
     batch: CopyBatch
     num_wanted: int  # leading blocks that the batch copies
     since: float  # when it was handed to the copier, and before that, when it began to wait for its turn
+    fills: Ids | None  # of a load: the store jobs that must have filled its slots, and no other since
     is_cancelled: bool = False
     is_given_up: bool = False
     copied: CopyEnd | None = None
+    num_current: int = 0  # leading slots that no store had begun to fill again when the copy had ended
     checked: Future[int] | None = None  # leading blocks that were sealed, or found intact
 
 
@@ -75,6 +77,11 @@ class TransferEngine:
     concerned. Every job submitted ends exactly once, but that one whose copy has not ended by its
     deadline, or was in flight when the device broke, is first reported as given up. Seals are made and
     checked on threads of their own, one for each direction; a job ends when that is done too.
+
+    The slots of a load are promised to it. Should the promise be broken, the load fails: the generations of
+    its slots are asked before its copy begins and once it has ended. A store takes its slots' generations
+    away when it is submitted, on this same thread and before it copies, also if it is held back. So slots
+    that have theirs when the copy has ended were written by nobody while it ran.
 
     Requests wait for loads and nobody waits for stores. So while loads are under way stores are held back, as
     long as they would take more than ``STORE_BYTES_PER_SECOND``, but none for more than ``HOLD_SECONDS``.
@@ -119,11 +126,11 @@ class TransferEngine:
     def store(self, job_id: int, block_ids: Ids, slots: Ids) -> None:
         """Copy GPU blocks down into slots; ``int64[n]`` each, in chain order."""
         self._seals.unseal(slots)
-        self._submit(job_id, Direction.STORE, block_ids, slots, len(slots))
+        self._submit(job_id, Direction.STORE, block_ids, slots, None)
 
     def load(self, job_id: int, slots: Ids, fills: Ids, block_ids: Ids) -> None:
         """Copy slots, as store jobs ``fills`` left them, up into GPU blocks; ``int64[n]`` each."""
-        self._submit(job_id, Direction.LOAD, block_ids, slots, self._seals.num_current(slots, fills))
+        self._submit(job_id, Direction.LOAD, block_ids, slots, fills)
         job = self._jobs.get(job_id)
         if job is not None and not self._seals.of_blocks:
             self._check(job, job.num_wanted)  # beside the copy
@@ -172,13 +179,16 @@ class TransferEngine:
 
     # Private
 
-    def _submit(self, job_id: int, direction: Direction, block_ids: Ids, slots: Ids, num_wanted: int) -> None:
+    def _submit(
+        self, job_id: int, direction: Direction, block_ids: Ids, slots: Ids, fills: Ids | None
+    ) -> None:
+        num_wanted = len(slots) if fills is None else self._seals.num_current(slots, fills)
         wanted = slice(num_wanted)
         if direction is Direction.STORE:
             batch = self._layout.store(block_ids[wanted], slots[wanted])
         else:
             batch = self._layout.load(slots[wanted], block_ids[wanted])
-        job = self._jobs[job_id] = _Job(direction, block_ids, slots, batch, num_wanted, self._clock())
+        job = self._jobs[job_id] = _Job(direction, block_ids, slots, batch, num_wanted, self._clock(), fills)
         error = self._fence_errors.get(direction)
         if error is None and num_wanted == 0 < len(slots):
             error = "its slots were filled by other stores"
@@ -225,6 +235,9 @@ class TransferEngine:
             self._end(copied.job_id, 0, copied.error)
             return
         num_blocks = self._layout.whole_blocks(job.batch, copied.num_copied)
+        job.num_current = len(job.slots)
+        if job.fills is not None:
+            job.num_current = self._seals.num_current(job.slots, job.fills)
         if job.direction is Direction.LOAD and self._seals.of_blocks:
             self._check(job, num_blocks)
         elif job.direction is Direction.STORE and num_blocks == len(job.slots):
@@ -263,8 +276,9 @@ class TransferEngine:
         num_blocks = self._layout.whole_blocks(job.batch, num_copied)
         if error is None and num_blocks < job.num_wanted:
             error = f"the copy ended after {num_blocks} of {job.num_wanted} blocks"
-        if error is None and job.num_wanted < len(job.slots):
-            error = f"the slot of block {job.num_wanted} was filled by another store"
+        if job.num_current < len(job.slots):
+            num_blocks = min(num_blocks, job.num_current)
+            error = error or f"the slot of block {job.num_current} was filled by another store"
         if job.checked is not None:
             try:
                 num_intact = job.checked.result()

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -468,6 +468,50 @@ def test_a_slot_is_loaded_only_after_its_store_has_ended_well(bench: Bench) -> N
     assert (end.num_blocks, end.error) == (2, None)
 
 
+@pytest.mark.parametrize("of_blocks", [False, True], ids=["of slots", "of blocks"])
+@pytest.mark.parametrize("verify", Verify)
+@pytest.mark.parametrize("position", range(3))
+def test_a_load_whose_slot_is_filled_again_before_its_copy_fails(
+    bench: Bench, position: int, verify: Verify, of_blocks: bool
+) -> None:
+    """The slots of a load are pinned. If they are not, that is a failed load, whatever is verified."""
+    bench.seals.verify, bench.seals.of_blocks = verify, of_blocks and bench.places.is_host
+    bench.submit(1, replace(LOAD, fault=Fault.STUCK))
+    usurper = Job(Direction.STORE, [0], [LOAD.slots[position]], Fault.NONE, cancelled=False)
+    bench.submit(2, usurper)
+    assert [(end.job_id, end.num_blocks) for end in bench.settle()] == [(2, 1)]
+    bench.copier.let_go()
+    (end,) = bench.settle()
+    assert (end.job_id, end.num_blocks) == (1, position)
+    assert bench.arrived(LOAD) == position, "the test is blind: the load brought the right bytes"
+    if verify is Verify.NEVER:
+        assert end.error == f"the slot of block {position} was filled by another store"
+
+
+@pytest.mark.parametrize("verify", Verify)
+def test_a_load_fails_for_a_store_that_is_held_back_too(loading: Bench, verify: Verify) -> None:
+    """The store has not begun, but nobody knows whether it will before the load's copy has ended."""
+    loading.seals.verify = verify
+    loading.submit(2, Job(Direction.STORE, [0], [LOAD.slots[1]], Fault.NONE, cancelled=False))
+    assert loading.copier.submitted == [1]
+    loading.copier.release(1)
+    (end,) = loading.settle()
+    assert (end.job_id, end.num_blocks) == (1, 1)
+    assert end.error == "the slot of block 1 was filled by another store"
+
+
+def test_a_slot_filled_again_after_the_copy_has_ended_is_no_fault(bench: Bench) -> None:
+    """Its checksum may be late; the bytes that were copied are the right ones."""
+    checksum = Future[int]()
+    bench.engine._executors[Direction.LOAD] = Late(checksum)
+    bench.submit(1, LOAD)
+    assert bench.settle() == [], "it has not been checked"
+    bench.submit(2, Job(Direction.STORE, [0], [LOAD.slots[1]], Fault.NONE, cancelled=False))
+    checksum.set_result(3)
+    assert {end.job_id: (end.num_blocks, end.error) for end in bench.settle()} == {1: (3, None), 2: (1, None)}
+    assert bench.arrived(LOAD) == 3
+
+
 @pytest.mark.parametrize("of_blocks", [False, True])
 @pytest.mark.parametrize("regions", LAYOUTS.values(), ids=LAYOUTS.keys())
 @pytest.mark.parametrize("position", range(3))
@@ -546,6 +590,16 @@ def test_a_copy_that_ended_in_time_is_not_given_up_for_a_late_checksum() -> None
         bench.engine._executors[Direction.STORE].shutdown()
         (end,) = bench.engine.poll()
         assert (end.num_blocks, end.error, end.is_over) == (2, None, True)
+
+
+class Late(Executor):
+    """Does not do what it is given; somebody else says when, and with what result."""
+
+    def __init__(self, result: Future[int]) -> None:
+        self._result = result
+
+    def submit(self, *_: object, **__: object) -> Any:
+        return self._result
 
 
 class NoThreads(Executor):

@@ -1,6 +1,6 @@
 """What must hold after every step and at the end, of the connector, the scheduler and every slot."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from vllm.v1.outputs import KVConnectorOutput
@@ -20,6 +20,13 @@ _POOL_EVERY = 8
 """Steps between two looks at the bytes of the whole pool."""
 
 
+class _FailedBlock(NamedTuple):
+    """What a load was to bring, and did not: the block of that prefix hash, from that slot."""
+
+    prefix_hash: bytes
+    slot: int
+
+
 class Audit(SchedulerAudit):
     """Watches one engine with our connector."""
 
@@ -29,7 +36,7 @@ class Audit(SchedulerAudit):
         self._tags: dict[bytes, Words] = {}
         self._load_epochs: dict[int, int] = {}
         self._slot_epochs: dict[int, int] = {}
-        self._failed_slots: list[int] = []
+        self._failed: list[_FailedBlock] = []
 
     def follow(self, request: Request) -> None:
         """Remember the request, whose prefix hashes name what slots should hold."""
@@ -68,8 +75,7 @@ class Audit(SchedulerAudit):
             if ended.num_copied and self._load_epochs.get(job_id, pool_epoch) < pool_epoch:
                 raise WrongBytesError(f"job {job_id} loads what was stored before the pool was reset")
             if isinstance(job, LoadJob):
-                slots = job.restore.pin.slots[job.start : job.stop, 0]
-                self._failed_slots += slots[ended.num_copied :].tolist()
+                self._see_failed(job, ended)
                 block_ids = job.restore.block_ids[job.start : job.stop].tolist()
             elif job is not None:
                 block_ids = [block.block_id for block in job.blocks]
@@ -86,6 +92,7 @@ class Audit(SchedulerAudit):
         side.ledger.check_invariants()
         side.stores.backlog.check_invariants()
         self._check_failed_slots()
+        self._check_pinned_slots()
         if self._engine.num_steps % _POOL_EVERY == 0:
             self.check_pool()
 
@@ -130,17 +137,39 @@ class Audit(SchedulerAudit):
         if ended.num_copied < job.num_blocks and not (done_to_it or unwanted):
             raise WrongBytesError(f"job {job.job_id} failed though nothing was done to it: {ended}")
 
+    def _see_failed(self, job: LoadJob, ended: JobReport) -> None:
+        restore = job.restore
+        slots = restore.pin.slots[job.start : job.stop, 0].tolist()
+        hashes = restore.chain[restore.first + job.start : restore.first + job.stop]
+        self._failed += list(map(_FailedBlock, hashes, slots))[ended.num_copied :]
+
     def _check_failed_slots(self) -> None:
-        """Slots that just failed a load serve nobody."""
-        if self._failed_slots:
+        """Slots that just failed a load serve nobody.
+
+        A slot may have failed because another chain has it, which may go on using it.
+        """
+        if self._failed:
             nodes = self._engine.side.allocator._tree.nodes()
-            in_use = {slot for node in nodes for slot in node.slots[: node.resident, 0].tolist()}
-            resident = sorted(in_use.intersection(self._failed_slots))
+            served = {
+                _FailedBlock(*block)
+                for node in nodes
+                for block in zip(node.hashes, node.slots[: node.resident, 0].tolist(), strict=False)
+            }
+            resident = sorted(block.slot for block in served.intersection(self._failed))
             assert not resident, (
                 f"slots {resident} failed a load and are still resident\n"
                 f"{self._engine.history.of_slot(resident[0])}"
             )
-            self._failed_slots.clear()
+            self._failed.clear()
+
+    def _check_pinned_slots(self) -> None:
+        """What a load reads cannot be evicted."""
+        allocator = self._engine.side.allocator
+        pinned = {slot for pin in allocator._pins for slot in pin.slots[:, 0].tolist()}
+        for node in allocator._tree.nodes() if pinned else ():
+            if node.is_evictable:
+                loose = pinned.intersection(node.slots[:, 0].tolist())
+                assert not loose, f"slots {sorted(loose)} are pinned, and {node!r} may be evicted"
 
     def _check_segment(self, node: Node) -> None:
         engine = self._engine
