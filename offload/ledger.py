@@ -1,6 +1,6 @@
 """The ledger of jobs in flight. Jobs begin and end here and nowhere else."""
 
-from bisect import bisect_left
+from bisect import bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -39,6 +39,7 @@ class Restore:
         num_landed: leading blocks that are complete on all ranks.
         num_shared: leading blocks that the GPU's prefix cache has been given.
         followers: requests that share a beginning: how many blocks of it.
+        depths: the different ones among these numbers, in order.
         is_void: a part has failed; nobody may wait for the rest.
         is_cancelled: the bytes are no longer wanted, though nothing may be wrong with them.
         was_stuck: a part was given up, so the engine computes all of it again.
@@ -54,16 +55,49 @@ class Restore:
     num_landed: int = 0
     num_shared: int = 0
     followers: dict[str, int] = field(default_factory=dict)
+    depths: list[int] = field(default_factory=list)
     is_void: bool = False
     is_cancelled: bool = False
     was_stuck: bool = False
     _ended: dict[int, int] = field(default_factory=dict)  # ended parts: where from, up to where good
 
-    def num_common(self, chain: Sequence[bytes]) -> int:
-        """How many leading blocks are also of ``chain``. O(log n): equal hashes have equal beginnings."""
-        first = self.first
-        size = min(len(self.chain), len(chain)) - first
-        return bisect_left(range(size), True, key=lambda i: self.chain[first + i] != chain[first + i])
+    def brings(self, chain: Sequence[bytes], position: int) -> bool:
+        """Whether the block of ``chain`` at ``position`` is one of these. O(1)."""
+        ours = self.chain
+        return self.first <= position < min(len(ours), len(chain)) and ours[position] == chain[position]
+
+    def num_common(self, chain: Sequence[bytes], known: int = 0) -> int:
+        """How many leading blocks are also of ``chain``, at least those before position ``known``.
+
+        O(log n): equal hashes have equal beginnings.
+        """
+        ours = self.chain
+        low, high = max(self.first, known), min(len(ours), len(chain))
+        while low < high:  # bisect with a key takes three times as long
+            middle = (low + high) // 2
+            if ours[middle] == chain[middle]:
+                low = middle + 1
+            else:
+                high = middle
+        return low - self.first
+
+    def follow(self, request_id: str, depth: int) -> None:
+        """That request waits for the first ``depth`` blocks. O(log n) and a move of other depths."""
+        self.followers[request_id] = depth
+        at = bisect_right(self.depths, depth)
+        if not at or self.depths[at - 1] != depth:
+            insort(self.depths, depth)
+
+    @property
+    def num_wanted(self) -> int:
+        """How many leading blocks to share now: they have landed, and somebody waits for so many.
+
+        Once no part is left, nobody has to wait for more. O(log n).
+        """
+        at = bisect_right(self.depths, self.num_landed)
+        if not self.parts_left and at < len(self.depths):
+            return self.num_landed
+        return self.depths[at - 1] if at else 0
 
     def end_part(self, start: int, good_stop: int) -> None:
         """The part that began at ``start`` has ended, good up to ``good_stop``."""

@@ -1,9 +1,9 @@
 """Restores: loads under way for requests that wait for them, and what others may make of them."""
 
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
 from vllm.v1.request import RequestStatus
 
 from allocator import CpuOffloadingBlockAllocator
@@ -12,6 +12,7 @@ from offload.breaker import CircuitBreaker
 from offload.layout import Ids
 from offload.ledger import JobLedger, LoadJob, Progress, Restore
 from offload.metrics import Metrics
+from offload.restore_index import RestoreIndex
 from offload.vllm.messages import LoadOrder, LoadPart
 from offload.vllm.stores import block_ids_of
 
@@ -62,29 +63,31 @@ class Restores:
         self._manager = kv_cache_manager
         self._block_pool = kv_cache_manager.block_pool
         self._block_size = block_size
-        self._families: dict[bytes, list[Restore]] = {}  # by the first hash of their chain
+        self._restores: dict[int, Restore] = {}
+        self._index = RestoreIndex()  # of those that somebody may wait for
+        self._is_filling = np.zeros(self._block_pool.num_gpu_blocks, dtype=np.bool_)
 
     def __iter__(self) -> Iterator[Restore]:
-        return chain.from_iterable(self._families.values())
+        return iter(self._restores.values())
 
     def is_coming(self, request: "Request", position: int) -> bool:
         """Whether the block at that position of the request's chain is on its way, or just arrived.
 
-        O(restores of the same family), and O(log n) more when the request is new to one.
+        Asked in every step for each request that waits: O(1), and O(log n) more when the request is new to a
+        restore.
         """
-        hashes = request.block_hashes
-        for restore in self._families.get(hashes[0], ()) if hashes else ():
-            index = position - restore.first
-            if index < 0 or restore.is_void or restore.is_cancelled:
-                continue
-            depth = restore.followers.get(request.request_id)
-            if depth is None:
-                depth = restore.followers[request.request_id] = restore.num_common(hashes)
-            if restore.num_shared < depth > index:
-                if restore.num_landed >= depth:
-                    self._share(restore, depth)
-                return True
-        return False
+        restore = self._index.find(request.block_hashes, position)
+        if restore is None:
+            return False
+        depth = restore.followers.get(request.request_id)
+        if depth is None:
+            depth = restore.num_common(request.block_hashes, position)
+            restore.follow(request.request_id, depth)
+        if depth <= restore.num_shared:
+            return False
+        if restore.num_landed >= depth:
+            self._share(restore, depth)
+        return True
 
     def open(self, request: "Request", positions: range, filled_by: Ids) -> LoadOrder:
         """Begin to load these chain positions, all resident, for a request that has blocks for them.
@@ -99,7 +102,9 @@ class Restores:
         restore = Restore(request, first, pin, chain, block_ids)
         parts = planner.load_parts(len(positions), self.first_part)
         jobs = [self._ledger.open_load(restore, *part) for part in parts]
-        self._families.setdefault(chain[0], []).append(restore)
+        self._restores[restore.restore_id] = restore
+        self._index.add(restore)
+        self._is_filling[block_ids] = True
         self.breaker.began(restore.restore_id)
         slots = pin.slots[:, 0]
         named = [LoadPart(job.job_id, job.start, job.stop) for job in jobs]
@@ -109,12 +114,13 @@ class Restores:
         """Nothing under way is wanted any longer. Returns the jobs."""
         for restore in self:
             restore.is_cancelled = True
+            self._index.remove(restore)
         return [job.job_id for job in self._ledger.loads()]
 
-    def blocks(self) -> set[int]:
-        """Ids of the GPU blocks that are being filled for requests which wait for them."""
-        waited_for = (restore for restore in self if not restore.was_stuck)
-        return {block_id for restore in waited_for for block_id in restore.block_ids.tolist()}
+    def are_filling(self, block_ids: Collection[int]) -> bool:
+        """Whether all these GPU blocks are being filled for requests which wait for them. O(block_ids)."""
+        ids = np.fromiter(block_ids, dtype=np.int64, count=len(block_ids))
+        return bool(self._is_filling[ids].all())
 
     def advance(self, job: LoadJob, progress: Progress) -> None:
         """Take in what became of a part.
@@ -125,6 +131,7 @@ class Restores:
         restore = job.restore
         if progress.fell_short:
             restore.is_void = True
+            self._index.remove(restore)
             if not restore.is_cancelled:
                 self._allocator.drop(restore.chain, restore.first + job.start + job.num_copied)
         if progress.gave_up:
@@ -132,6 +139,8 @@ class Restores:
                 self._metrics.count("failed_jobs")
                 self.breaker.failed(restore.restore_id, hangs=True)
             self._share(restore, restore.num_landed)
+            if not restore.was_stuck:
+                self._is_filling[restore.block_ids] = False
             restore.was_stuck = True
             block_ids = restore.block_ids[job.start : job.stop].tolist()
             job.blocks = [self._block_pool.blocks[block_id] for block_id in block_ids]
@@ -139,18 +148,25 @@ class Restores:
         if not progress.ended:
             return
         self._block_pool.free_blocks(reversed(job.blocks))
-        depths = [d for d in restore.followers.values() if d <= restore.num_landed or not restore.parts_left]
-        self._share(restore, min(max(depths, default=0), restore.num_landed))
+        self._share(restore, restore.num_wanted)
         if not restore.parts_left:
             self._end(restore)
 
+    def check_invariants(self) -> None:
+        """Index and filling blocks are those of the restores in flight."""
+        awaited = [restore for restore in self if not (restore.is_void or restore.is_cancelled)]
+        self._index.check_invariants(awaited)
+        filling = {each for restore in self if not restore.was_stuck for each in restore.block_ids.tolist()}
+        assert set(np.flatnonzero(self._is_filling).tolist()) == filling, f"{filling} are being filled"
+        for restore in self:
+            assert restore.depths == sorted(set(restore.followers.values())), f"{restore} has other depths"
+
     def _end(self, restore: Restore) -> None:
         self._allocator.unpin(restore.pin)
-        root = restore.chain[0]
-        family = self._families[root]
-        family.remove(restore)
-        if not family:
-            del self._families[root]
+        del self._restores[restore.restore_id]
+        self._index.remove(restore)
+        if not restore.was_stuck:
+            self._is_filling[restore.block_ids] = False
         num_blocks = 0 if restore.was_stuck else restore.num_landed
         self._metrics.count("restored_requests", num_blocks > 0)
         self._metrics.count("restored_tokens", num_blocks * self._block_size)

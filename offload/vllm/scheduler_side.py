@@ -142,7 +142,7 @@ class SchedulerSide:
 
     def receive(self, report: WorkerReport | None, invalid_block_ids: set[int]) -> None:
         """Jobs ended; ``invalid_block_ids`` are GPU blocks that some connector failed to fill."""
-        if invalid_block_ids and not invalid_block_ids <= self.restores.blocks():
+        if invalid_block_ids and not self.restores.are_filling(invalid_block_ids):
             self.ledger.spoil_stores()  # a sibling's load failed, and a step has computed on top of it
         if report is None:
             return

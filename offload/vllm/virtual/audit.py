@@ -91,6 +91,7 @@ class Audit(SchedulerAudit):
         side.allocator.check_invariants()
         side.ledger.check_invariants()
         side.stores.backlog.check_invariants()
+        side.restores.check_invariants()
         self._check_failed_slots()
         self._check_pinned_slots()
         if self._engine.num_steps % _POOL_EVERY == 0:
