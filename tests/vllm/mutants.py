@@ -381,8 +381,8 @@ def the_salt_of_a_request_is_ignored(patch: pytest.MonkeyPatch) -> None:
         self: VirtualEngine, prompt: Any, max_tokens: int, *, salt: str | None = None, **kwargs: Any
     ) -> Any:
         request = original(self, prompt, max_tokens, **kwargs)
-        if salt is not None:
-            self._salts[request.request_id] = salt
+        request_id = request.request_id
+        self._inputs[request_id] = self._inputs[request_id]._replace(salt=salt)
         return request
 
     patch.setattr(VirtualEngine, "add", add)

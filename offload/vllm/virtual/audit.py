@@ -10,8 +10,9 @@ from allocator.prefix_tree import Node
 from offload.ledger import LoadJob, StoreJob
 from offload.vllm.messages import JobReport, StepPlan, WorkerReport
 from offload.vllm.virtual.history import WrongBytesError
+from offload.vllm.virtual.inputs import Inputs, generation_of
 from offload.vllm.virtual.scheduler_audit import SchedulerAudit
-from offload.vllm.virtual.tags import TagChain, Words
+from offload.vllm.virtual.tags import Words
 
 if TYPE_CHECKING:
     from offload.vllm.virtual.engine import VirtualEngine
@@ -34,6 +35,7 @@ class Audit(SchedulerAudit):
         super().__init__(engine)
         self._requests: dict[str, Request] = {}
         self._tags: dict[bytes, Words] = {}
+        self._inputs: dict[bytes, Inputs] = {}
         self._load_epochs: dict[int, int] = {}
         self._slot_epochs: dict[int, int] = {}
         self._failed: list[_FailedBlock] = []
@@ -178,9 +180,10 @@ class Audit(SchedulerAudit):
             [self._tags_of(prefix_hash) for prefix_hash in node.hashes[: node.resident]]
         )
         slots = node.slots[: node.resident, 0].tolist()
+        generation = engine.generation + generation_of(self._inputs[node.hashes[0]], engine.adapters)
         for index, rank in enumerate(engine.ranks):
             held = np.concatenate([rank.slot_words(slot)[:, :, 0] for slot in slots], axis=1)
-            wrong = (held != rank.expected(expected, engine.generation)).any(axis=0)
+            wrong = (held != rank.expected(expected, generation)).any(axis=0)
             if rank.copier.corrupted:  # on purpose; it is up to the loads to find out
                 rotten = np.isin(slots, list(rank.rotten_slots()))
                 wrong &= ~np.repeat(rotten, engine.settings.block_size)
@@ -204,9 +207,11 @@ class Audit(SchedulerAudit):
         for req_id, request in list(self._requests.items()):
             hashes = request.block_hashes
             if hashes and hashes[-1] not in self._tags:
-                chain = TagChain(request.cache_salt)
+                inputs = Inputs.of(request)
+                chain = inputs.chain()
                 chain.extend(request.all_token_ids[: len(hashes) * size])
                 for index, prefix_hash in enumerate(hashes):
                     self._tags.setdefault(prefix_hash, chain.tags[index * size : (index + 1) * size])
+                    self._inputs[prefix_hash] = inputs
             if request.is_finished():
                 del self._requests[req_id]

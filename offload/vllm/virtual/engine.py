@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -20,6 +23,7 @@ from offload.vllm.scheduler_side import SchedulerSide
 from offload.vllm.virtual.audit import Audit
 from offload.vllm.virtual.copier import SeededCopier
 from offload.vllm.virtual.history import History
+from offload.vllm.virtual.inputs import Inputs
 from offload.vllm.virtual.native import scheduler_jobs
 from offload.vllm.virtual.rank import VirtualRank
 from offload.vllm.virtual.runner import VirtualRunner
@@ -36,6 +40,7 @@ class _Step:
     output: SchedulerOutput
     generation: int
     pool_epoch: int
+    adapters: dict[int, int]
     result: ModelRunnerOutput | None = None
 
 
@@ -89,12 +94,13 @@ class VirtualEngine:
             self.side.restores.first_part = settings.first_part
             self.side.stores.backlog.answer_run = settings.answer_run
             self.side.stores.backlog.answer_interval = settings.answer_interval
-        salts: dict[str, str] = {}
-        self._salts = salts
-        self.runner = VirtualRunner(self.ranks, settings.block_size, VOCABULARY, self.history, salts)
+        self._inputs: dict[str, Inputs] = {}
+        self.runner = VirtualRunner(self.ranks, settings.block_size, VOCABULARY, self.history, self._inputs)
         self.audit = Audit(self) if settings.connector == "offload" else SchedulerAudit(self)
         self.generation = 0
         """Counts weight updates: KV of an earlier generation must never be read."""
+        self.adapters: dict[int, int] = {}
+        """Counts by id how often an adapter was loaded again: with each request that says so."""
         self._in_flight: deque[_Step] = deque()
         self._next_id = 0
 
@@ -132,15 +138,25 @@ class VirtualEngine:
         salt: str | None = None,
         hints: Mapping[str, Any] | None = None,
         resumable: bool = False,
+        lora: LoRARequest | None = None,
+        features: Sequence[MultiModalFeatureSpec] = (),
+        embeds: torch.Tensor | None = None,
     ) -> Request:
-        """Send a request: token ids, tokens to generate, and what ``kv_transfer_params`` say."""
-        assert len(prompt) + max_tokens <= self.settings.longest, "the request can never fit"
+        """Send a request: token ids, tokens to generate, and what ``kv_transfer_params`` say.
+
+        ``features`` are multimodal items; with ``embeds`` (one row per position) there is no other prompt.
+        """
+        num_prompt = len(prompt) if embeds is None else len(embeds)
+        assert num_prompt + max_tokens <= self.settings.longest, "the request can never fit"
         req_id = f"r{self._next_id}"
         self._next_id += 1
         extra = {"kv_transfer_params": hints} if hints else None
         request = Request(
             request_id=req_id,
-            prompt_token_ids=list(prompt),
+            prompt_token_ids=list(prompt) if embeds is None else None,
+            prompt_embeds=embeds,
+            mm_features=list(features),
+            lora_request=lora,
             sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra),
             pooling_params=None,
             arrival_time=float(self._next_id),
@@ -149,8 +165,7 @@ class VirtualEngine:
             block_hasher=self._hasher,
             resumable=resumable,
         )
-        if salt is not None:
-            self._salts[req_id] = salt
+        self._inputs[req_id] = Inputs.of(request)
         self.audit.follow(request)
         self.scheduler.add_request(request)
         self.counts["requests"] += 1
@@ -282,7 +297,12 @@ class VirtualEngine:
         for req_id in [*preempted, *output.finished_req_ids]:
             self.history.blocks(self.runner.table_of(req_id), f"{req_id} gave it back")
         self.audit.see_plan(output.kv_connector_metadata)
-        self._in_flight.appendleft(_Step(output, self.generation, self.audit.pool_epoch))
+        for new in output.scheduled_new_reqs:
+            if new.lora_request is not None and new.lora_request.load_inplace:
+                self.adapters[new.lora_request.lora_int_id] = (
+                    self.adapters.get(new.lora_request.lora_int_id, 0) + 1
+                )
+        self._in_flight.appendleft(_Step(output, self.generation, self.audit.pool_epoch, dict(self.adapters)))
         if not self.settings.overlapped or self._rng.random() < 0.5:
             self._execute_all()
         return bool(output.total_num_scheduled_tokens)
@@ -291,6 +311,7 @@ class VirtualEngine:
         """Workers are first-in first-out, but may lag behind the scheduler."""
         for step in reversed(self._in_flight):
             if step.result is None:
+                self.runner.adapters = step.adapters
                 step.result = self.runner.execute(step.output, step.generation)
 
     def _finish_step(self, aborts: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from offload.vllm.virtual.history import History, WrongBytesError
+from offload.vllm.virtual.inputs import Inputs, generation_of
 from offload.vllm.virtual.rank import VirtualRank
 from offload.vllm.virtual.tags import TagChain, mix
 
@@ -20,6 +21,7 @@ class _State:
 
     chain: TagChain
     num_prompt: int
+    generation: int  # of its adapter when it was admitted: what runs on is not vLLM's to compute again
     table: list[int] = field(default_factory=list)
 
 
@@ -32,14 +34,16 @@ class VirtualRunner:
         block_size: int,
         vocabulary: int,
         history: History,
-        salts: dict[str, str],
+        inputs: dict[str, Inputs],
     ) -> None:
-        """``salts`` maps request ids to cache salts; a worker is not told, but the tags depend on them."""
+        """``inputs`` by request id; a worker is not told of salts, but the tags depend on them."""
         self._ranks = ranks
         self._block_size = block_size
         self._vocabulary = vocabulary
         self._history = history
-        self._salts = salts
+        self._inputs = inputs
+        self.adapters: dict[int, int] = {}
+        """How often each LoRA adapter has been loaded again, by id, for the next ``execute``."""
         self._states: dict[str, _State] = {}
         connector = ranks[0].connector
         self._aggregator = KVOutputAggregator((connector and connector.get_finished_count()) or len(ranks))
@@ -87,9 +91,13 @@ class VirtualRunner:
             self._states.pop(req_id, None)
         computed = {}
         for new in output.scheduled_new_reqs:
-            chain = TagChain(self._salts.get(new.req_id))
-            chain.extend(new.prefill_token_ids or new.prompt_token_ids)
-            self._states[new.req_id] = _State(chain, len(new.prompt_token_ids), list(new.block_ids[0]))
+            inputs = self._inputs[new.req_id]
+            prompt = new.prompt_token_ids or [0] * len(new.prompt_embeds)
+            chain = inputs.chain()
+            chain.extend(new.prefill_token_ids or prompt)
+            self._states[new.req_id] = _State(
+                chain, len(prompt), generation_of(inputs, self.adapters), list(new.block_ids[0])
+            )
             computed[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
         for index, req_id in enumerate(cached.req_ids):
@@ -115,7 +123,7 @@ class VirtualRunner:
             state, start = self._states[req_id], computed[req_id]
             stop = start + num_scheduled
             assert stop <= len(state.chain), f"{req_id} computes up to {stop} of {len(state.chain)} tokens"
-            words = rank.expected(state.chain.tags[:stop], generation)
+            words = rank.expected(state.chain.tags[:stop], generation + state.generation)
             writer = (self._history.step << 24) | (hash(req_id) & 0xFFFFFF)
             rank.write(state.table, start, words[:, start:], writer)
             spans.append((req_id, state, start, stop, words))

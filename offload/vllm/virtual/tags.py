@@ -1,6 +1,6 @@
 """Tags: what the virtual model computes instead of keys and values."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +19,24 @@ def mix(tag: int, value: int) -> int:
 
 def salted_root(salt: str | None) -> int:
     """The tag before the first token. Requests with different salts must never share KV."""
-    root = 1
-    for byte in (salt or "").encode():
-        root = mix(root, byte)
-    return root
+    return fold(1, (salt or "").encode())
+
+
+def fold(tag: int, data: bytes) -> int:
+    """Fold all of ``data`` into ``tag``."""
+    for byte in data:
+        tag = mix(tag, byte)
+    return tag
 
 
 class TagChain:
-    """The tags of a growing list of tokens: tag ``i`` is a function of tokens ``0 .. i`` and the salt."""
+    """The tags of a growing list of tokens: tag ``i`` is a function of what is at positions ``0 .. i``."""
 
-    def __init__(self, salt: str | None = None) -> None:
+    def __init__(self, root: int, items: Mapping[int, int]) -> None:
+        """``root``: the tag before the first token. ``items`` by position are there beside a token."""
         self.tokens: list[int] = []
-        self._root = salted_root(salt)
+        self._root = root
+        self._items = items
         self._tags: Words = np.empty(64, dtype=np.uint64)
 
     def __len__(self) -> int:
@@ -50,7 +56,13 @@ class TagChain:
         """Append tokens. O(new tokens)."""
         size = len(self.tokens)
         tag = self.last
-        new = [tag := mix(tag, token) for token in tokens]
+        items = self._items
+        values = tokens
+        if items:
+            values = [
+                mix(token, items[at]) if at in items else token for at, token in enumerate(tokens, size)
+            ]
+        new = [tag := mix(tag, value) for value in values]
         while size + len(new) > len(self._tags):
             self._tags = np.concatenate([self._tags, np.empty_like(self._tags)])
         self._tags[size : size + len(new)] = new
