@@ -31,8 +31,7 @@ demo: setup ## ask long documents again with and without offload; a table and a 
 	$(python) -m benchmarks.long_document_qa --demo $(ARGS)
 
 test: setup ## run the tests, also on the oldest vLLM (GPU tests skip themselves without one)
-	$(python) -m pytest $(ARGS)
-	@$(if $(ARGS),,$(MAKE) --no-print-directory oldest)
+	@$(if $(ARGS),$(python) -m pytest $(ARGS),.ci/test $(OLDEST_TESTS))
 
 oldest: setup ## run the tests of all that meets vLLM on the oldest one (where there is no GPU)
 	@.ci/setup-oldest

@@ -18,6 +18,6 @@ THOROUGH = {"hazard", "lru"}
 def test_the_allocator_does_what_its_model_does(policy: str) -> None:
     """Whether it meets every rare situation is up to chance; ``test_situations`` meets each for certain."""
     machine = type("Machine", (AllocatorMachine,), {"policy": policy, "seen": Counter()})
-    run_state_machine_as_test(machine, settings=thorough(300 if policy in THOROUGH else 40, steps=60))
+    run_state_machine_as_test(machine, settings=thorough(150 if policy in THOROUGH else 40, steps=60))
     situations = {situation for situation, times in machine.seen.items() if times}
     assert situations <= SCENES.keys(), "a situation has no scene that surely meets it"

@@ -16,7 +16,7 @@ from tests.engine.engine import Engine
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_CALL_SECONDS = 120
+_CALL_SECONDS = 240
 _STOP_SECONDS = 60
 _LOG_TAIL_LINES = 60
 

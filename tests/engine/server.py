@@ -23,8 +23,8 @@ from tests.engine.engine import ENVIRONMENT, MAX_MODEL_LEN, model_directory
 VOCAB_SIZE = 512
 """Of the served model, which has a tokenizer."""
 
-START_SECONDS = 150
-STOP_SECONDS = 60
+START_SECONDS = 300
+STOP_SECONDS = 120
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -77,10 +77,15 @@ def environment(directory: Path) -> dict[str, str]:
     return variables
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def held_port() -> socket.socket:
+    """A socket bound to a port that nobody else gets, but for a server that is told to use it.
+
+    A server sets SO_REUSEADDR as well, and this socket does not listen: all connections are the server's.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 class VllmServer:
@@ -90,7 +95,8 @@ class VllmServer:
         """Its log goes into ``directory``, an empty one."""
         self._directory = directory
         self._log = directory / "server.log"
-        self._port = free_port()
+        self._held = held_port()
+        self._port = int(self._held.getsockname()[1])
         self._command = serve_command(extra_config, self._port)
         self.base_url = f"http://127.0.0.1:{self._port}"
 
@@ -109,6 +115,7 @@ class VllmServer:
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         self._process.wait()
+        self._held.close()
 
     def ready(self) -> "VllmServer":
         """Wait until it answers."""

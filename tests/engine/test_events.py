@@ -16,7 +16,7 @@ from tests.engine.process import EngineProcess
 
 pytestmark = pytest.mark.engine
 
-_WAIT_SECONDS = 30
+_WAIT_SECONDS = 120
 
 POOL_BLOCKS = 24
 

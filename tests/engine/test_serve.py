@@ -19,13 +19,13 @@ from tests.engine.server import (
     VOCAB_SIZE,
     VllmServer,
     environment,
-    free_port,
+    held_port,
     serve_command,
 )
 
 pytestmark = pytest.mark.engine
 
-_WAIT_SECONDS = 60
+_WAIT_SECONDS = 120
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -161,13 +161,14 @@ def test_interrupt_ends_it_with_copies_under_way(servers: list[VllmServer]) -> N
 
 
 def test_mistyped_key_is_refused_before_a_model_loads(tmp_path: Path) -> None:
-    done = subprocess.run(
-        serve_command({"cpu_gb": 1}, free_port()),
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-    )
+    with held_port() as held:
+        done = subprocess.run(
+            serve_command({"cpu_gb": 1}, held.getsockname()[1]),
+            env=environment(tmp_path),
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+        )
     assert done.returncode != 0
     assert "unknown key 'cpu_gb' in kv_connector_extra_config; did you mean 'cpu_gib'?" in done.stderr
     assert "load model" not in done.stdout + done.stderr
