@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
-from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
+from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -27,12 +27,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     PromMetricT,
 )
 from vllm.platforms import current_platform
-from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from vllm.v1.outputs import KVConnectorOutput
 
-from allocator import Evicted, Stored
 from offload.errors import UnsupportedError
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
+from offload.vllm.kv_events import KvEventStream
 from offload.vllm.messages import StepPlan, WorkerFacts, WorkerReport
 from offload.vllm.regions import block_bytes
 from offload.vllm.scheduler_side import SchedulerSide
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
-
-_MEDIUM = "CPU"
 
 
 class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
@@ -176,8 +173,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return False, None
 
     def has_pending_push_work(self) -> bool:
-        """Completions travel on steps, so the engine must step while a job is in flight."""
-        return self._scheduler is not None and self._scheduler.has_pending_work
+        """Completions and events travel on steps: the engine must step while there are any to come."""
+        return self._scheduler is not None and (self._scheduler.has_pending_work or self._events.is_behind)
 
     def reset_cache(self) -> bool | None:
         if self._scheduler is not None:
@@ -187,8 +184,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def take_events(self) -> Iterable[KVCacheEvent]:
         if self._scheduler is None:
             return ()
-        block_size = self._scheduler.block_size
-        return [_published(event, block_size) for event in self._scheduler.allocator.take_events()]
+        return self._events.take(self._scheduler.allocator.take_events())
 
     # Worker side
 
@@ -253,6 +249,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         assert self._kv_cache_manager is not None
         group = self._kv_cache_config.kv_cache_groups[0]
         events = self._vllm_config.kv_events_config
+        self._events = KvEventStream(group.kv_cache_spec.block_size)
         self._scheduler = SchedulerSide(
             self._config,
             self._kv_cache_manager,
@@ -264,20 +261,3 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             fingerprint=self._fingerprint,
             clock=self._clock,
         )
-
-
-def _published(event: Stored | Evicted, block_size: int) -> KVCacheEvent:
-    """An event of the allocator as vLLM publishes it."""
-    hashes = list(map(maybe_convert_block_hash, event.hashes))
-    if isinstance(event, Evicted):
-        return BlockRemoved(block_hashes=hashes, medium=_MEDIUM)
-    parent = event.parent_hash
-    return BlockStored(
-        block_hashes=hashes,
-        parent_block_hash=None if parent is None else maybe_convert_block_hash(parent),
-        token_ids=[],
-        block_size=block_size,
-        lora_id=None,
-        medium=_MEDIUM,
-        lora_name=None,
-    )

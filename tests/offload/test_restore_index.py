@@ -125,3 +125,12 @@ def test_common_blocks_are_counted_from_what_is_known() -> None:
             assert restore.num_common(chain_of(turn), known) == turn - 10
     assert restore.num_common(chain_of(), 12) == LENGTH - 10
     assert restore.num_common(chain_of()[:5]) == 0
+
+
+def test_the_end_of_one_restore_takes_no_mark_of_a_later_one() -> None:
+    index, chain = RestoreIndex(), chain_of()
+    earlier, later = restore_of(chain, STRIDE, LENGTH), restore_of(chain, 0, LENGTH)
+    index.add(earlier)
+    index.add(later)
+    index.remove(earlier)
+    assert all(index.find(chain, position) is later for position in range(LENGTH))
