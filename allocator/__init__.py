@@ -6,8 +6,8 @@ This package knows nothing of vLLM, CUDA or time. It decides and counts; it move
 from allocator.block_allocator import CpuOffloadingBlockAllocator
 from allocator.errors import AllocatorError, CapacityError, ChainError, StalePlanError
 from allocator.hashing import hash_chain
+from allocator.node import Pin
 from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
-from allocator.prefix_tree import Pin
 from allocator.slot_pool import Slots
 
 __all__ = [

@@ -8,14 +8,18 @@ import numpy as np
 
 from allocator.errors import ChainError, StalePlanError
 from allocator.in_flight import PlansInFlight
+from allocator.node import Node, Pin
 from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
-from allocator.prefix_tree import Node, Pin, Place, PrefixTree
+from allocator.prefix_tree import Place, PrefixTree
 from allocator.ranking import Ranking
-from allocator.slot_pool import SlotPool, Slots, SlotState, flat
+from allocator.slot_pool import SlotPool, SlotState, flat
 from allocator.uncached import UncachedBlocks
 from evictor import EvictionPolicy, KeepHints, LruPolicy, Newcomer
 
 _SLACK = 1024
+
+_STEP_WORK = 1 << 16
+"""How much of what was cut off is taken away in one step; see ``Ranking.take_away``."""
 
 
 class CpuOffloadingBlockAllocator:
@@ -60,6 +64,8 @@ class CpuOffloadingBlockAllocator:
         self._plan_ids = count()
         self._plans = PlansInFlight()
         self._slack = capacity // columns // _SLACK
+        self._step_work = self._work_left = _STEP_WORK
+        self._has_cut = False
         self._events: list[Stored | Evicted] | None = [] if record_events else None
         self.num_evicted = 0
         """Positions evicted to make room, ever."""
@@ -77,16 +83,18 @@ class CpuOffloadingBlockAllocator:
     @property
     def num_free(self) -> int:
         """Slots nobody uses."""
+        self._orphan_plans()
         return self._pool.num_free
 
     @property
     def num_resident(self) -> int:
-        """Slots that can serve a hit."""
+        """Slots that can serve a hit, and those that a cut has yet to give back."""
         return self._pool.num_in(SlotState.RESIDENT)
 
     @property
     def num_filling(self) -> int:
         """Slots of stores in flight, of those no longer wanted too."""
+        self._orphan_plans()
         return self._pool.num_in(SlotState.FILLING)
 
     @property
@@ -145,9 +153,8 @@ class CpuOffloadingBlockAllocator:
         if pin.node is not None:
             pin.node.pins -= {pin}
             self._ranking.refresh(pin.node)
-        if self.num_leaving:
-            leaving = self._pool.leaving(flat(pin.slots))
-            self._pool.move(self._not_pinned(leaving), SlotState.LEAVING, SlotState.FREE)
+        if pin.kept < len(pin.slots):
+            self._pool.end_read(flat(pin.slots[pin.kept :]))
 
     def note_full(self, owner: Hashable, chain: Sequence[bytes], num_full: int) -> None:
         """``owner`` holds full GPU blocks for the first ``num_full`` positions of ``chain``.
@@ -193,23 +200,26 @@ class CpuOffloadingBlockAllocator:
             ChainError: more full blocks than hashes.
         """
         _check_full(stop, chain)
+        self._orphan_plans()
         place = self._tree.find(chain, stop)
         wanted = min(stop - place.depth, stop if limit is None else limit)
-        if wanted <= 0 or (not self.num_free and self._policy.choose() is None):
+        if wanted <= 0 or not (self.num_free or self._tree.has_dead or self._policy.choose() is not None):
             return None
         node = self._ranking.node_ending_at(place)
         self._policy.leave(node)
         self._ranking.ask(node, hints, wanted)
         hashes = list(chain[place.depth : place.depth + wanted])
+        data = self._tree.packed(hashes)
         num_stored = self._admit(node, hashes)
         if not num_stored:
             self._ranking.refresh(node)
             return None
+        width = len(data) // len(hashes)
         del hashes[num_stored:]
         slots = self._pool.take(num_stored * self.columns).reshape(num_stored, self.columns)
         stop = place.depth + num_stored
         next_hash = chain[stop] if stop < len(chain) else None
-        self._ranking.append(Place(node, place.depth), hashes, slots, next_hash)
+        self._ranking.append(Place(node, place.depth), hashes, data[: num_stored * width], slots, next_hash)
         lead = self._tree.lead(chain, place.depth)
         plan = StorePlan(next(self._plan_ids), place.depth, hashes, slots, lead)
         self._plans.begin(plan)
@@ -221,6 +231,7 @@ class CpuOffloadingBlockAllocator:
         Raises:
             StalePlanError: the plan was ended before.
         """
+        self._orphan_plans()
         if self._ends_orphan(plan):
             return
         self._plans.land(plan)
@@ -243,6 +254,7 @@ class CpuOffloadingBlockAllocator:
         Raises:
             StalePlanError: the plan was ended before.
         """
+        self._orphan_plans()
         if self._plans.orphan(plan):
             node = self._tree.node_at(plan.hashes, plan.start, plan.start, plan.lead)
             assert node is not None, f"store plan {plan.plan_id} is in flight but not in the tree"
@@ -271,6 +283,16 @@ class CpuOffloadingBlockAllocator:
         self._cut(Place(self._tree.root, 0))
         self._uncached.clear()
 
+    def tidy(self) -> None:
+        """A step of the engine ends: go on giving back the slots of what was cut off.
+
+        A drop or a reset ends at once what it cuts off: nobody finds it. Giving the slots back may take
+        longer, for there may be a million. In one step no more than so much of it is done; the rest is
+        carried over, or done as soon as a store needs the slots.
+        """
+        self._orphan_plans()
+        self._work_left = self._take_away(self._step_work)
+
     def take_events(self) -> list[Stored | Evicted]:
         """Events since the last call, oldest first."""
         if not self._events:
@@ -280,13 +302,17 @@ class CpuOffloadingBlockAllocator:
 
     def check_invariants(self) -> None:
         """Tree, pool, policy, pins and plans agree. O(pool); for tests."""
-        self._pool.check_invariants()
+        self._orphan_plans()
         self._tree.check_invariants()
         self._policy.check_invariants()
         self._uncached.check_invariants()
         self._plans.check_invariants()
-        resident = [flat(node.slots[: node.resident]) for node in self._tree.nodes()]
-        filling = [flat(node.slots[node.resident :]) for node in self._tree.nodes()]
+        for pin in self._pins:
+            self._check_pin(pin)
+        self._pool.check_invariants()
+        nodes, dead = list(self._tree.nodes()), list(self._tree.dead_nodes())
+        resident = [flat(node.slots[: node.resident]) for node in [*nodes, *dead]]
+        filling = [flat(node.slots[node.resident :]) for node in nodes]
         orphaned = self._plans.orphaned_slots()
         owned = np.concatenate([*resident, *filling, orphaned, self._pool.leaving()])
         assert len(np.unique(owned)) == len(owned), "a slot has two owners"
@@ -296,10 +322,8 @@ class CpuOffloadingBlockAllocator:
         assert sum(map(len, [*filling, orphaned])) == self.num_filling, f"{self.num_filling} slots filling"
         num_planned = len(self._plans.wanted_slots())
         assert num_planned == sum(map(len, filling)), "filling positions and plans differ"
-        pinned = {pin for node in self._tree.nodes() for pin in node.pins}
+        pinned = {pin for node in [*nodes, *dead] for pin in node.pins}
         assert pinned == {pin for pin in self._pins if pin.node is not None}, "a pin hangs on the wrong node"
-        for pin in self._pins:
-            self._check_pin(pin)
         candidate = self._policy.choose()
         assert candidate is None or candidate.is_evictable, f"policy offers {candidate!r}"
 
@@ -309,13 +333,16 @@ class CpuOffloadingBlockAllocator:
         """Its slots are those of its positions, which cannot be evicted, or wait for it to end."""
         taken = np.intersect1d(flat(pin.slots), self._pool.free())
         assert not len(taken), f"slots {taken} are pinned and free"
-        node, kept = pin.node, 0
+        node, num_there = pin.node, 0
         if node is not None and node.end > pin.start:
             there = self._tree.slots_of(Place(node, node.end), pin.start)
-            kept = len(there)
-            assert np.array_equal(pin.slots[:kept], there), f"a pin of {node!r} has slots of other positions"
-        gone = flat(pin.slots[kept:])
+            num_there = len(there)
+            assert np.array_equal(pin.slots[:num_there], there), (
+                f"a pin of {node!r} has slots of other positions"
+            )
+        gone = flat(pin.slots[num_there:])
         assert len(self._pool.leaving(gone)) == len(gone), f"a pin lost slots {gone}, and not all are leaving"
+        assert pin.kept == num_there, f"a pin has kept {num_there} of its positions, not {pin.kept}"
 
     def _resident_part(self, chain: Sequence[bytes], stop: int) -> Place:
         return self._tree.resident_part(self._tree.find(chain, stop))
@@ -339,37 +366,52 @@ class CpuOffloadingBlockAllocator:
         whatever its size, and who loses its tail is likely to be next, too.
         """
         while (shortage := num_slots - self._pool.num_free) > 0:
+            if self._tree.has_dead:
+                self._take_away(-(-shortage // self._tree.columns))
+                continue
             removed = self._ranking.evict(newcomer, -(-shortage // self._tree.columns) + self._slack)
             if removed is None:
                 return
-            self.num_evicted += len(removed.hashes)
+            self.num_evicted += len(removed.slots)
             self._pool.move(flat(removed.slots), SlotState.RESIDENT, SlotState.FREE)
             if self._events is not None:
-                self._record(Evicted(removed.hashes))
+                self._record(Evicted(list(removed.hashes)))
 
     def _cut(self, place: Place) -> None:
-        removed = self._ranking.cut(place)
+        """Everything after ``place`` is unknown from now on, and goes as soon as there is time for that."""
+        top = self._ranking.cut(place)
+        if self._events is not None:
+            for node in self._tree.below(top):
+                self._record(Evicted(node.hashes[: node.resident]))
+        self._has_cut = True
+        self._work_left = self._take_away(self._work_left)
+
+    def _take_away(self, work: int) -> int:
+        """Give back slots of what was cut off; return how much of ``work`` is left."""
+        removed, work = self._ranking.take_away(work)
+        unread = []
         for part in removed:
-            self._record(Evicted(part.hashes[: part.resident]))
+            first = min((pin.start for pin in part.pins), default=part.start + part.resident) - part.start
+            first = min(max(0, first), part.resident)
+            unread.append(flat(part.slots[:first]))
+            if part.pins:
+                self._pool.move(
+                    flat(part.slots[first : part.resident]), SlotState.RESIDENT, SlotState.LEAVING
+                )
+                for pin in part.pins:
+                    self._pool.read(flat(part.slots[max(0, pin.start - part.start) : part.resident]))
         if removed:
-            self._release(np.concatenate([flat(part.slots[: part.resident]) for part in removed]))
-        self._orphan_plans()
-
-    def _release(self, slots: Slots) -> None:
-        """Resident slots whose positions are gone: free, or leaving while a load reads them."""
-        free = self._not_pinned(slots)
-        if len(free) < len(slots):
-            self._pool.move(slots[~np.isin(slots, free)], SlotState.RESIDENT, SlotState.LEAVING)
-        self._pool.move(free, SlotState.RESIDENT, SlotState.FREE)
-
-    def _not_pinned(self, slots: Slots) -> Slots:
-        if not self._pins:
-            return slots
-        pinned = np.concatenate([flat(pin.slots) for pin in self._pins])
-        return slots[~np.isin(slots, pinned)]
+            self._pool.move(np.concatenate(unread), SlotState.RESIDENT, SlotState.FREE)
+        return work
 
     def _orphan_plans(self) -> None:
-        """Plans whose positions left the tree: free what has landed, remember what is still coming."""
+        """Plans whose positions left the tree: free what has landed, remember what is still coming.
+
+        Once for all that was cut off since it was asked last. O(plans), if that is not nothing.
+        """
+        if not self._has_cut:
+            return
+        self._has_cut = False
         for plan in self._plans.orphan_all(
             lambda plan: self._tree.node_at(plan.hashes, plan.start, plan.start, plan.lead) is None
         ):

@@ -13,105 +13,29 @@ one the rest of the way goes from node to node, at most ``stride - 1`` positions
 index, and all work on it, 16 times smaller; it is what kept a pool of millions of blocks from stalling
 the engine each time the dict grew.
 
+The first position of each segment has an entry, too: a child is found by its hash.
+
+What is cut off is *dead* at once: nobody finds it. Its nodes hang where they hung until ``trim`` takes them
+away one after the other, so that a cut of a million positions need not be done in one go.
+
 The tree moves positions, nothing else: slots, policy and jobs are the allocator's.
 """
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, repeat
 from typing import NamedTuple
 
 import numpy as np
 
+from allocator.errors import ChainError
+from allocator.node import NOBODY, Node, Removed
 from allocator.slot_pool import Slots
+from evictor.untracked import untrack
 
 STRIDE = 16
 """Every so manieth position of a chain is marked."""
-
-
-class Node:
-    """A segment: consecutive chain positions without a branch between them. Compared by identity."""
-
-    __slots__ = ("_buffer", "children", "hashes", "parent", "pins", "resident", "start")
-
-    def __init__(self, parent: "Node | None", start: int, hashes: list[bytes], slots: Slots) -> None:
-        self.parent = parent
-        self.start = start
-        self.hashes = hashes
-        self.children: dict[bytes, Node] = {}  # by their first hash
-        self.pins: frozenset[Pin] = frozenset()  # most have none, and share that
-        self.resident = 0
-        self._buffer = slots
-
-    def __len__(self) -> int:
-        return len(self.hashes)
-
-    def __repr__(self) -> str:
-        return f"<Node [{self.start}..{self.end}) resident={self.resident} pins={len(self.pins)}>"
-
-    @property
-    def end(self) -> int:
-        """The chain position after the last one here."""
-        return self.start + len(self.hashes)
-
-    @property
-    def slots(self) -> Slots:
-        """Slots by position and column, ``int64[len(self), columns]``; -1 where a column is absent."""
-        return self._buffer[: len(self.hashes)]
-
-    @property
-    def is_evictable(self) -> bool:
-        """Whether its tail may go: a leaf, unpinned, with nothing on its way into it."""
-        return not self.children and not self.pins and 0 < self.resident == len(self.hashes)
-
-    def extend(self, hashes: Sequence[bytes], slots: Slots) -> None:
-        """Append positions; amortized O(new positions)."""
-        size = len(self.hashes)
-        needed = size + len(hashes)
-        if needed > len(self._buffer):
-            grown = np.empty((max(needed, 2 * size), self._buffer.shape[1]), dtype=np.int64)
-            grown[:size] = self._buffer[:size]
-            self._buffer = grown
-        self._buffer[size:needed] = slots
-        self.hashes.extend(hashes)
-
-    def truncate(self, size: int) -> "Removed":
-        """Keep the first ``size`` positions and return the others."""
-        if not size:
-            removed = Removed(self, self.start, self.hashes, self.slots, self.resident)
-            self.hashes, self._buffer, self.resident = [], self._buffer[:0], 0
-            return removed
-        hashes, slots = self.hashes[size:], self.slots[size:].copy()
-        removed = Removed(self, self.start + size, hashes, slots, max(0, self.resident - size))
-        del self.hashes[size:]
-        self.resident = min(self.resident, size)
-        if size * 4 < len(self._buffer):
-            self._buffer = self._buffer[:size].copy()
-        return removed
-
-    def behead(self, size: int) -> None:
-        """Give up the first ``size`` positions, which somebody else took over."""
-        self._buffer = self._buffer[size : len(self.hashes)].copy()
-        del self.hashes[:size]
-        self.start += size
-        self.resident = max(0, self.resident - size)
-
-
-class Pin:
-    """A promise that ``slots``, of positions that end where ``node`` ends, stay what they are.
-
-    Pins hang, like children, at the end of a node: nothing before them is evictable. Splits carry them
-    along; a cut leaves them at the end of what is left, and with no ``node`` when nothing is.
-    """
-
-    __slots__ = ("node", "slots", "start")
-
-    def __init__(self, node: Node, slots: Slots) -> None:
-        self.node: Node | None = node
-        self.slots = slots
-        self.start = node.end - len(slots)
-        node.pins |= {self}
 
 
 class Place(NamedTuple):
@@ -125,33 +49,42 @@ _Border = tuple[Place, bytes | None, bytes | None]
 """A place where the known part of a chain ends, and the hashes before it and after it."""
 
 
-class Removed(NamedTuple):
-    """Positions from ``start`` on that left ``node``: ``resident`` ones first, the others were filling."""
-
-    node: Node
-    start: int
-    hashes: list[bytes]
-    slots: Slots
-    resident: int
-
-
 class PrefixTree:
     """Segments and their index. Columns: slots per chain position, one for models with one cache group."""
 
     def __init__(self, columns: int = 1, stride: int = STRIDE) -> None:
-        self.root = Node(None, 0, [], np.empty((0, columns), dtype=np.int64))
         self.columns = columns
         self.stride = stride
-        self._index: dict[bytes, Node] = {}
+        self._width: int | None = None  # bytes per prefix hash, all of one length
+        self._index: dict[bytes, int] = {}  # ids of nodes; see evictor.untracked
+        self._nodes: list[Node | None] = [None]  # by id
+        self._free_ids: list[int] = []
+        for growing in (self._index, self._nodes, self._free_ids):
+            untrack(growing)
+        self._dead: dict[int, Node] = {}  # the topmost of what was cut off, by id
+        self._at: Node | None = None  # where taking it away goes on
+        self.root = self._new(None, 0, b"", np.empty((0, columns), dtype=np.int64))
         self._no_border: _Border = Place(self.root, 0), None, None
         self._border: _Border = self._no_border
+
+    def __del__(self) -> None:
+        """What policies keep of nodes may refer back to them."""
+        for node in getattr(self, "_nodes", ()):
+            if node is not None:
+                node.rank = node.mark = None
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether anything that was cut off is yet to be taken away."""
+        return bool(self._dead)
 
     def find(self, chain: Sequence[bytes], stop: int) -> Place:
         """The longest known part of the first ``stop`` positions of ``chain``, resident or filling.
 
         Membership along a chain is a run of yes and then a run of no, so a binary search finds the
         border in O(log n) probes; both common cases, all of it and none of it, take a few. A request is
-        looked up several times before anything changes, so the border found last is tried first.
+        looked up several times before anything changes, so the border found last is tried first. While
+        something dead is yet to be taken away, each probe costs O(segments before it).
         """
         size = min(stop, len(chain))
         place, before, after = self._border
@@ -174,7 +107,7 @@ class PrefixTree:
         mark = position - position % self.stride
         if mark < start:
             hashes, start = [*lead, *hashes[: self.stride]], start - len(lead)
-        node = self._index.get(hashes[mark - start])
+        node = self._marked_node(hashes[mark - start])
         if node is None:
             return None
         place = self._descend(node, hashes, start, mark + 1, position + 1)
@@ -208,12 +141,35 @@ class PrefixTree:
         return np.concatenate(parts) if parts else np.empty((0, self.columns), dtype=np.int64)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root, parents before children."""
-        stack = list(self.root.children.values())
-        while stack:
-            node = stack.pop()
+        """Every node but the root that is not dead, parents before children."""
+        return self._below(self.root)
+
+    def below(self, node: Node) -> Iterator[Node]:
+        """``node``, unless it is a root, and all below it but what is dead, parents before children."""
+        if node.parent is not None:
             yield node
-            stack.extend(node.children.values())
+        yield from self._below(node)
+
+    def dead_nodes(self) -> Iterator[Node]:
+        """Every node that was cut off and is yet to be taken away."""
+        seen: set[int] = set()
+        for top in list(self._dead.values()):
+            for node in self._subtree(top):
+                if node.id not in seen and node.parent is not None:
+                    seen.add(node.id)
+                    yield node
+
+    def children(self, node: Node) -> Iterator[Node]:
+        """Those that hang at its end, dead ones too."""
+        child = node.child
+        while child != NOBODY:
+            each = self._node(child)
+            yield each
+            child = each.next
+
+    def is_only_child(self, node: Node) -> bool:
+        """Whether nothing hangs beside it."""
+        return node.next == NOBODY and node.previous == NOBODY
 
     def path(self, node: Node) -> list[Node]:
         """``node`` and its ancestors but the root, upwards. O(segments)."""
@@ -223,38 +179,84 @@ class PrefixTree:
             node = node.parent
         return path
 
-    def append(self, place: Place, hashes: Sequence[bytes], slots: Slots, may_grow: bool = True) -> Node:
+    def append(
+        self, place: Place, hashes: Sequence[bytes], data: bytes, slots: Slots, may_grow: bool = True
+    ) -> Node:
         """Hang filling positions below ``place``, which must be the end of its node.
 
         A childless node that ``may_grow`` does so in place, so a chain that is only ever extended stays one
-        segment; not a pinned one, whose pins end where it ends.
+        segment; not a pinned one, whose pins end where it ends. ``data``: ``packed(hashes)``.
         """
         node, depth = place
         assert depth == node.end, f"{place} is not at the end of its node; split first"
-        if node.parent is None or node.children or node.pins or not may_grow:
-            child = Node(node, depth, list(hashes), slots.copy())
-            node.children[hashes[0]] = child
-            node = child
+        if node.parent is None or node.child or node.pins or not may_grow:
+            node = self._new(node, depth, data, slots.copy())
+            self._index[hashes[0]] = node.id
         else:
-            node.extend(hashes, slots)
-        self._point(hashes, depth, node)
+            node.extend(data, slots)
+        self._point(self._marked(hashes, depth), node)
         return node
+
+    def packed(self, hashes: Sequence[bytes]) -> bytes:
+        """``hashes`` one after the other.
+
+        Raises:
+            ChainError: they are of another length than those stored before.
+        """
+        data = b"".join(hashes)
+        width = len(hashes[0]) if self._width is None else self._width
+        if len(data) != width * len(hashes):
+            raise ChainError(f"prefix hashes must all have {width} bytes; {len(hashes)} have {len(data)}")
+        self._width = width
+        return data
 
     def split(self, place: Place) -> Node:
         """Cut ``place.node`` in two at ``place.depth``, strictly inside it; return the new node.
 
-        The smaller side gets the new node, so over any history a position is re-pointed O(log n) times.
+        The side with less to re-point gets the new node, so over any history of splits a position is
+        re-pointed O(log n) times.
         """
         node, depth = place
         size = depth - node.start
         assert 0 < size < len(node), f"{place} is not inside its node"
-        assert node.parent is not None
-        if size > len(node) - size:
-            new = self._split_off_tail(node, size)
-        else:
-            new = self._split_off_head(node, size)
-        self._point(new.hashes, new.start, new)
-        return new
+        limit = size // self.stride + 1
+        is_head_larger = self._work((len(node) - size) // self.stride, node, limit) < limit
+        return self._split_off_tail(node, size) if is_head_larger else self._split_off_head(node, size)
+
+    def join(self, path: Sequence[Node]) -> Node:
+        """Make one node of neighbours, the last of a chain first; return which of them it is.
+
+        Each but the first has the one before it as its only child, and no pins. That with most to re-point
+        remains. O(1) array work per position, and O(nodes).
+        """
+        last, top = path[0], path[-1]
+        works = [len(node) // self.stride for node in path]
+        works[0] = self._work(works[0], last, max(works) + 1)
+        heir = path[works.index(max(works))]
+        if heir is not top:
+            assert top.parent is not None
+            parent = top.parent
+            self._unlink(top)
+            self._unlink(heir)
+            self._link(heir, parent)
+        if heir is not last:
+            for child in self.children(last):
+                child.parent = heir
+            heir.child, last.child = last.child, NOBODY
+            heir.pins, last.pins = last.pins, frozenset()
+            for pin in heir.pins:
+                pin.node = heir
+        for node in path:
+            if node is not heir:
+                self._point(node.hashes_of(self._marks(node.start, len(node))), heir)
+            if node is not top and node.start % self.stride:
+                del self._index[node.hash_at(0)]
+        self._index[top.hash_at(0)] = heir.id
+        heir.absorb(path[::-1])
+        for node in path:
+            if node is not heir:
+                self._end(node)
+        return heir
 
     def settle(self, last: Node, start: int, stop: int) -> bool:
         """Make filling positions ``start <= p < stop`` resident, if everything before them is.
@@ -274,71 +276,134 @@ class PrefixTree:
         return True
 
     def trim(self, node: Node, num_positions: int) -> Removed:
-        """Remove up to so many of the last positions of a childless node, and itself when nothing is left."""
-        assert not node.children, f"{node!r} has children"
-        left = len(node.hashes) - num_positions
-        removed = node.truncate(left if left > 0 else 0)
-        self._forget(removed)
-        if not node.hashes:
-            self._unlink(node, removed.hashes[0])
-        return removed
+        """Remove up to so many of the last positions of a childless node, and itself when nothing is left.
 
-    def cut(self, place: Place) -> list[Removed]:
-        """Remove everything from chain position ``place.depth`` on: that part of the node, all below it.
-
-        Pins keep what is left of their positions. ``Place(root, 0)`` empties the tree.
+        Pins keep what is left of their positions.
         """
-        node, depth = place
-        pruned = list(node.children.values())
-        for below in pruned:
-            pruned.extend(below.children.values())
-        node.children = {}
-        removed = [below.truncate(0) for below in pruned]
-        if depth < node.end:
-            removed.append(node.truncate(depth - node.start))
-        for part in removed:
-            self._forget(part)
-        left = node if node.hashes or node.parent is None else node.parent
-        self._hand_pins(removed, left)
-        for below in pruned:
-            below.parent = None
-        if left is not node:
-            self._unlink(node, removed[-1].hashes[0])
+        assert not node.child, f"{node!r} has children"
+        size = len(node)
+        left = max(0, size - num_positions)
+        marks = node.hashes_of(self._marks(node.start + left, size - left, node.start))
+        if not left and node.start % self.stride:
+            marks.append(node.hash_at(0))
+        removed = node.truncate(left)
+        if node.pins:
+            removed = removed._replace(pins=node.pins)
+            for pin in node.pins:
+                pin.kept = max(0, node.end - pin.start)
+        self._border = self._no_border
+        if self._dead:  # what is dead may be known anew
+            marks = [each for each in marks if self._index.get(each) == node.id]
+        deque(map(self._index.__delitem__, marks), maxlen=0)
+        if not left:
+            self._remove(node)
         return removed
+
+    def kill(self, node: Node) -> None:
+        """Cut off ``node`` and all below it; the root: all there is. Nobody finds it from now on. O(1).
+
+        It is taken away by ``trim`` of ``next_dead``; until then it keeps what is before it from eviction.
+        """
+        node.is_dead = True
+        self._dead[node.id] = node
+        if node is self.root:
+            self.root = self._new(None, 0, b"", node.slots)
+            self._no_border = Place(self.root, 0), None, None
+        self._border = self._no_border
+
+    def next_dead(self) -> Node | None:
+        """A childless dead node, until there are none. O(1) amortized over the nodes removed."""
+        while self._dead:
+            node = self._at if self._at is not None else next(iter(self._dead.values()))
+            while node.child != NOBODY:
+                node = self._node(node.child)
+            self._at = node
+            if node.parent is not None:
+                return node
+            self._at = None
+            del self._dead[node.id]
+            self._end(node)
+        return None
 
     def check_invariants(self) -> None:
         """Index, links and borders agree."""
         (node, depth), before, _ = self._border
-        assert not depth or node.hashes[depth - 1 - node.start] == before, f"no border at {depth} of {node!r}"
-        marked: dict[bytes, Node] = {}
+        assert not depth or node.hash_at(depth - 1 - node.start) == before, (
+            f"no border at {depth} of {node!r}"
+        )
+        known: dict[bytes, Node] = {}
         for node in self.nodes():
-            parent = node.parent
-            assert node.hashes, f"{node!r} is empty"
-            assert parent is not None and parent.children.get(node.hashes[0]) is node, (
-                f"{node!r} is not its parent's child"
-            )
-            assert node.start == parent.end, f"{node!r} hangs below {parent!r}"
-            assert 0 <= node.resident <= len(node), f"{node!r} has its border outside"
-            if parent is not self.root and parent.resident < len(parent):
-                assert node.resident == 0, f"{node!r} is resident below filling {parent!r}"
-            assert node.slots.shape == (len(node), self.columns), f"{node!r} has slots {node.slots.shape}"
-            for pin in node.pins:
-                assert pin.node is node, f"a pin of {node!r} says it hangs on {pin.node!r}"
-            marked.update(zip(self._marked(node.hashes, node.start), repeat(node)))
-        for prefix_hash, node in marked.items():
-            found = self._index.get(prefix_hash)
+            self._check_node(node)
+            known.update(zip(self._marked(node.hashes, node.start), repeat(node)))
+            known[node.hash_at(0)] = node
+        for prefix_hash, node in known.items():
+            found = self._nodes[self._index.get(prefix_hash, NOBODY)]
             assert found is node, f"index says {found!r} for a hash of {node!r}"
-        assert len(marked) == len(self._index), f"{len(marked)} marked, {len(self._index)} in the index"
+        dead = list(self.dead_nodes())
+        for node in dead:
+            self._check_node(node)
+            for prefix_hash in [*self._marked(node.hashes, node.start), node.hash_at(0)]:
+                if self._index.get(prefix_hash) == node.id:
+                    known[prefix_hash] = node
+        assert len(known) == len(self._index), f"{len(known)} marked, {len(self._index)} in the index"
+        roots = {self.root.id, *(node.id for node in self._dead.values() if node.parent is None)}
+        linked = {*roots, *(node.id for node in self.nodes()), *(node.id for node in dead)}
+        there = {index for index, node in enumerate(self._nodes) if node is not None}
+        assert linked == there, f"nodes {linked ^ there} are not linked, or are gone"
+        free = {*range(1, len(self._nodes))} - there
+        assert sorted(self._free_ids) == sorted(free), f"ids {self._free_ids} are free, not {free}"
+
+    def _check_node(self, node: Node) -> None:
+        parent = node.parent
+        assert len(node), f"{node!r} is empty"
+        assert self._nodes[node.id] is node, f"{node!r} has the id of {self._nodes[node.id]!r}"
+        assert parent is not None and node in self.children(parent), f"{node!r} is not its parent's child"
+        assert node.start == parent.end, f"{node!r} hangs below {parent!r}"
+        assert 0 <= node.resident <= len(node), f"{node!r} has its border outside"
+        if parent.parent is not None and parent.resident < len(parent):
+            assert node.resident == 0, f"{node!r} is resident below filling {parent!r}"
+        assert node.slots.shape == (len(node), self.columns), f"{node!r} has slots {node.slots.shape}"
+        assert len(node.data) == len(node) * (self._width or 0), (
+            f"{node!r} has {len(node.data)} bytes of hashes"
+        )
+        for pin in node.pins:
+            assert pin.node is node, f"a pin of {node!r} says it hangs on {pin.node!r}"
+        previous = NOBODY
+        for child in self.children(node):
+            assert child.previous == previous, f"{child!r} comes after {previous}, says {child.previous}"
+            previous = child.id
+
+    # Private
+
+    def _node(self, node_id: int) -> Node:
+        node = self._nodes[node_id]
+        assert node is not None
+        return node
+
+    def _subtree(self, top: Node) -> Iterator[Node]:
+        stack = [top]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(self.children(node))
+
+    def _below(self, top: Node) -> Iterator[Node]:
+        stack = [child for child in self.children(top) if not child.is_dead]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(child for child in self.children(node) if not child.is_dead)
 
     def _search(self, chain: Sequence[bytes], size: int) -> Place:
         index, stride = self._index, self.stride
-        if size < 1 or chain[0] not in index:
+        is_known: Callable[[bytes], bool] = self._is_live if self._dead else index.__contains__
+        if size < 1 or not is_known(chain[0]):
             return Place(self.root, 0)
         last = (size - 1) // stride
-        if chain[last * stride] not in index:
-            last = bisect_left(range(1, last), True, key=lambda mark: chain[mark * stride] not in index)
+        if not is_known(chain[last * stride]):
+            last = bisect_left(range(1, last), True, key=lambda mark: not is_known(chain[mark * stride]))
             size = (last + 1) * stride
-        return self._descend(index[chain[last * stride]], chain, 0, last * stride + 1, size)
+        return self._descend(self._node(index[chain[last * stride]]), chain, 0, last * stride + 1, size)
 
     def _descend(self, node: Node, hashes: Sequence[bytes], first: int, depth: int, stop: int) -> Place:
         """The longest known part up to ``stop`` of a chain whose first ``depth`` positions are known.
@@ -346,70 +411,138 @@ class PrefixTree:
         ``node`` holds the last of these, ``hashes`` begin at position ``first``.
         """
         while depth < stop:
-            mine, start = node.hashes, node.start
-            end = start + len(mine)
+            start, end = node.start, node.end
             if depth == end:
-                child = node.children.get(hashes[depth - first])
-                if child is None:
+                child = self._nodes[self._index.get(hashes[depth - first], NOBODY)]
+                if child is None or child.parent is not node or child.is_dead:
                     break
                 node = child
                 continue
             if end > stop:
                 end = stop
-            if mine[end - 1 - start] == hashes[end - 1 - first]:
+            if node.hash_at(end - 1 - start) == hashes[end - 1 - first]:
                 depth = end
             else:
                 rest, offset = range(depth - start, end - 1 - start), start - first
-                depth += bisect_left(rest, True, key=lambda i: mine[i] != hashes[i + offset])
+                hash_at = node.hash_at
+                depth += bisect_left(rest, True, key=lambda i: hash_at(i) != hashes[i + offset])
                 break
         return Place(node, depth)
 
+    def _marked_node(self, prefix_hash: bytes) -> Node | None:
+        """The node that holds a marked position; None if it is unknown."""
+        node = self._nodes[self._index.get(prefix_hash, NOBODY)]
+        return None if node is None or (self._dead and self._is_under_dead(node)) else node
+
+    def _is_live(self, prefix_hash: bytes) -> bool:
+        return self._marked_node(prefix_hash) is not None
+
+    def _is_under_dead(self, node: Node) -> bool:
+        while not node.is_dead:
+            if node.parent is None:
+                return False
+            node = node.parent
+        return True
+
+    def _work(self, num_marks: int, node: Node, limit: int) -> int:
+        """What it takes to re-point so many marks and the children of ``node``; ``limit`` if it is more."""
+        if num_marks >= limit:
+            return limit
+        return num_marks + sum(1 for _ in islice(self.children(node), limit - num_marks))
+
     def _split_off_tail(self, node: Node, size: int) -> Node:
         part = node.truncate(size)
-        tail = Node(node, node.end, part.hashes, part.slots)
+        children = node.child
+        node.child = NOBODY
+        tail = self._new(node, node.end, part.data, part.slots)
         tail.resident = part.resident
-        tail.children, node.children = node.children, {tail.hashes[0]: tail}
+        tail.child = children
         tail.pins, node.pins = node.pins, frozenset()
-        for child in tail.children.values():
+        for child in self.children(tail):
             child.parent = tail
         for pin in tail.pins:
             pin.node = tail
+        self._point_all(tail)
         return tail
 
     def _split_off_head(self, node: Node, size: int) -> Node:
         parent = node.parent
         assert parent is not None
-        head = Node(parent, node.start, node.hashes[:size], node.slots[:size].copy())
+        num_bytes = len(node.data) // len(node) * size
+        self._unlink(node)
+        head = self._new(parent, node.start, bytes(node.data[:num_bytes]), node.slots[:size].copy())
         head.resident = min(node.resident, size)
-        parent.children[head.hashes[0]] = head
         node.behead(size)
-        head.children = {node.hashes[0]: node}
-        node.parent = head
+        self._link(node, head)
+        self._point_all(head)
+        self._index[node.hash_at(0)] = node.id
         return head
+
+    def _marks(self, start: int, num_positions: int, first: int | None = None) -> range:
+        """Which of so many positions from ``start`` on are marked, counted from ``first`` or ``start`` on."""
+        offset = start - (start if first is None else first)
+        return range(offset + -start % self.stride, offset + num_positions, self.stride)
 
     def _marked(self, hashes: Sequence[bytes], start: int) -> Sequence[bytes]:
         """Those of consecutive positions from ``start`` on that are marked."""
         return hashes[-start % self.stride :: self.stride]
 
-    def _point(self, hashes: Sequence[bytes], start: int, node: Node) -> None:
-        self._border = self._no_border
-        self._index.update(zip(self._marked(hashes, start), repeat(node)))
+    def _point_all(self, node: Node) -> None:
+        self._point(node.hashes_of(self._marks(node.start, len(node))), node)
+        self._index[node.hash_at(0)] = node.id
 
-    def _forget(self, removed: Removed) -> None:
+    def _point(self, marked: Sequence[bytes], node: Node) -> None:
         self._border = self._no_border
-        deque(map(self._index.__delitem__, self._marked(removed.hashes, removed.start)), maxlen=0)
+        self._index.update(zip(marked, repeat(node.id)))
 
-    def _unlink(self, node: Node, first_hash: bytes) -> None:
-        assert node.parent is not None
-        del node.parent.children[first_hash]
+    def _new(self, parent: Node | None, start: int, data: bytes, slots: Slots) -> Node:
+        """A node, the first child of ``parent``."""
+        if self._free_ids:
+            node = Node(self._free_ids.pop(), parent, start, data, slots)
+            self._nodes[node.id] = node
+        else:
+            node = Node(len(self._nodes), parent, start, data, slots)
+            self._nodes.append(node)
+        if parent is not None:
+            self._link(node, parent)
+        return node
+
+    def _link(self, node: Node, parent: Node) -> None:
+        node.parent, node.next = parent, parent.child
+        if parent.child != NOBODY:
+            self._node(parent.child).previous = node.id
+        parent.child = node.id
+
+    def _unlink(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        if node.previous != NOBODY:
+            self._node(node.previous).next = node.next
+        else:
+            parent.child = node.next
+        if node.next != NOBODY:
+            self._node(node.next).previous = node.previous
+        node.previous = node.next = NOBODY
         node.parent = None
 
-    def _hand_pins(self, removed: list[Removed], left: Node) -> None:
-        """Pins of nodes that lost their end hang at the end of ``left``, unless that is the root."""
-        pins = {pin for part in removed for pin in part.node.pins}
-        for part in removed:
-            part.node.pins = frozenset()
-        for pin in pins:
-            pin.node = None if left is self.root else left
-        if left is not self.root:
-            left.pins |= pins
+    def _remove(self, node: Node) -> None:
+        """It has nothing left. Its pins hang where it hung, or nowhere."""
+        parent = node.parent
+        assert parent is not None
+        if node.pins:
+            heir = parent if parent.parent is not None else None
+            for pin in node.pins:
+                pin.node = heir
+            if heir is not None:
+                heir.pins |= node.pins
+            node.pins = frozenset()
+        if self._at is node:
+            self._at = None if node.is_dead else parent
+        self._dead.pop(node.id, None)
+        self._unlink(node)
+        self._end(node)
+
+    def _end(self, node: Node) -> None:
+        node.parent = None
+        self._nodes[node.id] = None
+        self._free_ids.append(node.id)

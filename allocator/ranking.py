@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 
-from allocator.prefix_tree import Node, Place, PrefixTree, Removed
+from allocator.node import Node, Removed
+from allocator.prefix_tree import Place, PrefixTree
 from allocator.slot_pool import Slots
 from evictor import EvictionPolicy, HintedPolicy, KeepHints, Newcomer
+
+_NODE_WORK = 256
+"""Positions that can be taken away in the time it takes to remove a node."""
 
 
 class Ranking:
@@ -23,6 +27,7 @@ class Ranking:
         self._policy.used(path, chain, place.depth)
         if self._hinted is not None:
             self._hinted.ask(hints, path)
+        self._join(path)
 
     def ask(self, node: Node, hints: KeepHints | None, num_new: int) -> None:
         """A request may store ``num_new`` positions below ``node`` and wants them kept so."""
@@ -49,15 +54,23 @@ class Ranking:
         else:
             self._policy.leave(node)
 
-    def append(self, place: Place, hashes: list[bytes], slots: Slots, next_hash: bytes | None) -> None:
-        """Hang positions below ``place``, those of equal past in one node; ``next_hash`` comes after them."""
+    def append(
+        self, place: Place, hashes: list[bytes], data: bytes, slots: Slots, next_hash: bytes | None
+    ) -> None:
+        """Hang positions below ``place``, those of equal past in one node; ``next_hash`` comes after them.
+
+        ``data``: their ``hashes``, one after the other.
+        """
+        width = len(data) // len(hashes)
         node, depth = place
         stop = 0
         while stop < len(hashes):
             start, stop = stop, stop + self._policy.num_alike(hashes, stop)
             part = hashes[start:stop]
             may_grow = self._policy.joins(node, part[0])
-            node = self._tree.append(Place(node, depth + start), part, slots[start:stop], may_grow)
+            bytes_of_part = data[start * width : stop * width]
+            place = Place(node, depth + start)
+            node = self._tree.append(place, part, bytes_of_part, slots[start:stop], may_grow)
             self._policy.stored(node, part, hashes[stop] if stop < len(hashes) else next_hash)
 
     def evict(self, newcomer: Newcomer[Node] | None, num_positions: int) -> Removed | None:
@@ -69,7 +82,7 @@ class Ranking:
         assert parent is not None
         removed = self._tree.trim(leaf, num_positions)
         self._policy.evicted(leaf, removed.hashes)
-        if not leaf.hashes:
+        if not len(leaf):
             if parent is not self._tree.root:
                 self._policy.inherit(parent, leaf)
             self._policy.forget(leaf)
@@ -77,18 +90,61 @@ class Ranking:
                 self.refresh(parent)
         return removed
 
-    def cut(self, place: Place) -> list[Removed]:
-        """Everything after ``place`` leaves the tree, but not to make room."""
-        parent = place.node.parent
-        removed = self._tree.cut(place)
-        left = place.node if place.node.hashes else parent
-        heir = left if left is not None and left.hashes else None
-        for part in removed:
-            self._policy.dropped(part.node, len(part.hashes))
-            if not part.node.hashes:
-                if heir is not None:
-                    self._policy.inherit(heir, part.node)
-                self._policy.forget(part.node)
-        if heir is not None:
-            self.refresh(heir)
-        return removed
+    def cut(self, place: Place) -> Node:
+        """Nobody finds what comes after ``place`` from now on; ``take_away`` removes it. Returns its top.
+
+        ``place`` is within its node, or right before it. O(log n).
+        """
+        node, depth = place
+        if depth > node.start:
+            head = self.node_ending_at(place)
+            [node] = (child for child in self._tree.children(head) if not child.is_dead)
+        self._tree.kill(node)
+        return node
+
+    def take_away(self, work: int) -> tuple[list[Removed], int]:
+        """Remove what was cut off from the tree, as far as ``work`` goes.
+
+        That counts positions, and ``_NODE_WORK`` per node. Returns what was removed, and what is left
+        of ``work``.
+        """
+        removed = []
+        while work > 0 and (node := self._tree.next_dead()) is not None:
+            parent = node.parent
+            assert parent is not None
+            part = self._tree.trim(node, work)
+            removed.append(part)
+            work -= len(part.slots) + _NODE_WORK
+            self._policy.dropped(node, len(part.slots))
+            if not len(node):
+                if parent.parent is not None:
+                    self._policy.inherit(parent, node)
+                self._policy.forget(node)
+                if parent.is_evictable:
+                    self._policy.enter(parent)
+        return removed, work
+
+    # Private
+
+    def _join(self, path: Sequence[Node]) -> None:
+        """Make one node of neighbours on ``path``, the last first, that nothing keeps apart any more.
+
+        They were apart because something hung between them, or because one was used more often. A use of
+        all makes them alike. O(1) per node of the path, which the use cost anyway, and O(1) array work per
+        position where nodes are joined.
+        """
+        start = 0
+        for stop in range(1, len(path) + 1):
+            if stop < len(path):
+                tail, head = path[stop - 1], path[stop]
+                if self._tree.is_only_child(tail) and not head.pins and self._policy.may_join(head, tail):
+                    continue
+            if stop - start > 1:
+                parts = path[start:stop]
+                self._policy.leave(parts[0])
+                joined = self._tree.join(parts)
+                for gone in parts:
+                    if gone is not joined:
+                        self._policy.joined(joined, gone)
+                self.refresh(joined)
+            start = stop

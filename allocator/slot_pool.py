@@ -41,6 +41,7 @@ class SlotPool:
         """Slots that ``take`` can hand out now."""
         self._stack: Slots = np.arange(capacity - 1, -1, -1, dtype=np.int64)
         self._is_leaving = np.zeros(capacity, dtype=np.bool_)
+        self._num_readers = np.zeros(capacity, dtype=np.int32)  # loads that read a slot that is leaving
         self._count = {SlotState.FILLING: 0, SlotState.RESIDENT: 0, SlotState.LEAVING: 0}
 
     def num_in(self, state: SlotState) -> int:
@@ -68,6 +69,15 @@ class SlotPool:
         else:
             self._count[target] += num_slots
 
+    def read(self, slots: Slots) -> None:
+        """One load more reads each of ``slots``, which are all different and leaving."""
+        self._num_readers[slots] += 1
+
+    def end_read(self, slots: Slots) -> None:
+        """One load less reads them; those that were leaving for the last one become free."""
+        self._num_readers[slots] -= 1
+        self.move(slots[self._num_readers[slots] == 0], SlotState.LEAVING, SlotState.FREE)
+
     def free(self) -> Slots:
         """Those that nobody uses."""
         return self._stack[: self.num_free]
@@ -89,6 +99,8 @@ class SlotPool:
         leaving = self.leaving()
         assert len(leaving) == self._count[SlotState.LEAVING], f"{leaving} are leaving, {self._count} counted"
         assert not np.isin(leaving, free).any(), "a slot that is leaving is in the free list"
+        read = np.flatnonzero(self._num_readers)
+        assert np.array_equal(read, leaving), f"{leaving} are leaving, {read} are read"
 
 
 def flat(slots: Slots) -> Slots:

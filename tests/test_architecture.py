@@ -33,9 +33,10 @@ CHECKED_BY_THEIR_OWNER = {
     "evictor.hinted._Mark",  # by HintedPolicy
     "evictor.history.Past",  # by HazardPolicy
     "evictor.history.Run",  # by History
-    "allocator.prefix_tree.Node",  # by PrefixTree
+    "allocator.node.Hashes",  # immutable
+    "allocator.node.Node",  # by PrefixTree
     "allocator.ranking.Ranking",  # by CpuOffloadingBlockAllocator: it has no state but the tree and policy
-    "allocator.prefix_tree.Pin",  # by PrefixTree and CpuOffloadingBlockAllocator
+    "allocator.node.Pin",  # by PrefixTree and CpuOffloadingBlockAllocator
 }
 
 

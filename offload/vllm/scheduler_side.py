@@ -135,6 +135,7 @@ class SchedulerSide:
 
     def build_plan(self, output: "SchedulerOutput") -> StepPlan:
         """Everything the workers are to do in this step."""
+        self.allocator.tidy()
         plan, self._next = self._next, StepPlan(self._fingerprint)
         plan.stores += self.stores.plan(output)
         self._has_news = self._has_news or bool(plan.stores or plan.loads)

@@ -40,13 +40,15 @@ class AllocatorMachine(RuleBasedStateMachine):
         odd=st.booleans(),
         stride=st.sampled_from([1, 2, 3, 16]),
         slack=st.sampled_from([0, 0, 0, 1, 3]),
+        work=st.sampled_from([0, 1, 257, 1 << 16]),
     )
-    def make(self, positions: int, columns: int, odd: bool, stride: int, slack: int) -> None:
+    def make(self, positions: int, columns: int, odd: bool, stride: int, slack: int, work: int) -> None:
         capacity = positions * columns + (odd and columns > 1)
         kind = LruPair if self.policy == "lru" else Pair
         self.pair = kind(capacity, columns, make_policy(self.policy, capacity // columns), stride)
         self.pair.seen = self.seen
         self.pair.allocator._slack = slack  # that of a larger pool
+        self.pair.allocator._step_work = self.pair.allocator._work_left = work  # as of a large pool
 
     @invariant()
     def agrees(self) -> None:
@@ -135,6 +137,11 @@ class AllocatorMachine(RuleBasedStateMachine):
                 self.pair.allocator.pin(chain, start, stop)
         if depth < len(chain):
             self.pair.drop(chain)
+
+    @precondition(lambda self: self.pair.has_carried)
+    @rule()
+    def tidy(self) -> None:
+        self.pair.tidy()
 
     @precondition(lambda self: self.pair.model.pins and self.pair.model.stores)
     @rule()

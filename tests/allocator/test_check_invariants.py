@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 
 from allocator import CpuOffloadingBlockAllocator
-from allocator.prefix_tree import Node, Place
+from allocator.node import Node
+from allocator.prefix_tree import Place
 from allocator.slot_pool import SlotState
 from tests.allocator.scenes import FORK, LONG, OTHER
 
@@ -56,12 +57,12 @@ def slot_of_two_positions(allocator: CpuOffloadingBlockAllocator) -> None:
 
 @seen_as("index says <Node")
 def index_points_elsewhere(allocator: CpuOffloadingBlockAllocator) -> None:
-    allocator._tree._index[LONG[0]] = _node_at(allocator, LONG[5])
+    allocator._tree._index[LONG[0]] = _node_at(allocator, LONG[5]).id
 
 
 @seen_as("13 in the index")
 def index_keeps_a_position(allocator: CpuOffloadingBlockAllocator) -> None:
-    allocator._tree._index[b"gone"] = _node_at(allocator, LONG[5])
+    allocator._tree._index[b"gone"] = _node_at(allocator, LONG[5]).id
 
 
 @seen_as("index says None")
@@ -81,10 +82,29 @@ def gap_in_a_chain(allocator: CpuOffloadingBlockAllocator) -> None:
 
 @seen_as("is empty")
 def empty_segment(allocator: CpuOffloadingBlockAllocator) -> None:
-    allocator._tree.trim(node := _node_at(allocator, LONG[5]), len(node))
-    parent = _node_at(allocator, LONG[0])
-    node.parent = parent
-    parent.children[LONG[5]] = node
+    _node_at(allocator, LONG[5]).truncate(0)
+
+
+@seen_as("are not linked, or are gone")
+def node_that_nobody_links(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator._tree._nodes.append(_node_at(allocator, LONG[5]))
+
+
+@seen_as("are free, not")
+def free_id_lost(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator._tree._nodes.append(None)
+
+
+@seen_as("comes after")
+def siblings_out_of_order(allocator: CpuOffloadingBlockAllocator) -> None:
+    _node_at(allocator, FORK[4]).previous += 1
+    _node_at(allocator, LONG[5]).previous += 1
+
+
+@seen_as("bytes of hashes")
+def hash_too_short(allocator: CpuOffloadingBlockAllocator) -> None:
+    node = _node_at(allocator, LONG[5])
+    node._data = node._data[:-1]
 
 
 @seen_as("is resident below filling")
@@ -132,6 +152,18 @@ def pin_without_its_end(allocator: CpuOffloadingBlockAllocator) -> None:
     tail = allocator._tree.split(Place(node, 3))
     allocator._policy.inherit(tail, node)
     node.pins = frozenset([pin])
+
+
+@seen_as("has kept 4 of its positions, not 3")
+def pin_that_lost_nothing(allocator: CpuOffloadingBlockAllocator) -> None:
+    (pin,) = allocator._pins
+    pin.kept -= 1
+
+
+@seen_as("are leaving, .* are read")
+def slot_read_that_does_not_leave(allocator: CpuOffloadingBlockAllocator) -> None:
+    (pin,) = allocator._pins
+    allocator._pool.read(pin.slots[:1, 0])
 
 
 @seen_as("has slots of other positions")
@@ -193,4 +225,4 @@ def test_damage_is_seen(damage: Damage, message: str) -> None:
 
 
 def _node_at(allocator: CpuOffloadingBlockAllocator, prefix_hash: bytes) -> Node:
-    return allocator._tree._index[prefix_hash]
+    return allocator._tree._node(allocator._tree._index[prefix_hash])

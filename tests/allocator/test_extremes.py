@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from allocator import CpuOffloadingBlockAllocator, hash_chain
-from allocator.prefix_tree import Node, Place, PrefixTree
+from allocator.node import Node
+from allocator.prefix_tree import Place, PrefixTree
 from evictor import LruPolicy
 from tests.allocator.pair import LruPair
 from tests.allocator.scenes import LONG, OTHER
@@ -112,7 +113,8 @@ def test_a_chain_that_is_only_extended_stays_one_segment() -> None:
     node = tree.root
     for start in range(0, LENGTH, 4096):
         slots = np.arange(start, start + 4096, dtype=np.int64).reshape(-1, 1)
-        node = tree.append(Place(node, start), DOCUMENT[start : start + 4096], slots)
+        hashes = DOCUMENT[start : start + 4096]
+        node = tree.append(Place(node, start), hashes, tree.packed(hashes), slots)
     assert list(tree.nodes()) == [node]
     assert tree.slots_of(Place(node, LENGTH), 0).reshape(-1).tolist() == list(range(LENGTH))
     tree.check_invariants()
@@ -129,7 +131,8 @@ def test_splits_repoint_few_positions(order: str) -> None:
         "halving": sorted(range(1, size), key=lambda depth: -(depth & -depth)),
     }[order]
     tree = PrefixTree()
-    node = tree.append(Place(tree.root, 0), DOCUMENT[:size], np.zeros((size, 1), dtype=np.int64))
+    hashes = DOCUMENT[:size]
+    node = tree.append(Place(tree.root, 0), hashes, tree.packed(hashes), np.zeros((size, 1), dtype=np.int64))
     moved = 0
     for depth in depths:
         node = tree.find(DOCUMENT, depth).node

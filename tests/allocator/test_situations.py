@@ -176,6 +176,37 @@ def reset_in_flight() -> Pair:
     return pair
 
 
+@meets("slots of a cut carried over")
+def carry_over() -> Pair:
+    """What is cut off is stored again, in other slots, while the first ones are still to be given back."""
+    pair = pair_with(LONG, FORK)
+    pair.allocator._work_left = 0
+    pin = pair.pin(LONG, 0, 6)
+    pair.reset()
+    pair.check()
+    assert pair.allocator.num_free == 8
+    pair.store(LONG)
+    pair.check()
+    pair.drop(LONG[:3])
+    pair.check()
+    pair.unpin(pin)
+    pair.check()
+    pair.store(OTHER)
+    return pair
+
+
+@meets("slots of a cut given back later")
+def give_back_later() -> Pair:
+    pair = pair_with(LONG, FORK, OTHER)
+    pair.allocator._step_work = pair.allocator._work_left = 1
+    pair.drop(LONG[:2])
+    for _ in range(99):
+        pair.check()
+        pair.tidy()
+    assert pair.allocator.num_free == pair.allocator.capacity - len(OTHER) - 1
+    return pair
+
+
 @meets("unpin frees slots")
 def unpin_what_was_dropped() -> Pair:
     pair = pair_with(LONG)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from allocator import CapacityError
 from allocator.slot_pool import SlotPool, Slots, SlotState
@@ -18,6 +18,7 @@ class SlotPoolMachine(RuleBasedStateMachine):
     def make(self, capacity: int) -> None:
         self.pool = SlotPool(capacity)
         self.model = SlotPoolModel(capacity)
+        self.loads: list[Slots] = []
 
     @rule(share=st.floats(0, 1))
     def take(self, share: float) -> None:
@@ -27,7 +28,9 @@ class SlotPoolMachine(RuleBasedStateMachine):
         assert slots.tolist() == self.model.take(num_slots)
 
     @rule(
-        data=st.data(), before=st.sampled_from([FILLING, RESIDENT, LEAVING]), after=st.sampled_from(SlotState)
+        data=st.data(),
+        before=st.sampled_from([FILLING, RESIDENT]),
+        after=st.sampled_from([FREE, FILLING, RESIDENT]),
     )
     def move(self, data: st.DataObject, before: SlotState, after: SlotState) -> None:
         if before is after:
@@ -35,6 +38,25 @@ class SlotPoolMachine(RuleBasedStateMachine):
         slots = data.draw(_some_of(self.model.slots_in(before)))
         self.pool.move(slots, before, after)
         self.model.move(slots.tolist(), after)
+
+    @rule(data=st.data(), num_loads=st.integers(1, 3))
+    def leave(self, data: st.DataObject, num_loads: int) -> None:
+        """Loads read slots whose positions are gone, the first of them all."""
+        slots = data.draw(_some_of(self.model.slots_in(RESIDENT)))
+        self.pool.move(slots, RESIDENT, LEAVING)
+        self.model.move(slots.tolist(), LEAVING)
+        for index in range(num_loads):
+            read = data.draw(_some_of(slots.tolist())) if index else slots
+            self.pool.read(read)
+            self.loads.append(read)
+
+    @precondition(lambda self: self.loads)
+    @rule(data=st.data())
+    def end_read(self, data: st.DataObject) -> None:
+        slots = self.loads.pop(data.draw(st.integers(0, len(self.loads) - 1)))
+        self.pool.end_read(slots)
+        others = {slot for each in self.loads for slot in each.tolist()}
+        self.model.move([slot for slot in slots.tolist() if slot not in others], FREE)
 
     @rule(data=st.data())
     def leaving(self, data: st.DataObject) -> None:

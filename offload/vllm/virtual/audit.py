@@ -6,7 +6,7 @@ import numpy as np
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
-from allocator.prefix_tree import Node
+from allocator.node import Node
 from offload.ledger import LoadJob, StoreJob
 from offload.vllm.messages import JobReport, StepPlan, WorkerReport
 from offload.vllm.virtual.history import WrongBytesError
