@@ -1,7 +1,8 @@
 """The backlog: what each request has still to store."""
 
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -14,9 +15,13 @@ _ANSWERS_AT_ONCE = 4
 """Answers of which a run is stored in one step. The first costs as much as the others together."""
 
 
+LONGEST_WAIT_SECONDS = 30.0
+"""For the next store to begin or end, while requests that are over wait for theirs."""
+
+
 @dataclass(slots=True, eq=False)
 class Pending:
-    """An admitted request whose blocks may be stored.
+    """A request whose blocks may be stored: admitted, and perhaps ended.
 
     Attributes:
         request_id: names it.
@@ -28,6 +33,8 @@ class Pending:
         num_planned: how far stores were planned since its last admission, or the last fault. What was
             stored and then evicted is not stored a second time while the request runs: requests whose
             chains do not fit the pool together would evict each other's blocks with every block they fill.
+        blocks: once it has ended, the GPU blocks that are held for it and have no copy yet.
+        start: chain position of the first of these.
     """
 
     request_id: str
@@ -37,6 +44,13 @@ class Pending:
     keep: KeepHints | None = None
     num_full: int = 0
     num_planned: int = 0
+    blocks: list[Any] = field(default_factory=list)
+    start: int = 0
+
+    @property
+    def stop(self) -> int:
+        """The chain position after the last of ``blocks``."""
+        return self.start + len(self.blocks)
 
 
 class Backlog:
@@ -49,23 +63,33 @@ class Backlog:
                     |                             \\------> at rest: nothing more will be stored
                     +-- admit_again, plan_anew        ^
                                                       +-- set_aside: preempted
+        finish --> over, or ended: in the queue, with its blocks, until they are stored or given up
 
     A prompt's blocks are noted in the step that fills them, an answer's in runs: a few answers have their
     turn every ``answer_interval`` steps. Whichever state it is in, its *noted* blocks are the allocator's to
     list: those without a copy are stored as the engine's blocks allow.
 
-    No call costs more than O(requests it is about), but ``runs`` and ``plan_anew``: O(all of them).
+    What a request has not stored when it ends waits in the queue. It is stored from its beginning on, first
+    come first served, and given up from the end of the queue: the deepest positions of the newest.
+
+    No call costs more than O(requests it is about), but ``runs`` and ``plan_anew``: O(all admitted).
     """
 
     answer_interval = 16
 
     def __init__(
-        self, allocator: CpuOffloadingBlockAllocator, *, block_size: int, store_answers: bool
+        self,
+        allocator: CpuOffloadingBlockAllocator,
+        clock: Callable[[], float],
+        *,
+        block_size: int,
+        store_answers: bool,
     ) -> None:
         """Begin with none.
 
         Args:
             allocator: lists which of the noted blocks have no copy.
+            clock: in seconds.
             block_size: tokens per block.
             store_answers: whether to store more than prompts.
         """
@@ -77,6 +101,11 @@ class Backlog:
         self._lookout: Lookout[str] = Lookout()
         self._line: dict[str, None] = {}  # answers with a run of full blocks
         self._steps_to_turn = 0
+        self._queue: deque[Pending] = deque()
+        self._clock = clock
+        self._moved_at = 0.0
+        self.num_queued = 0
+        """GPU blocks held for requests that have ended."""
 
     def __len__(self) -> int:
         """Requests whose blocks may be stored."""
@@ -111,10 +140,64 @@ class Backlog:
         return self._pending.pop(request_id, None), self._allocator.forget_owner(request_id)
 
     def clear(self) -> None:
-        """Nothing that was computed for these requests is ever stored. The allocator has forgotten them."""
+        """Nothing of the admitted requests is ever stored. The allocator has forgotten them."""
         for request_id in self._pending:
             self._forget(request_id)
         self._pending.clear()
+
+    # The queue of those that have ended
+
+    @property
+    def first(self) -> Pending | None:
+        """Whose turn it is in the queue."""
+        return self._queue[0] if self._queue else None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the queue has not moved for ``LONGEST_WAIT_SECONDS``."""
+        return bool(self._queue) and self._clock() - self._moved_at > LONGEST_WAIT_SECONDS
+
+    def end(self, pending: Pending, start: int, blocks: list[Any]) -> None:
+        """A request that has finished leaves these GPU blocks, at least one, held for the queue.
+
+        Args:
+            pending: the request.
+            start: chain position of the first block.
+            blocks: full blocks without a copy.
+        """
+        pending.start, pending.blocks = start, blocks
+        self.moved()
+        self._queue.append(pending)
+        self.num_queued += len(blocks)
+
+    def take(self, num_blocks: int) -> list[Any]:
+        """The leading blocks of the first in the queue, which from now on does without them."""
+        pending = self._queue[0]
+        taken = pending.blocks[:num_blocks]
+        del pending.blocks[:num_blocks]
+        pending.start += len(taken)
+        self.num_queued -= len(taken)
+        if not pending.blocks:
+            self._queue.popleft()
+        self.moved()
+        return taken
+
+    def give_up(self, num_blocks: int) -> list[Any]:
+        """The last blocks of the queue, that many or all; the engine should reuse the first of them first."""
+        given_up: list[Any] = []
+        while self._queue and len(given_up) < num_blocks:
+            pending = self._queue[-1]
+            at = max(0, len(pending.blocks) - (num_blocks - len(given_up)))
+            given_up += reversed(pending.blocks[at:])
+            del pending.blocks[at:]
+            if not pending.blocks:
+                self._queue.pop()
+        self.num_queued -= len(given_up)
+        return given_up
+
+    def moved(self) -> None:
+        """A store has begun or ended: the queue's time starts anew."""
+        self._moved_at = self._clock()
 
     # A step
 
@@ -203,6 +286,12 @@ class Backlog:
             assert pending.num_planned <= pending.num_full or not pending.num_full, f"{pending}"
             both = request_id in self._line and request_id in self._lookout
             assert not both, f"{request_id} is in line and expected"
+        held = sum(len(pending.blocks) for pending in self._queue)
+        assert held == self.num_queued, f"{held} blocks are held, {self.num_queued} counted"
+        assert all(pending.blocks for pending in self._queue), "a request in the queue has nothing to store"
+        assert not any(pending.blocks for pending in self._pending.values()), (
+            "blocks are held for one that runs"
+        )
         gone = [*(self._line.keys() - self._pending.keys()), *(set(self._lookout) - self._pending.keys())]
         assert not gone, f"{gone} are over, and still looked for"
 

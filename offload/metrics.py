@@ -18,9 +18,19 @@ METRICS = (
     MetricSpec("stored_bytes", True, "Bytes copied from the GPU to the CPU pool, all ranks."),
     MetricSpec("evicted_blocks", True, "Blocks evicted from the CPU pool to make room."),
     MetricSpec("failed_jobs", True, "Loads and stores that failed; each costs a cache miss, nothing else."),
+    MetricSpec("unstored_blocks_gave_way", True, "Full blocks not stored: requests needed their GPU blocks."),
+    MetricSpec("unstored_blocks_not_admitted", True, "Full blocks not stored: others are worth more."),
+    MetricSpec(
+        "unstored_blocks_cut_off", True, "Full blocks not stored: what is before them has left the pool."
+    ),
+    MetricSpec("unstored_blocks_outage", True, "Full blocks not stored: stores failed or hung."),
+    MetricSpec("unstored_blocks_overdue", True, "Full blocks not stored: they waited too long."),
+    MetricSpec("unstored_blocks_reset", True, "Full blocks not stored: the cache was reset."),
+    MetricSpec("unstored_blocks_aborted", True, "Full blocks not stored: their request was aborted."),
     MetricSpec("pool_blocks", False, "Blocks the CPU pool can hold."),
     MetricSpec("pool_used_blocks", False, "Blocks of the CPU pool that are not free."),
     MetricSpec("jobs_in_flight", False, "Loads and stores that have not ended."),
+    MetricSpec("queued_blocks", False, "GPU blocks of requests that are over, held until they are stored."),
     MetricSpec("stuck_jobs", False, "Of these, past their deadline; they keep their slots until they end."),
     MetricSpec("paused", False, "1 while restores or stores pause after faults or try a single one."),
 )
@@ -42,6 +52,11 @@ class Metrics:
         """Set a gauge."""
         if self._shown.get(name) != value:
             self._shown[name] = self._values[name] = value
+
+    @property
+    def has_counts(self) -> bool:
+        """Whether something was counted or shown since the last ``take``."""
+        return bool(self._values)
 
     def take(self) -> dict[str, float]:
         """Nothing if nothing changed since the last call, else all increments and all gauges.

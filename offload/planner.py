@@ -95,17 +95,28 @@ def first_part_blocks(block_bytes: int) -> int:
     return max(_LEAST_PART_BLOCKS, _FIRST_PART_BYTES // block_bytes)
 
 
-def holdable_blocks(num_gpu_blocks: int, num_held: int) -> int:
+def holdable_blocks(num_gpu_blocks: int, num_held: int, *, is_patient: bool) -> int:
     """How many more GPU blocks stores may hold, when those in flight hold ``num_held``.
 
-    A held block whose request has gone is one the scheduler cannot give out until its copy has ended,
-    so stores in flight share a quarter of the pool; what does not fit is planned again a step later.
-    A store that is alone may hold all but a sixteenth, so that a prompt as large as a small cache is
-    stored before it is overwritten.
+    A held block whose request has gone is one the scheduler cannot give out until its copy has ended. So
+    stores in flight leave half of the GPU, and all but a sixteenth of it while requests have had to wait for
+    them for too long. What does not fit is planned again a step later; when its request has ended it waits in
+    the queue, from where it can be taken back.
     """
-    if not num_held:
-        return max(1, num_gpu_blocks - 1 - max(1, num_gpu_blocks // 16))
-    return max(0, num_gpu_blocks // 4 - num_held)
+    return max(0, max(1, num_gpu_blocks // (2 if is_patient else 16)) - num_held)
+
+
+def blocks_to_admit(num_tokens: int, num_local: int, block_size: int) -> int:
+    """GPU blocks that the engine needs to admit a request, when it has ``num_local`` tokens of it.
+
+    At least: what it has may have to be taken from the free blocks as well.
+    """
+    return -(-num_tokens // block_size) - num_local // block_size
+
+
+def blocks_to_run(num_running: int, num_prefill: int, block_size: int) -> int:
+    """GPU blocks that running requests can take in a step that computes ``num_prefill`` tokens of prompts."""
+    return num_running + -(-num_prefill // block_size)
 
 
 def may_load(num_gpu_blocks: int, num_stuck: int, num_blocks: int) -> bool:

@@ -256,6 +256,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             block_size=group.kv_cache_spec.block_size,
             num_slots=min(fact.num_slots for fact in facts),
             slot_bytes=sum(fact.slot_bytes for fact in facts),
+            step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
             num_ranks=self._num_ranks,
             record_events=events is not None and events.enable_kv_cache_events,
             fingerprint=self._fingerprint,

@@ -2,7 +2,7 @@
 
 One step of the engine, top to bottom::
 
-    matched_tokens      a waiting request asks what the pool has for it       (changes nothing)
+    matched_tokens      a waiting request asks what the pool has for it; queued stores give way to it
     allocated           the scheduler gave it blocks: pin the slots, open a load
     build_plan          requests are scheduled: open stores of their full, uncached blocks
     receive             workers report: commit or abort stores, unpin loads, release blocks
@@ -44,12 +44,16 @@ class SchedulerSide:
         block_size: int,
         num_slots: int,
         slot_bytes: int,
+        step_tokens: int,
         num_ranks: int,
         record_events: bool,
         fingerprint: Fingerprint,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``slot_bytes`` counts all ranks, ``num_slots`` is the least any rank has; ``clock`` in seconds."""
+        """``slot_bytes`` counts all ranks, ``num_slots`` is the least any rank has; ``clock`` in seconds.
+
+        ``step_tokens``: that a step computes at most.
+        """
         self.block_size = block_size
         self._clock = clock
         policy = make_policy(config.eviction_policy, num_slots, clock)
@@ -68,7 +72,9 @@ class SchedulerSide:
             self.metrics,
             block_size=block_size,
             slot_bytes=slot_bytes,
+            step_tokens=step_tokens,
             store_answers=config.store_decode_blocks,
+            clock=clock,
         )
         self.restores = Restores(
             self.allocator,
@@ -97,28 +103,19 @@ class SchedulerSide:
         """Tokens the pool can add to the ``num_local`` leading ones the GPU has. Asked again and again.
 
         None: not yet, because another request's load is bringing the next block. Every load ends or is given
-        up, so nobody waits for ever.
+        up, so nobody waits for ever. Otherwise the scheduler looks for blocks for it next, and those held for
+        requests that are over give way.
         """
-        if not self._admitted.get(request.request_id, True):
-            return 0
-        if not self._hints_of(request).load:
-            return 0
-        if self.restores.is_coming(request, num_local // self.block_size):
-            return None
-        if not self.restores.breaker.allows:
-            return 0
-        depth = self.allocator.resident_depth(request.block_hashes)
-        num_tokens = planner.loadable_tokens(depth, num_local, request.num_tokens, self.block_size)
-        num_stuck = self.ledger.num_stuck_blocks
-        if not planner.may_load(self._num_gpu_blocks, num_stuck, num_tokens // self.block_size):
-            return 0
-        self._local_tokens[request.request_id] = num_local
+        num_tokens = self._offer(request, num_local)
+        if num_tokens is not None:
+            self.stores.make_room(request, num_local)
         return num_tokens
 
     def allocated(self, request: "Request", num_external: int) -> None:
         """The scheduler admitted ``request`` and expects ``num_external`` tokens from us, maybe none."""
         request_id = request.request_id
         num_local = self._local_tokens.pop(request_id, 0)
+        self.stores.was_given(request, num_local, num_external)
         if request_id in self._admitted:
             self.stores.backlog.admit_again(request_id)
         else:
@@ -144,7 +141,7 @@ class SchedulerSide:
     def receive(self, report: WorkerReport | None, invalid_block_ids: set[int]) -> None:
         """Jobs ended; ``invalid_block_ids`` are GPU blocks that some connector failed to fill."""
         if invalid_block_ids and not self.restores.are_filling(invalid_block_ids):
-            self.ledger.spoil_stores()  # a sibling's load failed, and a step has computed on top of it
+            self.stores.spoil()  # a sibling's load failed, and a step has computed on top of it
         if report is None:
             return
         self._has_news = True
@@ -172,21 +169,22 @@ class SchedulerSide:
     def reset(self) -> None:
         """Forget all KV: weights may have changed. Nothing computed before this is ever stored."""
         self.allocator.reset()
-        self.stores.backlog.clear()
+        self.stores.reset()
         self._next.cancelled += self.restores.cancel()
         self._has_news = True
 
     @property
     def has_pending_work(self) -> bool:
-        """Whether the engine must keep stepping, because ends of jobs travel on steps.
+        """Whether the engine must keep stepping: ends of jobs travel on steps, and so do the queue's stores.
 
-        Not for jobs past their deadline, which would keep it from ever coming to rest or shutting down.
+        Not for jobs past their deadline, which would keep it from ever coming to rest or shutting down. The
+        queue moves, or is given up when its time is over.
         """
-        return len(self.ledger) > self.ledger.num_given_up
+        return len(self.ledger) > self.ledger.num_given_up or self.stores.backlog.num_queued > 0
 
     def take_metrics(self) -> dict[str, float]:
         """Counts since the last call, and the gauges; nothing if nothing has happened."""
-        if not self._has_news:
+        if not (self._has_news or self.metrics.has_counts):
             return {}
         self._has_news = False
         self.metrics.count("evicted_blocks", self.allocator.num_evicted - self._num_evicted_seen)
@@ -194,6 +192,7 @@ class SchedulerSide:
         self.metrics.show("pool_blocks", self.allocator.capacity)
         self.metrics.show("pool_used_blocks", self.allocator.capacity - self.allocator.num_free)
         self.metrics.show("jobs_in_flight", len(self.ledger))
+        self.metrics.show("queued_blocks", self.stores.backlog.num_queued)
         self.metrics.show("stuck_jobs", self.ledger.num_given_up)
         self.metrics.show("paused", self.restores.breaker.is_outage or self.stores.breaker.is_outage)
         return self.metrics.take()
@@ -204,6 +203,23 @@ class SchedulerSide:
             self._recorder.close()
 
     # Private
+
+    def _offer(self, request: "Request", num_local: int) -> int | None:
+        if not self._admitted.get(request.request_id, True):
+            return 0
+        if not self._hints_of(request).load:
+            return 0
+        if self.restores.is_coming(request, num_local // self.block_size):
+            return None
+        if not self.restores.breaker.allows:
+            return 0
+        depth = self.allocator.resident_depth(request.block_hashes)
+        num_tokens = planner.loadable_tokens(depth, num_local, request.num_tokens, self.block_size)
+        num_stuck = self.ledger.num_stuck_blocks
+        if not planner.may_load(self._num_gpu_blocks, num_stuck, num_tokens // self.block_size):
+            return 0
+        self._local_tokens[request.request_id] = num_local
+        return num_tokens
 
     def _hints_of(self, request: "Request") -> RequestHints:
         """Read once per request: it asks in every step while it waits."""

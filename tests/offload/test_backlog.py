@@ -50,12 +50,17 @@ class BacklogMachine(RuleBasedStateMachine):
     @initialize(run=st.integers(1, 3), interval=st.integers(1, 3), store_answers=st.booleans())
     def make(self, run: int, interval: int, store_answers: bool) -> None:
         self.allocator = CpuOffloadingBlockAllocator(1000)
-        self.backlog = Backlog(self.allocator, block_size=BLOCK, store_answers=store_answers)
+        self.now = 0.0
+        self.backlog = Backlog(
+            self.allocator, lambda: self.now, block_size=BLOCK, store_answers=store_answers
+        )
         self.backlog.answer_run, self.backlog.answer_interval = run, interval
         self.store_answers = store_answers
         self.requests: list[Request] = []
         self.num_admitted = 0
         self.steps_to_turn = 0
+        self.queued: list[tuple[str, int]] = []
+        self.moved_at = 0.0
 
     @precondition(lambda self: len(self.requests) < 3)
     @rule(num_prompt=st.integers(1, 9 * BLOCK))
@@ -157,12 +162,44 @@ class BacklogMachine(RuleBasedStateMachine):
         self.backlog.plan_anew()
 
     @precondition(lambda self: self.requests)
-    @rule(index=st.integers(0, 2))
-    def finish(self, index: int) -> None:
+    @rule(index=st.integers(0, 2), start=st.integers(0, 3), num=st.integers(0, 4))
+    def finish(self, index: int, start: int, num: int) -> None:
+        """What it has not stored is queued, in the order in which it is to be stored."""
         request = self.requests.pop(index % len(self.requests))
         pending, _ = self.backlog.finish(request.name)
         assert pending is not None and pending.request is request
         assert self.backlog.finish(request.name) == (None, False)
+        if num:
+            blocks = [(request.name, position) for position in range(start, start + num)]
+            self.backlog.end(pending, start, list(blocks))
+            self.queued += blocks
+            self.moved_at = self.now
+
+    @precondition(lambda self: self.queued)
+    @rule(num=st.integers(1, 4))
+    def take(self, num: int) -> None:
+        """Of the first request alone."""
+        first = self.backlog.first
+        assert first is not None and (first.request_id, first.start) == self.queued[0]
+        mine = [block for block in self.queued if block[0] == first.request_id]
+        assert first.stop == mine[-1][1] + 1
+        assert self.backlog.take(num) == mine[:num]
+        del self.queued[: len(mine[:num])]
+        self.moved_at = self.now
+
+    @rule(num=st.integers(0, 5))
+    def give_up(self, num: int) -> None:
+        """The last come first; within a request the deepest."""
+        given_up = self.queued[max(0, len(self.queued) - num) :]
+        assert self.backlog.give_up(num) == given_up[::-1]
+        del self.queued[len(self.queued) - len(given_up) :]
+
+    @rule(seconds=st.sampled_from([1.0, 29.0]), moved=st.booleans())
+    def pass_time(self, seconds: float, moved: bool) -> None:
+        self.now += seconds
+        if moved:
+            self.backlog.moved()
+            self.moved_at = self.now
 
     @rule(really=st.integers(0, 9))
     def reset(self, really: int) -> None:
@@ -175,6 +212,9 @@ class BacklogMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         self.backlog.check_invariants()
         assert len(self.backlog) == len(self.requests)
+        assert self.backlog.num_queued == len(self.queued)
+        assert (self.backlog.first is None) == (not self.queued)
+        assert self.backlog.is_overdue == (bool(self.queued) and self.now - self.moved_at > 30)
         listed = {run.owner: run.stop for run in self.backlog.runs()}
         for request in self.requests:
             known = self.allocator.known_depth(chain_of(request.number, *range(LONGEST)), LONGEST)
@@ -193,7 +233,7 @@ TestBacklogMachine.settings = thorough(60)
 
 def test_a_step_looks_at_those_who_may_have_filled_enough() -> None:
     """Of many requests that decode, few are looked at in a step, and all of them in time."""
-    backlog = Backlog(CpuOffloadingBlockAllocator(10), block_size=16, store_answers=True)
+    backlog = Backlog(CpuOffloadingBlockAllocator(10), lambda: 0.0, block_size=16, store_answers=True)
     backlog.answer_run = 4
     for number in range(100):
         backlog.admit(Pending(f"r{number}", None, chain_of(number), 1))
@@ -210,7 +250,7 @@ def test_a_step_looks_at_those_who_may_have_filled_enough() -> None:
 
 @pytest.mark.parametrize("store_answers", [True, False])
 def test_what_is_at_rest_is_not_looked_at(store_answers: bool) -> None:
-    backlog = Backlog(CpuOffloadingBlockAllocator(10), block_size=4, store_answers=store_answers)
+    backlog = Backlog(CpuOffloadingBlockAllocator(10), lambda: 0.0, block_size=4, store_answers=store_answers)
     backlog.answer_run = 1
     backlog.admit(Pending("r", None, chain_of(1, 2), 1))
     (pending,) = backlog.due([])

@@ -92,15 +92,15 @@ def test_trap_05_what_a_preempted_request_had_is_not_stored_when_it_resumes(
     engines: Engines, v2_runner: bool
 ) -> None:
     """Its full blocks had to wait because stores in flight hold enough; then they are others'."""
-    engine = engines(gpu_blocks=12, chunk=2, max_num_seqs=2, policy="priority", v2_runner=v2_runner)
+    engine = engines(gpu_blocks=14, chunk=4, max_num_seqs=2, policy="priority", v2_runner=v2_runner)
     hold(engine, STORE)
-    first = engine.add(tokens(13), 1)
+    first = engine.add(tokens(28), 1)
     step_until(engine, first.is_finished)
     victim = engine.add(tokens(9, first=1), 20, priority=1)
     step_until(engine, lambda: victim.num_output_tokens > 0)
     assert depth_of(engine, victim) == 0 and len(engine.side.allocator._uncached)
-    hog = engine.add(tokens(4, first=2), 28)
-    step_until(engine, lambda: len(table_of(engine, hog)) == 8)
+    hog = engine.add(tokens(4, first=2), 20)
+    step_until(engine, lambda: len(table_of(engine, hog)) == 6)
     assert victim.num_preemptions and not table_of(engine, victim)
     release(engine)
     step_until(engine, lambda: bool(table_of(engine, victim)))

@@ -1,5 +1,6 @@
 """What must hold after every step and at the end, of the connector, the scheduler and every slot."""
 
+from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 _POOL_EVERY = 8
 """Steps between two looks at the bytes of the whole pool."""
+
+_FEW_BLOCKS = 64
+"""In a GPU cache of no more, all references are counted in every step."""
 
 
 class _FailedBlock(NamedTuple):
@@ -96,8 +100,30 @@ class Audit(SchedulerAudit):
         side.restores.check_invariants()
         self._check_failed_slots()
         self._check_pinned_slots()
+        self._check_references()
         if self._engine.num_steps % _POOL_EVERY == 0:
             self.check_pool()
+
+    def _check_references(self) -> None:
+        """Every reference to a GPU block is a request's, a job's, or the queue's."""
+        engine, manager = self._engine, self._engine.scheduler.kv_cache_manager
+        if engine.settings.gpu_blocks > _FEW_BLOCKS and engine.num_steps % _POOL_EVERY:
+            return
+        owners = Counter[int]()
+        for table in manager.coordinator.single_type_managers[0].req_to_blocks.values():
+            owners.update(block.block_id for block in table)
+        for _, blocks in engine.scheduler.deferred_frees:
+            owners.update(block.block_id for block in blocks)
+        for job in engine.jobs:
+            owners.update(block.block_id for block in job.blocks)
+        for pending in engine.side.stores.backlog._queue:
+            owners.update(block.block_id for block in pending.blocks)
+        for block in manager.block_pool.blocks:
+            num_owners = owners[block.block_id]
+            assert block.is_null or block.ref_cnt == num_owners, (
+                f"GPU block {block.block_id} has {block.ref_cnt} references and {num_owners} owners\n"
+                f"{engine.history.of_block(block.block_id)}"
+            )
 
     def check_pool(self) -> None:
         """Every resident slot holds, on every rank, what its prefix hash says."""
@@ -112,6 +138,8 @@ class Audit(SchedulerAudit):
         assert not scheduler.requests, f"requests left: {list(scheduler.requests)}"
         waited_for = [job for job in self._engine.jobs if not job.given_up]
         assert not waited_for, f"jobs left: {waited_for}"
+        queued = self._engine.side.stores.backlog.num_queued
+        assert not queued, f"{queued} blocks are held for requests that are over"
 
     def check_drained(self) -> None:
         """Everybody has let go of everything."""
@@ -127,6 +155,7 @@ class Audit(SchedulerAudit):
         assert not (
             side._admitted or side._local_tokens or len(side.stores.backlog) or list(side.restores)
         ), f"{side._admitted} {side._local_tokens} {list(side.restores)} are gone"
+        assert not side.stores._restoring, f"{side.stores._restoring} are gone"
         assert not side._hints, f"requests of {side._hints} are gone"
         assert len(allocator._uncached) == 0, "owners of uncached blocks that are gone"
         super().check_drained()

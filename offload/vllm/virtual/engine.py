@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -141,24 +142,27 @@ class VirtualEngine:
         lora: LoRARequest | None = None,
         features: Sequence[MultiModalFeatureSpec] = (),
         embeds: torch.Tensor | None = None,
+        is_pooled: bool = False,
     ) -> Request:
         """Send a request: token ids, tokens to generate, and what ``kv_transfer_params`` say.
 
-        ``features`` are multimodal items; with ``embeds`` (one row per position) there is no other prompt.
+        ``features`` are multimodal items; with ``embeds`` (one row per position) there is no other prompt;
+        ``is_pooled``: it wants an embedding instead of tokens, as scoring and embedding requests do.
         """
         num_prompt = len(prompt) if embeds is None else len(embeds)
         assert num_prompt + max_tokens <= self.settings.longest, "the request can never fit"
         req_id = f"r{self._next_id}"
         self._next_id += 1
         extra = {"kv_transfer_params": hints} if hints else None
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
         request = Request(
             request_id=req_id,
             prompt_token_ids=list(prompt) if embeds is None else None,
             prompt_embeds=embeds,
             mm_features=list(features),
             lora_request=lora,
-            sampling_params=SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra),
-            pooling_params=None,
+            sampling_params=None if is_pooled else sampling,
+            pooling_params=PoolingParams(task="embed") if is_pooled else None,
             arrival_time=float(self._next_id),
             cache_salt=salt,
             priority=priority,
@@ -196,7 +200,8 @@ class VirtualEngine:
             request.status is not RequestStatus.RUNNING and manager.get_blocks(request_id).blocks[0]
             for request_id, request in self.scheduler.requests.items()
         )
-        return not (holding or self._in_flight or self.jobs)
+        queued = self.settings.connector == "offload" and self.side.stores.backlog.num_queued
+        return not (holding or self._in_flight or self.jobs or queued)
 
     def step(self, aborts: Sequence[str] = ()) -> None:
         """One turn of the engine core's loop; ``aborts`` arrive while the model runs."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
@@ -22,6 +23,7 @@ class _State:
     chain: TagChain
     num_prompt: int
     generation: int  # of its adapter when it was admitted: what runs on is not vLLM's to compute again
+    is_pooled: bool
     table: list[int] = field(default_factory=list)
 
 
@@ -67,6 +69,7 @@ class VirtualRunner:
                 req_ids=list(sampled),
                 req_id_to_index={req_id: index for index, req_id in enumerate(sampled)},
                 sampled_token_ids=list(sampled.values()),
+                pooler_output=self._pool(output, computed),
                 kv_connector_output=_through_a_pipe(rank.end(output.finished_req_ids)),
             )
             results.append(result)
@@ -95,8 +98,9 @@ class VirtualRunner:
             prompt = new.prompt_token_ids or [0] * len(new.prompt_embeds)
             chain = inputs.chain()
             chain.extend(new.prefill_token_ids or prompt)
+            generation, is_pooled = generation_of(inputs, self.adapters), new.pooling_params is not None
             self._states[new.req_id] = _State(
-                chain, len(prompt), generation_of(inputs, self.adapters), list(new.block_ids[0])
+                chain, len(prompt), generation, is_pooled, list(new.block_ids[0])
             )
             computed[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
@@ -152,11 +156,20 @@ class VirtualRunner:
         sampled: dict[str, list[int]] = {}
         for req_id, num_scheduled in output.num_scheduled_tokens.items():
             chain = self._states[req_id].chain
-            is_last = computed[req_id] + num_scheduled == len(chain)
+            is_last = computed[req_id] + num_scheduled == len(chain) and not self._states[req_id].is_pooled
             tokens = [mix(chain.last, 7) % self._vocabulary] if is_last else []
             chain.extend(tokens)
             sampled[req_id] = tokens
         return sampled
+
+    def _pool(self, output: SchedulerOutput, computed: dict[str, int]) -> list[torch.Tensor | None]:
+        """An embedding for each request that wants one and whose prompt is computed."""
+        pooled: list[torch.Tensor | None] = []
+        for req_id, num_scheduled in output.num_scheduled_tokens.items():
+            state = self._states[req_id]
+            is_last = state.is_pooled and computed[req_id] + num_scheduled == len(state.chain)
+            pooled.append(torch.zeros(1) if is_last else None)
+        return pooled
 
 
 def _through_a_pipe(message: Any) -> Any:

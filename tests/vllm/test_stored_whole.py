@@ -1,0 +1,269 @@
+"""All full blocks of a completed request are stored, or counted; and nobody pays for those that wait."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+from vllm.v1.request import Request
+
+from offload import planner
+from offload.copiers import Fault
+from offload.vllm.virtual import VirtualEngine
+from offload.vllm.virtual.copier import CopySchedule
+from tests.vllm.driver import STORE, come_to_rest, depth_of, hold, release, serve, step_until, tokens, watch
+
+Engines = Callable[..., VirtualEngine]
+BLOCK = 4
+CACHE = 64
+
+
+@pytest.fixture
+def unstored(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Blocks that were not stored after all, by reason."""
+    from offload.metrics import Metrics
+
+    counts, count = Counter[str](), Metrics.count
+
+    def counted(self: Metrics, name: str, amount: float = 1) -> None:
+        if name.startswith("unstored_blocks_") and amount:
+            counts[name.removeprefix("unstored_blocks_")] += int(amount)
+        count(self, name, amount)
+
+    monkeypatch.setattr(Metrics, "count", counted)
+    yield counts
+    assert all(num > 0 for num in counts.values()), f"{counts}"
+
+
+def full_blocks(request: Request) -> int:
+    """All but that of the last token, which was never computed; an embedding's has no such token."""
+    computed = request.num_tokens if request.pooling_params else request.num_tokens - 1
+    return computed // BLOCK
+
+
+def prompts(num: int, length: int) -> list[list[int]]:
+    rng = random.Random(length)
+    return [[rng.randrange(512) for _ in range(length)] for _ in range(num)]
+
+
+def fill(engine: VirtualEngine, num_blocks: int) -> Request:
+    """A request that has ended, of that many full blocks, of which some are in flight and the rest queued."""
+    request = engine.add(prompts(1, num_blocks * BLOCK)[0], 1)
+    step_until(engine, request.is_finished)
+    return request
+
+
+def test_prompts_are_found_whole_by_whoever_asks_again(engines: Engines, unstored: Counter[str]) -> None:
+    """256 blocks of 64 tokens on the GPU, prompts of 5,950 tokens one at a time, one token to generate."""
+    engine = engines(
+        gpu_blocks=256, cpu_slots=600, block_size=64, chunk=2048, copies=CopySchedule(longest_delay=3)
+    )
+    asked = prompts(5, 5950)
+    for prompt in asked:
+        serve(engine, prompt)
+    computed = watch(engine)
+    again = [serve(engine, prompt) for prompt in asked]
+    assert [computed[request.request_id] for request in again] == [5950 - 5950 // 64 * 64] * 5
+    assert not unstored
+
+
+@pytest.mark.parametrize("is_pooled", [False, True], ids=["tokens", "embedding"])
+@pytest.mark.parametrize("copies", [1, 4, 12])
+@pytest.mark.parametrize("chunk", [CACHE * BLOCK // 8, CACHE * BLOCK])
+@pytest.mark.parametrize("num_blocks", [4, 16, 32, 60])
+def test_what_has_time_is_stored_whole(
+    engines: Engines, unstored: Counter[str], num_blocks: int, chunk: int, copies: int, is_pooled: bool
+) -> None:
+    engine = engines(
+        gpu_blocks=CACHE + 1, cpu_slots=300, chunk=chunk, copies=CopySchedule(longest_delay=copies)
+    )
+    for prompt in prompts(4, num_blocks * BLOCK):
+        request = serve(engine, prompt, is_pooled=is_pooled)
+        assert depth_of(engine, request) == num_blocks == full_blocks(request)
+    assert not unstored
+    come_to_rest(engine)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("copies", [1, 12])
+@pytest.mark.parametrize(("num_blocks", "max_tokens"), [(4, 1), (16, 1), (16, 40), (60, 1), (60, 12)])
+def test_what_has_no_time_is_stored_or_counted(
+    engines: Engines,
+    unstored: Counter[str],
+    num_blocks: int,
+    max_tokens: int,
+    copies: int,
+    overlapped: bool,
+) -> None:
+    """Eight at once, and as many waiting: every full block is in the pool, or has a reason not to be."""
+    engine = engines(
+        gpu_blocks=CACHE + 1,
+        cpu_slots=2000,
+        chunk=CACHE * BLOCK,
+        overlapped=overlapped,
+        step_seconds=0.05,
+        answer_run=4,
+        copies=CopySchedule(longest_delay=copies),
+    )
+    requests = [engine.add(prompt, max_tokens) for prompt in prompts(16, num_blocks * BLOCK)]
+    engine.drain()
+    stored = sum(depth_of(engine, request) for request in requests)
+    assert stored + unstored.total() == sum(map(full_blocks, requests))
+    assert set(unstored) <= {"gave_way"}
+    come_to_rest(engine)
+
+
+def test_a_waiting_request_waits_for_the_queue_no_longer_than_patience_lasts(
+    engines: Engines, unstored: Counter[str]
+) -> None:
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK, step_seconds=0.1)
+    hold(engine, STORE)
+    ended = fill(engine, 60)
+    queued = engine.side.stores.backlog.num_queued
+    assert queued == 60 - (CACHE + 1) // 2
+    other = engine.add(tokens(20 * BLOCK - 1, first=3), 2)
+    for _ in range(5):
+        engine.step()
+        assert not other.num_output_tokens and not unstored, "it should have been patient"
+    engine.step()
+    engine.step()
+    assert other.num_output_tokens, "nothing was given up for it"
+    assert unstored == {"gave_way": 20 - 4 + 1}, "more than it lacks, and one to go on with"
+    come_to_rest(engine)
+    assert depth_of(engine, ended) == 60 - 17, "not the deepest positions"
+
+
+def test_who_waits_for_others_gets_nothing_of_the_queue(engines: Engines, unstored: Counter[str]) -> None:
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK, max_num_seqs=2)
+    hog = engine.add(tokens(19 * BLOCK, first=3), 50)
+    step_until(engine, lambda: hog.num_output_tokens > 0)
+    ended = fill(engine, 40)
+    engine.add(tokens(60 * BLOCK, first=4), 1)
+    step_until(engine, lambda: depth_of(engine, ended) == 40)
+    assert not hog.is_finished() and not unstored
+    come_to_rest(engine)
+
+
+def test_no_running_request_is_preempted_for_the_queue(engines: Engines, unstored: Counter[str]) -> None:
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK, step_seconds=0.1)
+    runs = [engine.add(tokens(3, first=3 + index), 5 * BLOCK) for index in range(3)]
+    step_until(engine, lambda: all(run.num_output_tokens > 0 for run in runs))
+    hold(engine, STORE)
+    ended = fill(engine, 50)
+    assert engine.side.stores.backlog.num_queued == 50 - (CACHE + 1) // 2
+    step_until(engine, lambda: all(run.is_finished() for run in runs))
+    assert engine.counts["preemptions"] == 0
+    release(engine)
+    come_to_rest(engine)
+    assert unstored["gave_way"] and depth_of(engine, ended) == 50 - unstored["gave_way"]
+
+
+def test_a_restored_request_finds_room_for_the_rest_of_its_prompt(
+    engines: Engines, unstored: Counter[str]
+) -> None:
+    """The scheduler does not ask about it again when its KV is there."""
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK, max_num_seqs=2)
+    head = tokens(4 * BLOCK, first=5)
+    serve(engine, head)
+    assert engine.reset(connector=False)
+    long = engine.add(prompts(1, 50 * BLOCK)[0], 1)
+    restored = engine.add(head + tokens(8 * BLOCK, first=6), 1)
+    hold(engine, STORE)
+    step_until(engine, long.is_finished)
+    step_until(engine, restored.is_finished, max_steps=8)
+    come_to_rest(engine)
+
+
+def test_a_reset_drops_the_queue(engines: Engines, unstored: Counter[str]) -> None:
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK)
+    hold(engine, STORE)
+    fill(engine, 60)
+    queued = engine.side.stores.backlog.num_queued
+    assert engine.reset() is False and queued
+    assert unstored == {"reset": queued} and not engine.side.stores.backlog.num_queued
+    come_to_rest(engine)
+    assert engine.side.allocator.num_resident == 0 and engine.reset() is True
+
+
+@pytest.mark.parametrize("fault", [Fault.FAIL, Fault.STUCK])
+def test_an_outage_drops_the_queue(engines: Engines, unstored: Counter[str], fault: Fault) -> None:
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK)
+    engine.copiers[0].force(STORE, *[fault] * 60)
+    fill(engine, 60)
+    assert engine.side.stores.backlog.num_queued
+    for _ in range(8):
+        step_until(engine, fill(engine, 3).is_finished)
+    step_until(engine, lambda: not engine.side.stores.backlog.num_queued)
+    assert unstored["cut_off" if fault is Fault.FAIL else "outage"]
+    engine.copiers[0].relent()
+    come_to_rest(engine)
+
+
+def test_a_siblings_failed_load_drops_the_queue(engines: Engines, unstored: Counter[str]) -> None:
+    """What was computed on top of it cannot be told from the rest."""
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK)
+    hold(engine, STORE)
+    ended = fill(engine, 60)
+    assert engine.side.stores.backlog.num_queued
+    engine.side.receive(None, {1})
+    come_to_rest(engine)
+    assert depth_of(engine, ended) == 0 and unstored["outage"]
+
+
+def test_a_queue_that_does_not_move_is_dropped(
+    engines: Engines, unstored: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK, step_seconds=1.0)
+    monkeypatch.setattr(planner, "holdable_blocks", lambda *_, **__: 0)
+    fill(engine, 60)
+    for _ in range(29):
+        engine.step()
+        assert not engine.is_idle(), "its stores travel on steps"
+    for _ in range(3):
+        engine.step()
+    assert engine.is_idle() and unstored == {"overdue": 60}
+    come_to_rest(engine)
+
+
+def test_what_the_policy_declines_is_counted_and_not_tried_for_ever(
+    engines: Engines, unstored: Counter[str]
+) -> None:
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=10, chunk=CACHE * BLOCK, eviction_policy="fifo")
+    ended = fill(engine, 60)
+    engine.drain(100)
+    assert depth_of(engine, ended) == 10 and unstored == {"not_admitted": 50}
+
+
+def test_an_aborted_request_leaves_nothing_in_the_queue(engines: Engines, unstored: Counter[str]) -> None:
+    """Its client has gone. What is in flight is stored all the same."""
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK)
+    hold(engine, STORE)
+    request = engine.add(prompts(1, 60 * BLOCK)[0], 8)
+    step_until(engine, lambda: request.num_output_tokens > 0)
+    engine.abort(request.request_id)
+    assert not engine.side.stores.backlog.num_queued
+    come_to_rest(engine)
+    assert depth_of(engine, request) == (CACHE + 1) // 2
+    assert unstored == {"aborted": 60 - (CACHE + 1) // 2}
+
+
+def test_what_two_of_the_queue_share_is_stored_once(engines: Engines, unstored: Counter[str]) -> None:
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK)
+    prompt = prompts(1, 60 * BLOCK)[0]
+    hold(engine, STORE)
+    both = [engine.add(prompt, 1) for _ in range(2)]
+    step_until(engine, lambda: all(request.is_finished() for request in both))
+    assert engine.side.stores.backlog.num_queued == 2 * (60 - (CACHE + 1) // 2)
+    come_to_rest(engine)
+    assert depth_of(engine, both[1]) == 60 == engine.side.allocator.num_resident
+    assert not unstored
+
+
+def test_the_queue_shows_in_the_metrics(engines: Engines) -> None:
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK)
+    hold(engine, STORE)
+    fill(engine, 60)
+    engine.side.take_metrics()
+    engine.side.stores.reset()
+    assert engine.side.take_metrics()["unstored_blocks_reset"] == 60 - (CACHE + 1) // 2
+    come_to_rest(engine)
