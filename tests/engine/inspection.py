@@ -100,7 +100,7 @@ def check_idle(engine: Engine) -> None:
     assert not side.ledger.num_held_blocks, f"{side.ledger.num_held_blocks} GPU blocks held"
     assert not side.allocator.num_filling, f"{side.allocator.num_filling} slots filling"
     assert not side.allocator.num_leaving, f"{side.allocator.num_leaving} slots leaving"
-    assert not side._admitted and not side._local_tokens and not side.stores, (
+    assert not side._admitted and not side._local_tokens and not side.stores.backlog, (
         "requests remembered that have ended"
     )
     assert not len(side.allocator._uncached), "GPU blocks of ended requests remembered"
