@@ -278,6 +278,15 @@ class CpuOffloadingBlockAllocator:
         if node is not None and node.start + node.resident > position:
             self._cut(Place(node, position))
 
+    def forget(self, first_hash: bytes) -> None:
+        """All chains that begin so leave the pool, also what is on its way into it.
+
+        Slots in use by jobs become free when those end.
+        """
+        node = self._tree.node_at([first_hash], 0, 0)
+        if node is not None:
+            self._cut(Place(node, 0))
+
     def reset(self) -> None:
         """Forget everything. Slots in use by jobs become free when those end."""
         self._cut(Place(self._tree.root, 0))

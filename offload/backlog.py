@@ -139,6 +139,21 @@ class Backlog:
         self._forget(request_id)
         return self._pending.pop(request_id, None), self._allocator.forget_owner(request_id)
 
+    def drop(self, is_meant: Callable[[Any], bool]) -> list[Any]:
+        """Nothing that was computed for these requests is ever stored. O(all requests).
+
+        Returns the GPU blocks that were held for those in the queue.
+        """
+        for pending in [pending for pending in self._pending.values() if is_meant(pending.request)]:
+            self.finish(pending.request_id)
+        blocks: list[Any] = []
+        for pending in [pending for pending in self._queue if is_meant(pending.request)]:
+            self._queue.remove(pending)
+            blocks += reversed(pending.blocks)
+            pending.blocks = []
+        self.num_queued -= len(blocks)
+        return blocks
+
     def clear(self) -> None:
         """Nothing of the admitted requests is ever stored. The allocator has forgotten them."""
         for request_id in self._pending:

@@ -1,6 +1,6 @@
 """Restores: loads under way for requests that wait for them, and what others may make of them."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -110,12 +110,13 @@ class Restores:
         named = [LoadPart(job.job_id, job.start, job.stop) for job in jobs]
         return LoadOrder(request_id, named, slots, filled_by[slots], block_ids)
 
-    def cancel(self) -> list[int]:
-        """Nothing under way is wanted any longer. Returns the jobs."""
+    def cancel(self, is_meant: Callable[["Request"], bool] = lambda request: True) -> list[int]:
+        """Nothing under way for these requests is wanted any longer. Returns all jobs that are not wanted."""
         for restore in self:
-            restore.is_cancelled = True
-            self._index.remove(restore)
-        return [job.job_id for job in self._ledger.loads()]
+            if is_meant(restore.request):
+                restore.is_cancelled = True
+                self._index.remove(restore)
+        return [job.job_id for job in self._ledger.loads() if job.restore.is_cancelled]
 
     def are_filling(self, block_ids: Collection[int]) -> bool:
         """Whether all these GPU blocks are being filled for requests which wait for them. O(block_ids)."""

@@ -22,6 +22,7 @@ from offload.hints import RequestHints, read_hints
 from offload.ledger import JobLedger, LoadJob, Progress
 from offload.metrics import Metrics
 from offload.recorder import TraceRecorder
+from offload.vllm.adapters import Adapters
 from offload.vllm.fingerprint import Fingerprint
 from offload.vllm.messages import StepPlan, WorkerReport
 from offload.vllm.restores import Restores
@@ -64,12 +65,14 @@ class SchedulerSide:
         )
         self.ledger = JobLedger(num_ranks)
         self.metrics = Metrics()
+        self.adapters = Adapters(self.allocator)
         self.stores = Stores(
             self.allocator,
             self.ledger,
             kv_cache_manager,
             CircuitBreaker("stores", clock),
             self.metrics,
+            self.adapters,
             block_size=block_size,
             slot_bytes=slot_bytes,
             step_tokens=step_tokens,
@@ -106,6 +109,7 @@ class SchedulerSide:
         up, so nobody waits for ever. Otherwise the scheduler looks for blocks for it next, and those held for
         requests that are over give way.
         """
+        self._local_tokens[request.request_id] = num_local
         num_tokens = self._offer(request, num_local)
         if num_tokens is not None:
             self.stores.make_room(request, num_local)
@@ -116,14 +120,21 @@ class SchedulerSide:
         request_id = request.request_id
         num_local = self._local_tokens.pop(request_id, 0)
         self.stores.was_given(request, num_local, num_external)
+        may_store = self.adapters.may_store(request, num_local // self.block_size)
         if request_id in self._admitted:
-            self.stores.backlog.admit_again(request_id)
+            if may_store:
+                self.stores.backlog.admit_again(request_id)
+            else:
+                self.stores.backlog.finish(request_id)
         else:
             self._admitted[request_id] = True
+            if self.adapters.admit(request):
+                self._let_go_of_adapter(request)
+                may_store = False
             hints = self._hints_of(request)
             keep = hints.to_keep(self._clock())
             self.allocator.touch(request.block_hashes, keep)
-            if hints.store and not request.resumable:
+            if may_store and hints.store and not request.resumable:
                 self.stores.admit(request, keep)
         if not num_external:
             return
@@ -154,6 +165,7 @@ class SchedulerSide:
         """``request`` is over, in whatever state; its blocks are freed right after this returns."""
         self._local_tokens.pop(request.request_id, None)
         self._hints.pop(request.request_id, None)
+        self.adapters.finish(request.request_id)
         was_admitted = self._admitted.pop(request.request_id, None) is not None
         if self._recorder is not None and was_admitted:
             self._recorder.record(
@@ -207,7 +219,7 @@ class SchedulerSide:
     def _offer(self, request: "Request", num_local: int) -> int | None:
         if not self._admitted.get(request.request_id, True):
             return 0
-        if not self._hints_of(request).load:
+        if not (self._hints_of(request).load and self.adapters.may_load(request)):
             return 0
         if self.restores.is_coming(request, num_local // self.block_size):
             return None
@@ -218,8 +230,17 @@ class SchedulerSide:
         num_stuck = self.ledger.num_stuck_blocks
         if not planner.may_load(self._num_gpu_blocks, num_stuck, num_tokens // self.block_size):
             return 0
-        self._local_tokens[request.request_id] = num_local
         return num_tokens
+
+    def _let_go_of_adapter(self, request: "Request") -> None:
+        """``request`` has its adapter loaded again: KV of others under it is of old weights."""
+
+        def is_meant(other: "Request") -> bool:
+            return self.adapters.share_one(request, other)
+
+        self.stores.drop(is_meant)
+        self._next.cancelled += self.restores.cancel(is_meant)
+        self._has_news = True
 
     def _hints_of(self, request: "Request") -> RequestHints:
         """Read once per request: it asks in every step while it waits."""

@@ -16,6 +16,7 @@ from offload.layout import Ids
 from offload.ledger import JobLedger, Progress, StoreJob
 from offload.metrics import Metrics
 from offload.patience import Patience
+from offload.vllm.adapters import Adapters
 from offload.vllm.messages import StoreOrder
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Stores:
         kv_cache_manager: "KVCacheManager",
         breaker: CircuitBreaker,
         metrics: Metrics,
+        adapters: Adapters,
         *,
         block_size: int,
         slot_bytes: int,
@@ -64,6 +66,7 @@ class Stores:
             kv_cache_manager: the scheduler's.
             breaker: pauses stores.
             metrics: counts them.
+            adapters: told what is stored.
             block_size: tokens per block.
             slot_bytes: bytes of a block on all ranks.
             step_tokens: tokens that a step computes at most.
@@ -78,6 +81,7 @@ class Stores:
         self._manager = kv_cache_manager
         self._block_pool = kv_cache_manager.block_pool
         self._metrics = metrics
+        self._adapters = adapters
         self._block_size = block_size
         self._slot_bytes = slot_bytes
         self._store_answers = store_answers
@@ -214,6 +218,12 @@ class Stores:
         self.backlog.clear()
         self._give_up("reset")
 
+    def drop(self, is_meant: "Callable[[Request], bool]") -> None:
+        """Nothing computed before this for these requests is ever stored."""
+        blocks = self.backlog.drop(is_meant)
+        self._block_pool.free_blocks(blocks)
+        self._count_unstored(len(blocks), "reset")
+
     def advance(self, job: StoreJob, progress: Progress) -> None:
         """Take in what became of a store."""
         if progress.gave_up:
@@ -272,7 +282,7 @@ class Stores:
         self.backlog.planned(pending, stop)
         blocks = self._table_of(pending)[plan.start : stop]
         self._block_pool.touch(blocks)
-        return [self._begin(plan, blocks)]
+        return [self._begin(pending, plan, blocks)]
 
     def _store_ended(self) -> list[StoreOrder]:
         """Store what is first in the queue, as much as may be held now."""
@@ -300,13 +310,14 @@ class Stores:
         limit = self._limit()
         plan = self._allocator.plan_store(pending.chain, stop, limit, pending.keep) if known < stop else None
         num_planned = len(plan.hashes) if plan is not None else 0
-        orders = [] if plan is None else [self._begin(plan, self.backlog.take(num_planned))]
+        orders = [] if plan is None else [self._begin(pending, plan, self.backlog.take(num_planned))]
         if known + num_planned < stop and num_planned < limit:
             self._drop_first(len(pending.blocks), "not_admitted")
         return orders
 
-    def _begin(self, plan: StorePlan, blocks: list[Any]) -> StoreOrder:
+    def _begin(self, pending: Pending, plan: StorePlan, blocks: list[Any]) -> StoreOrder:
         """Copy these blocks, which are held for it, into the slots of ``plan``."""
+        self._adapters.stored(pending.request)
         job = self._ledger.open_store(plan, blocks)
         self.breaker.began(job.job_id)
         slots = plan.slots[:, 0]

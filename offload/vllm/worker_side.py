@@ -92,6 +92,7 @@ class WorkerSide:
         self._refusal: str | None = None
         self._loads: list[LoadOrder] = []
         self._stores: list[StoreOrder] = []
+        self._cancelled: list[int] = []
         self._report = WorkerReport()
         self._unfilled: set[int] = set()
         self._num_unlogged = 0
@@ -139,19 +140,19 @@ class WorkerSide:
         self.start_stores()
         self._loads.extend(plan.loads)
         self._stores.extend(plan.stores)
+        self._cancelled.extend(plan.cancelled)
         self._refusal = None
         if plan.fingerprint != self.facts.fingerprint:
             self._refusal = f"the scheduler is another one: {plan.fingerprint}, not {self.facts.fingerprint}"
         if self._engine is None:
             return
-        for job_id in plan.cancelled:
-            self._engine.cancel(job_id)
         if plan.loads:
             self._engine.fence(Direction.LOAD)
 
     def start_loads(self) -> None:
-        """Submit this step's loads, each part of them a job."""
+        """Submit this step's loads, each part of them a job. Then cancel what is unwanted, of these too."""
         orders, self._loads = self._loads, []
+        cancelled, self._cancelled = self._cancelled, []
         if self._engine is None:
             return
         for order in orders:
@@ -163,6 +164,8 @@ class WorkerSide:
                     self._engine.load(job_id, order.slots[part], order.fills[part], order.block_ids[part])
                 else:
                     self._engine.refuse(job_id, Direction.LOAD, order.block_ids[part], self._refusal)
+        for job_id in cancelled:
+            self._engine.cancel(job_id)
 
     def start_stores(self) -> None:
         """Submit this step's stores, behind the compute that writes their source."""

@@ -96,6 +96,7 @@ class Audit(SchedulerAudit):
         side = self._engine.side
         side.allocator.check_invariants()
         side.ledger.check_invariants()
+        side.adapters.check_invariants()
         side.stores.backlog.check_invariants()
         side.restores.check_invariants()
         self._check_failed_slots()
