@@ -15,7 +15,7 @@ from offload import transfer
 from offload.copiers import CopyEnd, Direction, Fault, FaultyCopier
 from offload.inline import InlineExecutor
 from offload.layout import BlockLayout, CopyBatch, Region
-from offload.seals import Seals, Verify
+from offload.seals import SAMPLE_EVERY, Seals, Verify
 from offload.transfer import DEADLINE_SECONDS, HOLD_SECONDS, TransferEnd, TransferEngine
 from tests.offload.places import (
     ALL_PLACES,
@@ -541,6 +541,25 @@ def test_wrong_bytes_of_a_copy_are_found_where_blocks_can_be_read(fault_in: Dire
                 bench.engine.load(job_id, slots, np.zeros(2, dtype=np.int64), block_ids)
             (end,) = bench.settle()
         assert end.num_blocks == 1, "the middle copy of six is of the second block"
+
+
+@pytest.mark.parametrize("of_blocks", [False, True], ids=["of slots", "of blocks"])
+@pytest.mark.parametrize("verify", Verify)
+def test_how_many_loads_that_lie_are_found(verify: Verify, of_blocks: bool) -> None:
+    """One byte of one in 16 blocks is wrong each time. Checksums of slots say nothing about copies."""
+    with HostPlaces(NUM_BYTES) as places:
+        bench = Bench(places, LAYOUTS["one piece"], of_blocks=of_blocks, verify=verify)
+        every = list(range(NUM_BLOCKS))
+        found = 0
+        for job_id in range(SAMPLE_EVERY):
+            bench.submit(job_id, Job(Direction.LOAD, every, every, Fault.WRONG_BYTES, cancelled=False))
+            (end,) = bench.settle()
+            assert bench.arrived(Job(Direction.LOAD, every, every, Fault.NONE, cancelled=False)) == 8
+            assert end.num_blocks in (8, NUM_BLOCKS)
+            found += end.num_blocks == 8
+        assert found == (
+            {Verify.ALWAYS: SAMPLE_EVERY, Verify.SAMPLED: 1, Verify.NEVER: 0}[verify] if of_blocks else 0
+        )
 
 
 @pytest.mark.parametrize("verify", Verify)
