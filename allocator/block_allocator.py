@@ -8,7 +8,7 @@ import numpy as np
 
 from allocator.errors import ChainError, StalePlanError
 from allocator.in_flight import PlansInFlight
-from allocator.node import Node, Pin
+from allocator.node import NO_PINS, Node, Pin
 from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
 from allocator.prefix_tree import Place, PrefixTree
 from allocator.ranking import Ranking
@@ -151,7 +151,7 @@ class CpuOffloadingBlockAllocator:
             raise StalePlanError("this pin was ended before, or belongs to another allocator")
         self._pins.remove(pin)
         if pin.node is not None:
-            pin.node.pins -= {pin}
+            pin.node.pins = pin.node.pins - {pin} or NO_PINS
             self._ranking.refresh(pin.node)
         if pin.kept < len(pin.slots):
             self._pool.end_read(flat(pin.slots[pin.kept :]))

@@ -12,6 +12,9 @@ from evictor.untracked import untrack
 NOBODY = 0
 """No node has this id."""
 
+NO_PINS: "frozenset[Pin]" = frozenset()
+"""Nodes without pins share it: an empty set of its own would be seen by the garbage collector."""
+
 
 class Node:
     """A segment: consecutive chain positions without a branch between them. Compared by identity.
@@ -45,7 +48,7 @@ class Node:
         self.parent = parent
         self.child = self.previous = self.next = NOBODY
         self.start = start
-        self.pins: frozenset[Pin] = frozenset()  # most have none, and share that
+        self.pins: frozenset[Pin] = NO_PINS
         self.resident = 0
         self.is_dead = False  # what begins here was cut off and is yet to be taken away
         self.rank: Any = None  # what policies keep; see evictor.policy
@@ -115,7 +118,9 @@ class Node:
         """Keep the first ``size`` positions and return the others."""
         num_bytes = len(self._data) // self._size * size if size else 0
         data, slots = self._data[num_bytes:], self.slots[size:]
-        removed = Removed(self, self.start + size, bytes(data), slots.copy(), max(0, self.resident - size))
+        removed = Removed(
+            self, self.start + size, bytes(data), slots.copy(), max(0, self.resident - size), self.pins
+        )
         self._data = self._data[:num_bytes]
         self._size = size
         self.resident = min(self.resident, size)
@@ -177,7 +182,7 @@ class Removed(NamedTuple):
     data: bytes
     slots: Slots
     resident: int
-    pins: "frozenset[Pin]" = frozenset()
+    pins: "frozenset[Pin]"
 
     @property
     def hashes(self) -> "Hashes":

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from allocator.errors import ChainError
-from allocator.node import NOBODY, Node, Removed
+from allocator.node import NO_PINS, NOBODY, Node, Removed
 from allocator.slot_pool import Slots
 from evictor.untracked import untrack
 
@@ -243,7 +243,7 @@ class PrefixTree:
             for child in self.children(last):
                 child.parent = heir
             heir.child, last.child = last.child, NOBODY
-            heir.pins, last.pins = last.pins, frozenset()
+            heir.pins, last.pins = last.pins, NO_PINS
             for pin in heir.pins:
                 pin.node = heir
         for node in path:
@@ -288,7 +288,6 @@ class PrefixTree:
             marks.append(node.hash_at(0))
         removed = node.truncate(left)
         if node.pins:
-            removed = removed._replace(pins=node.pins)
             for pin in node.pins:
                 pin.kept = max(0, node.end - pin.start)
         self._border = self._no_border
@@ -457,7 +456,7 @@ class PrefixTree:
         tail = self._new(node, node.end, part.data, part.slots)
         tail.resident = part.resident
         tail.child = children
-        tail.pins, node.pins = node.pins, frozenset()
+        tail.pins, node.pins = node.pins, NO_PINS
         for child in self.children(tail):
             child.parent = tail
         for pin in tail.pins:
@@ -535,7 +534,7 @@ class PrefixTree:
                 pin.node = heir
             if heir is not None:
                 heir.pins |= node.pins
-            node.pins = frozenset()
+            node.pins = NO_PINS
         if self._at is node:
             self._at = None if node.is_dead else parent
         self._dead.pop(node.id, None)
