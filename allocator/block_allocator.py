@@ -103,7 +103,7 @@ class CpuOffloadingBlockAllocator:
         return self._pool.num_in(SlotState.LEAVING)
 
     def lookup(self, chain: Sequence[bytes]) -> Hit:
-        """The resident part of ``chain``. Mutates nothing. O(log n) plus copying ``depth`` slots."""
+        """The resident part of ``chain``. Mutates nothing. O(log n), O(segments), copies ``depth`` slots."""
         place = self._resident_part(chain, len(chain))
         slots = self._tree.slots_of(place, 0)
         slots.flags.writeable = False
@@ -118,14 +118,17 @@ class CpuOffloadingBlockAllocator:
         return self._tree.find(chain, stop).depth
 
     def touch(self, chain: Sequence[bytes], hints: KeepHints | None = None) -> None:
-        """A request asks for ``chain``: tell the policy, once per request. O(log n), O(segments) of it."""
+        """A request asks for ``chain``: tell the policy, once per request.
+
+        O(log n) to find it, then O(log n) at most for each of its segments.
+        """
         self._ranking.use(chain, hints)
 
     def pin(self, chain: Sequence[bytes], start: int, stop: int) -> Pin:
         """Promise the slots of resident positions ``start <= p < stop`` to a load.
 
-        Until ``unpin`` neither they nor anything before them is evicted or reused. O(log n) plus
-        copying the slots, which the pin carries as ``int64[stop - start, columns]``.
+        Until ``unpin`` neither they nor anything before them is evicted or reused. O(log n), O(segments),
+        plus copying the slots, which the pin carries as ``int64[stop - start, columns]``.
 
         Raises:
             ChainError: not all of these positions are resident, or there are none.

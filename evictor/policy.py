@@ -44,7 +44,8 @@ class EvictionPolicy(Protocol[L]):
     Between ``enter`` and ``leave`` a node is a candidate. Every other call may come at any time after
     the first ``stored``; ``forget`` ends the life of a node and implies ``leave``. A policy that keeps
     history of what was evicted keys it by the names given to ``evicted`` and meets them again in
-    ``used`` and ``stored``. No call costs more than O(log n) for n leaves, none scans.
+    ``used`` and ``stored``. No call costs more than O(log n) for n leaves, ``used`` that for each node of
+    its path, none scans.
     """
 
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
