@@ -164,7 +164,7 @@ class Engine:
         return self.llm.engine_core.engine_core.scheduler
 
     def settle(self) -> dict[str, float]:
-        """Wait until no job is in flight; return the counters.
+        """Wait until no job is in flight, and no block waits for one; return the counters.
 
         An engine reports counters along with answers, so it is asked something too short to be cached.
         """
@@ -172,7 +172,7 @@ class Engine:
         while time.monotonic() < deadline:
             self.ask([SHORT], 1)
             counters = self.counters()
-            if not counters.get("jobs_in_flight"):
+            if not counters.get("jobs_in_flight") and not counters.get("queued_blocks"):
                 return counters
         raise TimeoutError(f"jobs still in flight after {_SETTLE_SECONDS:g} s: {counters}")
 
