@@ -32,10 +32,14 @@ class RestoreIndex:
 
     def find(self, chain: Sequence[bytes], position: int) -> Restore | None:
         """The restore that brings the block of ``chain`` at ``position``; None if none does. O(STRIDE)."""
-        if not self._by_mark or position >= len(chain):
+        by_mark = self._by_mark
+        if not by_mark or position >= len(chain):
             return None
-        for at in range(position, position - position % STRIDE - 1, -1):
-            restore = self._by_mark.get(chain[at])
+        restore = by_mark.get(chain[position])
+        if restore is not None:  # a mark is the hash of a block that it brings
+            return restore
+        for at in range(position - 1, position - position % STRIDE - 1, -1):
+            restore = by_mark.get(chain[at])
             if restore is not None and restore.brings(chain, position):
                 return restore
         return None

@@ -64,6 +64,7 @@ class Restores:
         self._block_pool = kv_cache_manager.block_pool
         self._block_size = block_size
         self._restores: dict[int, Restore] = {}
+        self._followed: dict[str, Restore] = {}  # by requests that wait: what they were last told to wait for
         self._index = RestoreIndex()  # of those that somebody may wait for
         self._is_filling = np.zeros(self._block_pool.num_gpu_blocks, dtype=np.bool_)
 
@@ -76,18 +77,23 @@ class Restores:
         Asked in every step for each request that waits: O(1), and O(log n) more when the request is new to a
         restore.
         """
-        restore = self._index.find(request.block_hashes, position)
-        if restore is None:
-            return False
-        depth = restore.followers.get(request.request_id)
-        if depth is None:
-            depth = restore.num_common(request.block_hashes, position)
-            restore.follow(request.request_id, depth)
-        if depth <= restore.num_shared:
-            return False
-        if restore.num_landed >= depth:
-            self._share(restore, depth)
-        return True
+        request_id, chain = request.request_id, request.block_hashes
+        restore = self._followed.get(request_id)
+        if restore is not None and self._has_to_wait(restore, request_id, position):
+            return True
+        restore = self._index.find(chain, position)
+        if restore is not None:
+            if request_id not in restore.followers:
+                restore.follow(request_id, restore.num_common(chain, position))
+            if self._has_to_wait(restore, request_id, position):
+                self._followed[request_id] = restore
+                return True
+        self._followed.pop(request_id, None)
+        return False
+
+    def forget(self, request_id: str) -> None:
+        """That request is over, so it waits for nothing."""
+        self._followed.pop(request_id, None)
 
     def open(self, request: "Request", positions: range, filled_by: Ids) -> LoadOrder:
         """Begin to load these chain positions, all resident, for a request that has blocks for them.
@@ -159,8 +165,20 @@ class Restores:
         self._index.check_invariants(awaited)
         filling = {each for restore in self if not restore.was_stuck for each in restore.block_ids.tolist()}
         assert set(np.flatnonzero(self._is_filling).tolist()) == filling, f"{filling} are being filled"
+        for request_id, restore in self._followed.items():
+            assert request_id in restore.followers, f"{request_id} does not follow {restore}"
         for restore in self:
             assert restore.depths == sorted(set(restore.followers.values())), f"{restore} has other depths"
+
+    def _has_to_wait(self, restore: Restore, request_id: str, position: int) -> bool:
+        """Whether that follower waits for the block at ``position``; it is handed what has landed for it."""
+        depth = restore.followers[request_id]
+        is_awaited = restore.parts_left and not (restore.is_void or restore.is_cancelled)
+        if not is_awaited or depth <= restore.num_shared or not 0 <= position - restore.first < depth:
+            return False
+        if restore.num_landed >= depth:
+            self._share(restore, depth)
+        return True
 
     def _end(self, restore: Restore) -> None:
         self._allocator.unpin(restore.pin)

@@ -166,6 +166,7 @@ class SchedulerSide:
         self._local_tokens.pop(request.request_id, None)
         self._hints.pop(request.request_id, None)
         self.adapters.finish(request.request_id)
+        self.restores.forget(request.request_id)
         was_admitted = self._admitted.pop(request.request_id, None) is not None
         if self._recorder is not None and was_admitted:
             self._recorder.record(

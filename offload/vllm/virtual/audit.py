@@ -157,7 +157,9 @@ class Audit(SchedulerAudit):
             side._admitted or side._local_tokens or len(side.stores.backlog) or list(side.restores)
         ), f"{side._admitted} {side._local_tokens} {list(side.restores)} are gone"
         assert not side.stores._restoring, f"{side.stores._restoring} are gone"
-        assert not side._hints, f"requests of {side._hints} are gone"
+        assert not (side._hints or side.restores._followed), (
+            f"{side._hints} {list(side.restores._followed)} are gone"
+        )
         assert len(allocator._uncached) == 0, "owners of uncached blocks that are gone"
         super().check_drained()
         self.check_pool()
