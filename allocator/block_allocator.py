@@ -4,9 +4,9 @@ from collections.abc import Hashable, Sequence
 from itertools import count
 from typing import Any
 
-import numpy as np
-
+from allocator.conservation import check_pins, check_slots
 from allocator.errors import ChainError, StalePlanError
+from allocator.giving_back import give_back
 from allocator.in_flight import PlansInFlight
 from allocator.node import NO_PINS, Node, Pin
 from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
@@ -18,7 +18,7 @@ from evictor import EvictionPolicy, KeepHints, LruPolicy, Newcomer
 
 _SLACK = 1024
 
-_STEP_WORK = 1 << 16
+_STEP_WORK = 1 << 15
 """How much of what was cut off is taken away in one step; see ``Ranking.take_away``."""
 
 
@@ -315,46 +315,15 @@ class CpuOffloadingBlockAllocator:
     def check_invariants(self) -> None:
         """Tree, pool, policy, pins and plans agree. O(pool); for tests."""
         self._orphan_plans()
-        self._tree.check_invariants()
-        self._policy.check_invariants()
-        self._uncached.check_invariants()
-        self._plans.check_invariants()
-        for pin in self._pins:
-            self._check_pin(pin)
+        for part in (self._tree, self._policy, self._uncached, self._plans):
+            part.check_invariants()
+        check_pins(self._pins, self._tree, self._pool)
         self._pool.check_invariants()
-        nodes, dead = list(self._tree.nodes()), list(self._tree.dead_nodes())
-        resident = [flat(node.slots[: node.resident]) for node in [*nodes, *dead]]
-        filling = [flat(node.slots[node.resident :]) for node in nodes]
-        orphaned = self._plans.orphaned_slots()
-        owned = np.concatenate([*resident, *filling, orphaned, self._pool.leaving()])
-        assert len(np.unique(owned)) == len(owned), "a slot has two owners"
-        assert len(owned) + self.num_free == self.capacity, f"{len(owned)} owned, {self.num_free} free"
-        assert not np.isin(self._pool.free(), owned).any(), "the free list holds slots that have an owner"
-        assert sum(map(len, resident)) == self.num_resident, f"{self.num_resident} slots resident"
-        assert sum(map(len, [*filling, orphaned])) == self.num_filling, f"{self.num_filling} slots filling"
-        num_planned = len(self._plans.wanted_slots())
-        assert num_planned == sum(map(len, filling)), "filling positions and plans differ"
-        pinned = {pin for node in [*nodes, *dead] for pin in node.pins}
-        assert pinned == {pin for pin in self._pins if pin.node is not None}, "a pin hangs on the wrong node"
+        check_slots(self._tree, self._pool, self._plans)
         candidate = self._policy.choose()
         assert candidate is None or candidate.is_evictable, f"policy offers {candidate!r}"
 
     # Private
-
-    def _check_pin(self, pin: Pin) -> None:
-        """Its slots are those of its positions, which cannot be evicted, or wait for it to end."""
-        taken = np.intersect1d(flat(pin.slots), self._pool.free())
-        assert not len(taken), f"slots {taken} are pinned and free"
-        node, num_there = pin.node, 0
-        if node is not None and node.end > pin.start:
-            there = self._tree.slots_of(Place(node, node.end), pin.start)
-            num_there = len(there)
-            assert np.array_equal(pin.slots[:num_there], there), (
-                f"a pin of {node!r} has slots of other positions"
-            )
-        gone = flat(pin.slots[num_there:])
-        assert len(self._pool.leaving(gone)) == len(gone), f"a pin lost slots {gone}, and not all are leaving"
-        assert pin.kept == num_there, f"a pin has kept {num_there} of its positions, not {pin.kept}"
 
     def _resident_part(self, chain: Sequence[bytes], stop: int) -> Place:
         return self._tree.resident_part(self._tree.find(chain, stop))
@@ -401,19 +370,7 @@ class CpuOffloadingBlockAllocator:
     def _take_away(self, work: int) -> int:
         """Give back slots of what was cut off; return how much of ``work`` is left."""
         removed, work = self._ranking.take_away(work)
-        unread = []
-        for part in removed:
-            first = min((pin.start for pin in part.pins), default=part.start + part.resident) - part.start
-            first = min(max(0, first), part.resident)
-            unread.append(flat(part.slots[:first]))
-            if part.pins:
-                self._pool.move(
-                    flat(part.slots[first : part.resident]), SlotState.RESIDENT, SlotState.LEAVING
-                )
-                for pin in part.pins:
-                    self._pool.read(flat(part.slots[max(0, pin.start - part.start) : part.resident]))
-        if removed:
-            self._pool.move(np.concatenate(unread), SlotState.RESIDENT, SlotState.FREE)
+        give_back(self._pool, removed)
         return work
 
     def _orphan_plans(self) -> None:

@@ -31,6 +31,7 @@ import numpy as np
 
 from allocator.errors import ChainError
 from allocator.node import NO_PINS, NOBODY, Node, Removed
+from allocator.node_table import NodeTable
 from allocator.slot_pool import Slots
 from evictor.untracked import untrack
 
@@ -57,26 +58,20 @@ class PrefixTree:
         self.stride = stride
         self._width: int | None = None  # bytes per prefix hash, all of one length
         self._index: dict[bytes, int] = {}  # ids of nodes; see evictor.untracked
-        self._nodes: list[Node | None] = [None]  # by id
-        self._free_ids: list[int] = []
-        for growing in (self._index, self._nodes, self._free_ids):
-            untrack(growing)
-        self._dead: dict[int, Node] = {}  # the topmost of what was cut off, by id
-        self._at: Node | None = None  # where taking it away goes on
-        self.root = self._new(None, 0, b"", np.empty((0, columns), dtype=np.int64))
+        untrack(self._index)
+        self._table = NodeTable(columns)
         self._no_border: _Border = Place(self.root, 0), None, None
         self._border: _Border = self._no_border
 
-    def __del__(self) -> None:
-        """What policies keep of nodes may refer back to them."""
-        for node in getattr(self, "_nodes", ()):
-            if node is not None:
-                node.rank = node.mark = None
+    @property
+    def root(self) -> Node:
+        """Has no position; all chains begin below it."""
+        return self._table.root
 
     @property
     def has_dead(self) -> bool:
         """Whether anything that was cut off is yet to be taken away."""
-        return bool(self._dead)
+        return self._table.has_dead
 
     def find(self, chain: Sequence[bytes], stop: int) -> Place:
         """The longest known part of the first ``stop`` positions of ``chain``, resident or filling.
@@ -142,30 +137,21 @@ class PrefixTree:
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the root that is not dead, parents before children."""
-        return self._below(self.root)
+        return self._table.below(self.root)
 
     def below(self, node: Node) -> Iterator[Node]:
         """``node``, unless it is a root, and all below it but what is dead, parents before children."""
         if node.parent is not None:
             yield node
-        yield from self._below(node)
+        yield from self._table.below(node)
 
     def dead_nodes(self) -> Iterator[Node]:
         """Every node that was cut off and is yet to be taken away."""
-        seen: set[int] = set()
-        for top in list(self._dead.values()):
-            for node in self._subtree(top):
-                if node.id not in seen and node.parent is not None:
-                    seen.add(node.id)
-                    yield node
+        return self._table.dead_nodes()
 
     def children(self, node: Node) -> Iterator[Node]:
         """Those that hang at its end, dead ones too."""
-        child = node.child
-        while child != NOBODY:
-            each = self._node(child)
-            yield each
-            child = each.next
+        return self._table.children(node)
 
     def is_only_child(self, node: Node) -> bool:
         """Whether nothing hangs beside it."""
@@ -190,7 +176,7 @@ class PrefixTree:
         node, depth = place
         assert depth == node.end, f"{place} is not at the end of its node; split first"
         if node.parent is None or node.child or node.pins or not may_grow:
-            node = self._new(node, depth, data, slots.copy())
+            node = self._table.make(node, depth, data, slots.copy())
             self._index[hashes[0]] = node.id
         else:
             node.extend(data, slots)
@@ -236,9 +222,9 @@ class PrefixTree:
         if heir is not top:
             assert top.parent is not None
             parent = top.parent
-            self._unlink(top)
-            self._unlink(heir)
-            self._link(heir, parent)
+            self._table.unlink(top)
+            self._table.unlink(heir)
+            self._table.link(heir, parent)
         if heir is not last:
             for child in self.children(last):
                 child.parent = heir
@@ -255,7 +241,7 @@ class PrefixTree:
         heir.absorb(path[::-1])
         for node in path:
             if node is not heir:
-                self._end(node)
+                self._table.end(node)
         return heir
 
     def settle(self, last: Node, start: int, stop: int) -> bool:
@@ -291,11 +277,11 @@ class PrefixTree:
             for pin in node.pins:
                 pin.kept = max(0, node.end - pin.start)
         self._border = self._no_border
-        if self._dead:  # what is dead may be known anew
+        if self.has_dead:  # what is dead may be known anew
             marks = [each for each in marks if self._index.get(each) == node.id]
         deque(map(self._index.__delitem__, marks), maxlen=0)
         if not left:
-            self._remove(node)
+            self._table.remove(node)
         return removed
 
     def kill(self, node: Node) -> None:
@@ -303,29 +289,17 @@ class PrefixTree:
 
         It is taken away by ``trim`` of ``next_dead``; until then it keeps what is before it from eviction.
         """
-        node.is_dead = True
-        self._dead[node.id] = node
-        if node is self.root:
-            self.root = self._new(None, 0, b"", node.slots)
-            self._no_border = Place(self.root, 0), None, None
+        self._table.kill(node)
+        self._no_border = Place(self.root, 0), None, None
         self._border = self._no_border
 
     def next_dead(self) -> Node | None:
         """A childless dead node, until there are none. O(1) amortized over the nodes removed."""
-        while self._dead:
-            node = self._at if self._at is not None else next(iter(self._dead.values()))
-            while node.child != NOBODY:
-                node = self._node(node.child)
-            self._at = node
-            if node.parent is not None:
-                return node
-            self._at = None
-            del self._dead[node.id]
-            self._end(node)
-        return None
+        return self._table.next_dead()
 
     def check_invariants(self) -> None:
         """Index, links and borders agree."""
+        self._table.check_invariants()
         (node, depth), before, _ = self._border
         assert not depth or node.hash_at(depth - 1 - node.start) == before, (
             f"no border at {depth} of {node!r}"
@@ -336,7 +310,7 @@ class PrefixTree:
             known.update(zip(self._marked(node.hashes, node.start), repeat(node)))
             known[node.hash_at(0)] = node
         for prefix_hash, node in known.items():
-            found = self._nodes[self._index.get(prefix_hash, NOBODY)]
+            found = self._table.get(self._index.get(prefix_hash, NOBODY))
             assert found is node, f"index says {found!r} for a hash of {node!r}"
         dead = list(self.dead_nodes())
         for node in dead:
@@ -345,18 +319,11 @@ class PrefixTree:
                 if self._index.get(prefix_hash) == node.id:
                     known[prefix_hash] = node
         assert len(known) == len(self._index), f"{len(known)} marked, {len(self._index)} in the index"
-        roots = {self.root.id, *(node.id for node in self._dead.values() if node.parent is None)}
-        linked = {*roots, *(node.id for node in self.nodes()), *(node.id for node in dead)}
-        there = {index for index, node in enumerate(self._nodes) if node is not None}
-        assert linked == there, f"nodes {linked ^ there} are not linked, or are gone"
-        free = {*range(1, len(self._nodes))} - there
-        assert sorted(self._free_ids) == sorted(free), f"ids {self._free_ids} are free, not {free}"
 
     def _check_node(self, node: Node) -> None:
         parent = node.parent
         assert len(node), f"{node!r} is empty"
-        assert self._nodes[node.id] is node, f"{node!r} has the id of {self._nodes[node.id]!r}"
-        assert parent is not None and node in self.children(parent), f"{node!r} is not its parent's child"
+        assert parent is not None
         assert node.start == parent.end, f"{node!r} hangs below {parent!r}"
         assert 0 <= node.resident <= len(node), f"{node!r} has its border outside"
         if parent.parent is not None and parent.resident < len(parent):
@@ -367,42 +334,19 @@ class PrefixTree:
         )
         for pin in node.pins:
             assert pin.node is node, f"a pin of {node!r} says it hangs on {pin.node!r}"
-        previous = NOBODY
-        for child in self.children(node):
-            assert child.previous == previous, f"{child!r} comes after {previous}, says {child.previous}"
-            previous = child.id
 
     # Private
 
-    def _node(self, node_id: int) -> Node:
-        node = self._nodes[node_id]
-        assert node is not None
-        return node
-
-    def _subtree(self, top: Node) -> Iterator[Node]:
-        stack = [top]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(self.children(node))
-
-    def _below(self, top: Node) -> Iterator[Node]:
-        stack = [child for child in self.children(top) if not child.is_dead]
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(child for child in self.children(node) if not child.is_dead)
-
     def _search(self, chain: Sequence[bytes], size: int) -> Place:
         index, stride = self._index, self.stride
-        is_known: Callable[[bytes], bool] = self._is_live if self._dead else index.__contains__
+        is_known: Callable[[bytes], bool] = self._is_live if self.has_dead else index.__contains__
         if size < 1 or not is_known(chain[0]):
             return Place(self.root, 0)
         last = (size - 1) // stride
         if not is_known(chain[last * stride]):
             last = bisect_left(range(1, last), True, key=lambda mark: not is_known(chain[mark * stride]))
             size = (last + 1) * stride
-        return self._descend(self._node(index[chain[last * stride]]), chain, 0, last * stride + 1, size)
+        return self._descend(self._table.node(index[chain[last * stride]]), chain, 0, last * stride + 1, size)
 
     def _descend(self, node: Node, hashes: Sequence[bytes], first: int, depth: int, stop: int) -> Place:
         """The longest known part up to ``stop`` of a chain whose first ``depth`` positions are known.
@@ -412,7 +356,7 @@ class PrefixTree:
         while depth < stop:
             start, end = node.start, node.end
             if depth == end:
-                child = self._nodes[self._index.get(hashes[depth - first], NOBODY)]
+                child = self._table.get(self._index.get(hashes[depth - first], NOBODY))
                 if child is None or child.parent is not node or child.is_dead:
                     break
                 node = child
@@ -430,18 +374,11 @@ class PrefixTree:
 
     def _marked_node(self, prefix_hash: bytes) -> Node | None:
         """The node that holds a marked position; None if it is unknown."""
-        node = self._nodes[self._index.get(prefix_hash, NOBODY)]
-        return None if node is None or (self._dead and self._is_under_dead(node)) else node
+        node = self._table.get(self._index.get(prefix_hash, NOBODY))
+        return None if node is None or self._table.is_dead(node) else node
 
     def _is_live(self, prefix_hash: bytes) -> bool:
         return self._marked_node(prefix_hash) is not None
-
-    def _is_under_dead(self, node: Node) -> bool:
-        while not node.is_dead:
-            if node.parent is None:
-                return False
-            node = node.parent
-        return True
 
     def _work(self, num_marks: int, node: Node, limit: int) -> int:
         """What it takes to re-point so many marks and the children of ``node``; ``limit`` if it is more."""
@@ -453,7 +390,7 @@ class PrefixTree:
         part = node.truncate(size)
         children = node.child
         node.child = NOBODY
-        tail = self._new(node, node.end, part.data, part.slots)
+        tail = self._table.make(node, node.end, part.data, part.slots)
         tail.resident = part.resident
         tail.child = children
         tail.pins, node.pins = node.pins, NO_PINS
@@ -468,11 +405,11 @@ class PrefixTree:
         parent = node.parent
         assert parent is not None
         num_bytes = len(node.data) // len(node) * size
-        self._unlink(node)
-        head = self._new(parent, node.start, bytes(node.data[:num_bytes]), node.slots[:size].copy())
+        self._table.unlink(node)
+        head = self._table.make(parent, node.start, bytes(node.data[:num_bytes]), node.slots[:size].copy())
         head.resident = min(node.resident, size)
         node.behead(size)
-        self._link(node, head)
+        self._table.link(node, head)
         self._point_all(head)
         self._index[node.hash_at(0)] = node.id
         return head
@@ -493,55 +430,3 @@ class PrefixTree:
     def _point(self, marked: Sequence[bytes], node: Node) -> None:
         self._border = self._no_border
         self._index.update(zip(marked, repeat(node.id)))
-
-    def _new(self, parent: Node | None, start: int, data: bytes, slots: Slots) -> Node:
-        """A node, the first child of ``parent``."""
-        if self._free_ids:
-            node = Node(self._free_ids.pop(), parent, start, data, slots)
-            self._nodes[node.id] = node
-        else:
-            node = Node(len(self._nodes), parent, start, data, slots)
-            self._nodes.append(node)
-        if parent is not None:
-            self._link(node, parent)
-        return node
-
-    def _link(self, node: Node, parent: Node) -> None:
-        node.parent, node.next = parent, parent.child
-        if parent.child != NOBODY:
-            self._node(parent.child).previous = node.id
-        parent.child = node.id
-
-    def _unlink(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None
-        if node.previous != NOBODY:
-            self._node(node.previous).next = node.next
-        else:
-            parent.child = node.next
-        if node.next != NOBODY:
-            self._node(node.next).previous = node.previous
-        node.previous = node.next = NOBODY
-        node.parent = None
-
-    def _remove(self, node: Node) -> None:
-        """It has nothing left. Its pins hang where it hung, or nowhere."""
-        parent = node.parent
-        assert parent is not None
-        if node.pins:
-            heir = parent if parent.parent is not None else None
-            for pin in node.pins:
-                pin.node = heir
-            if heir is not None:
-                heir.pins |= node.pins
-            node.pins = NO_PINS
-        if self._at is node:
-            self._at = None if node.is_dead else parent
-        self._dead.pop(node.id, None)
-        self._unlink(node)
-        self._end(node)
-
-    def _end(self, node: Node) -> None:
-        node.parent = None
-        self._nodes[node.id] = None
-        self._free_ids.append(node.id)

@@ -105,7 +105,7 @@ class Ranking:
     def take_away(self, work: int) -> tuple[list[Removed], int]:
         """Remove what was cut off from the tree, as far as ``work`` goes.
 
-        That counts positions, and ``_NODE_WORK`` per node. Returns what was removed, and what is left
+        That counts positions, and ``_NODE_WORK`` per node and pin. Returns what was removed, and what is left
         of ``work``.
         """
         removed = []
@@ -114,7 +114,7 @@ class Ranking:
             assert parent is not None
             part = self._tree.trim(node, work)
             removed.append(part)
-            work -= len(part.slots) + _NODE_WORK
+            work -= len(part.slots) + _NODE_WORK * (1 + len(part.pins))
             self._policy.dropped(node, len(part.slots))
             if not len(node):
                 if parent.parent is not None:

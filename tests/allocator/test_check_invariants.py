@@ -87,12 +87,12 @@ def empty_segment(allocator: CpuOffloadingBlockAllocator) -> None:
 
 @seen_as("are not linked, or are gone")
 def node_that_nobody_links(allocator: CpuOffloadingBlockAllocator) -> None:
-    allocator._tree._nodes.append(_node_at(allocator, LONG[5]))
+    allocator._tree._table._nodes.append(_node_at(allocator, LONG[5]))
 
 
 @seen_as("are free, not")
 def free_id_lost(allocator: CpuOffloadingBlockAllocator) -> None:
-    allocator._tree._nodes.append(None)
+    allocator._tree._table._nodes.append(None)
 
 
 @seen_as("comes after")
@@ -225,4 +225,4 @@ def test_damage_is_seen(damage: Damage, message: str) -> None:
 
 
 def _node_at(allocator: CpuOffloadingBlockAllocator, prefix_hash: bytes) -> Node:
-    return allocator._tree._node(allocator._tree._index[prefix_hash])
+    return allocator._tree._table.node(allocator._tree._index[prefix_hash])
