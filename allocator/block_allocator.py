@@ -348,7 +348,8 @@ class CpuOffloadingBlockAllocator:
         """
         while (shortage := num_slots - self._pool.num_free) > 0:
             if self._tree.has_dead:
-                self._take_away(-(-shortage // self._tree.columns))
+                growing = None if newcomer is None else newcomer.parent
+                self._take_away(-(-shortage // self._tree.columns), growing)
                 continue
             removed = self._ranking.evict(newcomer, -(-shortage // self._tree.columns) + self._slack)
             if removed is None:
@@ -367,9 +368,9 @@ class CpuOffloadingBlockAllocator:
         self._has_cut = True
         self._work_left = self._take_away(self._work_left)
 
-    def _take_away(self, work: int) -> int:
+    def _take_away(self, work: int, growing: Node | None = None) -> int:
         """Give back slots of what was cut off; return how much of ``work`` is left."""
-        removed, work = self._ranking.take_away(work)
+        removed, work = self._ranking.take_away(work, growing)
         give_back(self._pool, removed)
         return work
 

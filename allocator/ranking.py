@@ -102,11 +102,11 @@ class Ranking:
         self._tree.kill(node)
         return node
 
-    def take_away(self, work: int) -> tuple[list[Removed], int]:
+    def take_away(self, work: int, growing: Node | None = None) -> tuple[list[Removed], int]:
         """Remove what was cut off from the tree, as far as ``work`` goes.
 
-        That counts positions, and ``_NODE_WORK`` per node and pin. Returns what was removed, and what is left
-        of ``work``.
+        That counts positions, and ``_NODE_WORK`` per node and pin. ``growing``, at whose end something
+        is about to be stored, does not become evictable. Returns what was removed, and what is left of ``work``.
         """
         removed = []
         while work > 0 and (node := self._tree.next_dead()) is not None:
@@ -120,7 +120,7 @@ class Ranking:
                 if parent.parent is not None:
                     self._policy.inherit(parent, node)
                 self._policy.forget(node)
-                if parent.is_evictable:
+                if parent.is_evictable and parent is not growing:
                     self._policy.enter(parent)
         return removed, work
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from evictor import LruPolicy, Newcomer
+from allocator import CpuOffloadingBlockAllocator
+from evictor import LruPolicy, Newcomer, available_policies, make_policy
 from tests.allocator.pair import Pair
 from tests.allocator.scenes import FORK, LONG, OTHER, pair_with
 from tests.strategies import chain_of
@@ -105,3 +106,21 @@ def test_a_newcomer_is_named_to_the_policy_and_history_by_hash() -> None:
         ("evicted", OTHER[-1:]),
         ("stored", LONG[:3]),
     ]
+
+
+@pytest.mark.parametrize("policy", available_policies())
+def test_what_grows_is_not_evicted_when_what_was_cut_off_behind_it_goes(policy: str) -> None:
+    """The cut is taken away while room is made for a store in its place, and more room is needed."""
+    pool = CpuOffloadingBlockAllocator(2, policy=make_policy(policy, 2))
+    pool._step_work = pool._work_left = 0  # nothing is taken away but for room
+    chain = chain_of(0, 0, 0)
+    plan = pool.plan_store(chain, 2)
+    assert plan is not None
+    pool.commit(plan)
+    pool.drop(chain, 1)
+    plan = pool.plan_store(chain, 3)
+    assert plan is not None
+    assert len(plan.slots) == 1
+    pool.check_invariants()
+    pool.commit(plan)
+    assert pool.resident_depth(chain) == 2
