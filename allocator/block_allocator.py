@@ -315,8 +315,9 @@ class CpuOffloadingBlockAllocator:
     def check_invariants(self) -> None:
         """Tree, pool, policy, pins and plans agree. O(pool); for tests."""
         self._orphan_plans()
-        for part in (self._tree, self._policy, self._uncached, self._plans):
+        for part in (self._tree, self._uncached, self._plans):
             part.check_invariants()
+        self._policy.check_invariants([*self._tree.nodes(), *self._tree.dead_nodes()])
         check_pins(self._pins, self._tree, self._pool)
         self._pool.check_invariants()
         check_slots(self._tree, self._pool, self._plans)

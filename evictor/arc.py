@@ -1,6 +1,6 @@
 """Adaptive replacement: a balance of recency and frequency, moved by its own mistakes."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 from evictor.ghosts import Ghosts, runs
 from evictor.policy import L, Newcomer
@@ -49,7 +49,7 @@ class ArcPolicy(TwoQueues[L]):
         return sum(size for _, _, size in runs(keys, start, *self._lost)) or len(keys) - start
 
     def joins(self, node: L, key: Hashable) -> bool:
-        return node in self._ranks and self._ranks[node][0] == self._queue_of(key)
+        return node.rank is not None and node.rank.rank[0] == self._queue_of(key)
 
     def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
         self._rank(node, (self._queue_of(keys[0]), next(self._clock)))
@@ -66,11 +66,11 @@ class ArcPolicy(TwoQueues[L]):
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
         self._count(leaf)
-        self._lost[self._ranks[leaf][0]].add(keys)
+        self._lost[leaf.rank.rank[0]].add(keys)
         self._trim()
 
-    def check_invariants(self) -> None:
-        super().check_invariants()
+    def check_invariants(self, nodes: Collection[L] | None = None) -> None:
+        super().check_invariants(nodes)
         once, again = self._lost
         once.check_invariants()
         again.check_invariants()

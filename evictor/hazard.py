@@ -2,16 +2,17 @@
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Hashable, Sequence
+from itertools import count
 from typing import Generic
 
 import numpy as np
 
-from evictor.age_queue import AgeQueue
 from evictor.history import History, Past, Run
+from evictor.order import Key, Order
 from evictor.policy import L, Newcomer
 from evictor.reuse import NUM_KINDS, NUM_USES, ReuseStatistics
+from evictor.untracked import untrack
 
 _HISTORY_CAPACITIES = 4
 _MIN_HISTORY = 1 << 17
@@ -19,17 +20,21 @@ _MIN_HISTORY = 1 << 17
 _Filed = tuple[float, int, int]
 
 
-@dataclass(slots=True, eq=False)
 class _State(Past):
-    """Of a node: the past of its positions.
+    """Of a node: the past of its positions. It is the node's ``rank``.
 
     Attributes:
         is_fresh: stored, and not used since.
-        is_candidate: filed under its kind and last use.
+        key: of a candidate, which is in the queue of its kind: last use, and a number of its own.
     """
 
-    is_fresh: bool = True
-    is_candidate: bool = False
+    __slots__ = ("is_fresh", "key")
+
+    def __init__(self, past: Past, is_fresh: bool = True) -> None:
+        super().__init__(past.last_use, past.uses, past.kind)
+        self.is_fresh = is_fresh
+        self.key: Key | None = None
+        untrack(self)
 
 
 class HazardPolicy(Generic[L]):
@@ -49,8 +54,8 @@ class HazardPolicy(Generic[L]):
         self._reuse = ReuseStatistics(capacity)
         self._history = History(max(_HISTORY_CAPACITIES * capacity, _MIN_HISTORY))
         self._tick = 0
-        self._states: dict[L, _State] = {}
-        self._queues: list[AgeQueue[L]] = [AgeQueue() for _ in range(NUM_KINDS)]
+        self._serial = count()
+        self._queues: list[Order[L]] = [Order() for _ in range(NUM_KINDS)]
         self._order: list[_Filed] = []  # of kinds: value and last use of the first, kind
         self._filed: dict[int, _Filed] = {}
         self._unfiled: set[int] = set()  # kinds that may have another first, or value, than they are filed by
@@ -77,65 +82,61 @@ class HazardPolicy(Generic[L]):
         for stop, uses in runs:
             kind = kinds[uses + 1] if uses + 1 < NUM_USES else kinds[-1]
             self._reuse.begin(kind, stop - start)
-            self._remember(chain[start], Run(chain, start, stop, Past(self._tick, uses + 1, kind)))
+            self._remember(Run.of(chain, start, stop, Past(self._tick, uses + 1, kind)))
             start = stop
         if self._reuse.is_due(self._tick):
             self._reuse.learn(self._tick)
             self._unfiled.update(self._filed)
 
     def num_alike(self, keys: Sequence[Hashable], start: int) -> int:
-        run = self._history.get(keys[start])
-        return len(keys) - start if run is None else min(run.size, len(keys) - start)
+        num_left = len(keys) - start
+        return min(self._history.size_of(keys[start]) or num_left, num_left)
 
     def joins(self, node: L, key: Hashable) -> bool:
-        state = self._states.get(node)
+        state: _State | None = node.rank
         if state is None or not state.is_fresh:
             return False
-        run = self._history.get(key)
-        return run is None or run.past.is_like(state)
+        past = self._history.past_of(key)
+        return past is None or past.is_like(state)
 
     def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
         run = self._history.pop(keys[0])
         if run is not None and run.size > len(keys):
-            run.behead(len(keys))
             if next_key is None:
-                self._reuse.begin(run.past.kind, -run.size)
+                self._reuse.begin(run.past.kind, len(keys) - run.size)
             else:
-                self._remember(next_key, run)
-        state = self._states.get(node)
-        if state is None:
-            if run is None:
-                state = _State(self._tick, 0, self._kind_of_unasked(len(keys)))
-            else:
-                state = _State(run.past.last_use, run.past.uses, run.past.kind)
-            self._states[node] = state
+                run.behead(len(keys), next_key)
+                self._remember(run)
+        if node.rank is None:
+            past = Past(self._tick, 0, self._kind_of_unasked(len(keys))) if run is None else run.past
+            node.rank = _State(past)
         if run is None:
-            self._reuse.begin(state.kind, len(keys))
+            self._reuse.begin(node.rank.kind, len(keys))
 
     def inherit(self, heir: L, source: L) -> None:
-        if heir not in self._states:  # the other part of what was split
-            self._states[heir] = replace(self._states[source], is_candidate=False)
+        if heir.rank is None:  # the other part of what was split
+            heir.rank = _State(source.rank, source.rank.is_fresh)
 
     def may_join(self, head: L, tail: L) -> bool:
-        mine, other = self._states[head], self._states[tail]
-        return mine.is_like(other) and mine.is_fresh == other.is_fresh
+        mine: _State = head.rank
+        return mine.is_like(tail.rank) and mine.is_fresh == tail.rank.is_fresh
 
     def joined(self, node: L, gone: L) -> None:
         self.forget(gone)
 
     def enter(self, leaf: L) -> None:
-        state = self._states[leaf]
-        if not state.is_candidate:
-            state.is_candidate = True
-            if self._queues[state.kind].add(leaf, state.last_use):
+        state: _State = leaf.rank
+        if state.key is None:
+            state.key = key = state.last_use, next(self._serial)
+            if self._queues[state.kind].add(key, leaf):
                 self._unfiled.add(state.kind)
 
     def leave(self, leaf: L) -> None:
-        state = self._states.get(leaf)
-        if state is not None and state.is_candidate:
-            state.is_candidate = False
-            if self._queues[state.kind].remove(leaf):
+        state: _State | None = leaf.rank
+        if state is not None and state.key is not None:
+            if self._queues[state.kind].remove(state.key):
                 self._unfiled.add(state.kind)
+            state.key = None
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
         if self._unfiled or self._tick >= self._next_step:
@@ -152,43 +153,45 @@ class HazardPolicy(Generic[L]):
         return self._queues[kind].first
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
-        past: Past = self._states[leaf]
-        if len(leaf):  # what is left of it may be used again
-            past = Past(past.last_use, past.uses, past.kind)
-        self._remember(keys[0], Run(keys, 0, len(keys), past))
+        self._remember(Run.of(keys, 0, len(keys), leaf.rank))
 
     def dropped(self, node: L, num_positions: int) -> None:
-        past = self._states[node]
+        past: Past = node.rank
         self._reuse.forgotten(past.kind, self._tick - past.last_use, num_positions)
 
     def forget(self, node: L) -> None:
         self.leave(node)
-        self._states.pop(node, None)
+        node.rank = None
         if self._newcomer is not None and self._newcomer.parent is node:
             self._newcomer = None
 
-    def check_invariants(self) -> None:
+    def check_invariants(self, nodes: Collection[L] | None = None) -> None:
         self._reuse.check_invariants()
         self._history.check_invariants()
-        known = np.zeros(NUM_KINDS)
-        for node, state in self._states.items():
-            known[state.kind] += len(node)
-            found = self._queues[state.kind].last_use(node) if state.is_candidate else None
-            assert found in (None, state.last_use), f"{node!r} is filed under {found}, is {state}"
+        for kind, queue in enumerate(self._queues):
+            queue.check_invariants()
+            filed, first = self._filed.get(kind), queue.first_key
+            assert kind in self._unfiled or (filed and filed[1]) == (first and first[0]), (
+                f"{kind}: {filed}, {first}"
+            )
+            for key, leaf in queue.items():
+                state = leaf.rank
+                assert state.key == key, f"{leaf!r} is filed under {key}, not {state.key}"
+                assert (state.kind, state.last_use) == (kind, key[0]), f"{leaf!r} is filed as {kind}, {key}"
+        assert self._order == sorted(self._filed.values()), f"{self._order} and {self._filed} differ"
+        if nodes is not None:
+            self._check_nodes(nodes)
+
+    def _check_nodes(self, nodes: Collection[L]) -> None:
+        known, num_candidates = np.zeros(NUM_KINDS), 0
+        for node in nodes:
+            known[node.rank.kind] += len(node)
+            num_candidates += node.rank.key is not None
         for run in self._history.runs():
             known[run.past.kind] += run.size
         under_way = self._reuse.num_under_way()
         assert np.allclose(known, under_way, atol=1e-3), f"{known} positions are known, {under_way} counted"
-        for queue in self._queues:
-            queue.check_invariants()
-        num_candidates = sum(state.is_candidate for state in self._states.values())
         assert sum(map(len, self._queues)) == num_candidates, f"{num_candidates} candidates, not as filed"
-        assert self._order == sorted(self._filed.values()), f"{self._order} and {self._filed} differ"
-        for kind, queue in enumerate(self._queues):
-            filed = self._filed.get(kind)
-            assert kind in self._unfiled or queue.first_use == (filed[1] if filed else -1), (
-                f"{kind}: {filed}, {queue.first_use}"
-            )
 
     def _ask_history(self, chain: Sequence[Hashable], depth: int) -> list[tuple[int, int]]:
         """Episodes of what is known beyond ``depth`` end with a use: where runs end, and their uses."""
@@ -213,8 +216,8 @@ class HazardPolicy(Generic[L]):
         now = self._tick
         kind, last_use, num_positions = -1, now, 0
         for node in path:
-            state, size = self._states[node], len(node)
-            if is_candidate := state.is_candidate:
+            state, size = node.rank, len(node)
+            if is_candidate := state.key is not None:
                 self.leave(node)
             if state.kind != kind or state.last_use != last_use:
                 if num_positions:  # parts of one conversation have much in common
@@ -230,15 +233,15 @@ class HazardPolicy(Generic[L]):
                 self.enter(node)
         self._reuse.hit(kind, now - last_use, num_positions)
 
-    def _remember(self, key: Hashable, run: Run) -> None:
-        for lost in self._history.add(key, run):
+    def _remember(self, run: Run) -> None:
+        for lost in self._history.add(run):
             self._reuse.forgotten(lost.past.kind, self._tick - lost.past.last_use, lost.size)
 
     def _kind_of(self, newcomer: Newcomer[L]) -> int:
-        run = self._history.get(newcomer.key)
-        if run is not None:
-            return run.past.kind
-        state = self._states.get(newcomer.parent)
+        past = self._history.past_of(newcomer.key)
+        if past is not None:
+            return past.kind
+        state: _State | None = newcomer.parent.rank
         if state is not None and state.is_fresh:
             return state.kind
         return self._kind_of_unasked(newcomer.num_positions)
@@ -257,8 +260,9 @@ class HazardPolicy(Generic[L]):
                 del self._order[bisect_left(self._order, filed)]
                 del self._steps_at[kind]
             queue = self._queues[kind]
-            if queue.first is not None:
-                last_use = queue.first_use
+            first = queue.first_key
+            if first is not None:
+                last_use = first[0]
                 value, step = self._reuse.value(kind, self._tick - last_use)
                 filed = self._filed[kind] = value, last_use, kind
                 insort(self._order, filed)

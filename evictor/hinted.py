@@ -2,37 +2,54 @@
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import count
-from typing import Generic
-
-from sortedcontainers import SortedDict
+from typing import Final, Generic
 
 from evictor.hints import PLAIN, Claims, KeepHints, Worth
+from evictor.order import Key, Order
 from evictor.policy import EvictionPolicy, L, Newcomer
+from evictor.untracked import untrack
 
 logger = logging.getLogger(__name__)
 
 
 _NO_HINTS = KeepHints()
-_Key = tuple[float, int]
+
+CANDIDATE: Final = "candidate"
+"""The ``mark`` of a plain node between ``enter`` and ``leave``. That of other plain nodes is None."""
 
 
 class _Mark:
     """What is known of a node that more, or less, is claimed for than by plain use, and where it is filed."""
 
-    __slots__ = ("claims", "due", "high", "key", "last_use", "num_protected", "serial", "stamp", "state")
+    __slots__ = (
+        "claims",
+        "due",
+        "high",
+        "is_candidate",
+        "key",
+        "last_use",
+        "num_protected",
+        "serial",
+        "stamp",
+        "state",
+    )
 
-    def __init__(self, claims: Claims, serial: int, stamp: int, last_use: float) -> None:
+    def __init__(
+        self, claims: Claims, serial: int, stamp: int, last_use: float, *, is_candidate: bool
+    ) -> None:
+        untrack(self)
         self.claims = claims
         self.serial = serial  # nodes have no order
         self.stamp = stamp
         self.last_use = last_use
+        self.is_candidate = is_candidate
         self.state: Worth | None = Worth.NORMAL  # None while pinned
         self.num_protected = 0
-        self.key: tuple[int, int, int] | None = None
-        self.high: _Key | None = None
-        self.due: _Key | None = None
+        self.key: Key | None = None
+        self.high: Key | None = None
+        self.due: Key | None = None
 
 
 class HintedPolicy(Generic[L]):
@@ -53,8 +70,8 @@ class HintedPolicy(Generic[L]):
     longest ago becomes normal; a pin is never taken back. What still does not fit is normal, from the end of
     the chain on.
 
-    While no node has a hint, a call costs a look at a flag or a set more than the inner policy's. Else it is
-    O(log n), and ``ask`` that for each node of the path. Pins and times to live end by themselves, at the
+    While no node has a hint, a call costs a look at the node's ``mark`` more than the inner policy's. Else it
+    is O(log n), and ``ask`` that for each node of the path. Pins and times to live end by themselves, at the
     next ``ask`` or ``choose``: O(log n) for each that does.
     """
 
@@ -65,11 +82,10 @@ class HintedPolicy(Generic[L]):
         self._clock = clock
         self._stamps = count(1)
         self._serials = count()
-        self._candidates: set[L] = set()
-        self._marks: dict[L, _Mark] = {}
-        self._ours: SortedDict[tuple[int, int, int], L] = SortedDict()  # candidates the inner one has not
-        self._high: SortedDict[_Key, L] = SortedDict()  # nodes of high worth that are not pinned, by last use
-        self._due: SortedDict[_Key, L] = SortedDict()  # nodes whose state changes by itself, by time
+        self._num_marks = 0
+        self._ours: Order[L] = Order()  # candidates that the inner policy has not: state, last use
+        self._high: Order[L] = Order()  # nodes of high worth that are not pinned: last use
+        self._due: Order[L] = Order()  # nodes whose state changes by itself: time
         self._num_high = 0
         self._num_pinned = 0
         self._asking = PLAIN
@@ -80,7 +96,7 @@ class HintedPolicy(Generic[L]):
     @property
     def is_in_use(self) -> bool:
         """Whether any node has a hint."""
-        return bool(self._marks)
+        return self._num_marks > 0
 
     def ask(self, hints: KeepHints | None, path: Sequence[L], num_new: int = 0) -> None:
         """A request with these hints uses the nodes of ``path``, the deepest first.
@@ -88,7 +104,7 @@ class HintedPolicy(Generic[L]):
         It may store up to ``num_new`` positions beyond them: what is joined, stored and chosen for newcomers
         from now on is for it.
         """
-        if not self._marks and (hints is None or hints == _NO_HINTS):
+        if not self._num_marks and (hints is None or hints == _NO_HINTS):
             self._asking = PLAIN
             return
         now = self._asked_at = self._clock()
@@ -97,14 +113,14 @@ class HintedPolicy(Generic[L]):
         asking = wanted = PLAIN if hints is None else Claims.of(hints).at(now, now)
         num_fixed = self._num_pinned
         for node in path:
-            mark = self._marks.get(node)
+            mark = _mark_of(node)
             if mark is not None:
                 mark.claims = mark.claims.at(now, mark.last_use)  # before the use renews what is left of them
                 mark.stamp, mark.last_use = self._stamp, now
                 self._file(node, mark, now)
                 num_fixed += mark.num_protected if mark.state is Worth.HIGH else 0
         for node in reversed(path):
-            mark = self._marks.get(node)
+            mark = _mark_of(node)
             if asking.wants_protection and not (mark is not None and mark.num_protected):
                 num_fixed += len(node)
                 asking = self._protect(asking, num_fixed, len(node), now)
@@ -128,14 +144,14 @@ class HintedPolicy(Generic[L]):
 
     def joins(self, node: L, key: Hashable) -> bool:
         """As the inner policy, but not where the one has other hints than the other."""
-        mark = self._marks.get(node)
+        mark = _mark_of(node)
         if mark is None:
             return self._asking == PLAIN and self._inner.joins(node, key)
         return self._asking == mark.claims and self._inner.joins(node, key)
 
     def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
         self._inner.stored(node, keys, next_key)
-        if self._marks and (mark := self._marks.get(node)) is not None:
+        if (mark := _mark_of(node)) is not None:
             self._file(node, mark)
         elif self._asking != PLAIN:
             self._mark(node, self._asking)
@@ -143,33 +159,34 @@ class HintedPolicy(Generic[L]):
     def inherit(self, heir: L, source: L) -> None:
         """Both parts of a split have the hints of what they were; a parent gets none from its child."""
         self._inner.inherit(heir, source)
-        if self._marks and len(source) and (mark := self._marks.get(source)) is not None:
+        if len(source) and (mark := _mark_of(source)) is not None:
             self._file(source, mark)
-            if source in self._marks:
+            if _mark_of(source) is not None:
                 self._mark(heir, mark.claims, mark)
 
     def may_join(self, head: L, tail: L) -> bool:
         """Those with hints stay apart."""
-        has_hints = bool(self._marks) and (head in self._marks or tail in self._marks)
+        has_hints = _mark_of(head) is not None or _mark_of(tail) is not None
         return not has_hints and self._inner.may_join(head, tail)
 
     def joined(self, node: L, gone: L) -> None:
-        self._candidates.discard(gone)
+        gone.mark = None
         self._inner.joined(node, gone)
 
     def enter(self, leaf: L) -> None:
-        self._candidates.add(leaf)
-        mark = self._marks.get(leaf) if self._marks else None
-        if mark is None:
+        if (mark := _mark_of(leaf)) is None:
+            leaf.mark = CANDIDATE
             self._inner.enter(leaf)
         else:
+            mark.is_candidate = True
             self._file(leaf, mark)
 
     def leave(self, leaf: L) -> None:
-        self._candidates.discard(leaf)
         self._inner.leave(leaf)
-        mark = self._marks.get(leaf) if self._marks else None
-        if mark is not None:
+        if (mark := _mark_of(leaf)) is None:
+            leaf.mark = None
+        else:
+            mark.is_candidate = False
             self._file(leaf, mark)
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
@@ -179,7 +196,9 @@ class HintedPolicy(Generic[L]):
         unwanted too, and one that is to be protected that of anything that is not pinned. None can also mean
         that all candidates are pinned.
         """
-        if self._due:
+        if not self._num_marks and self._asking is PLAIN:
+            return self._inner.choose(newcomer)
+        if len(self._due):
             self._expire(self._clock())
         is_to_be_protected = newcomer is not None and self._asking.wants_protection
         worth = Worth.NORMAL if newcomer is None or is_to_be_protected else self._asking.worth
@@ -195,25 +214,38 @@ class HintedPolicy(Generic[L]):
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
         self._inner.evicted(leaf, keys)
-        if self._marks and (mark := self._marks.get(leaf)) is not None:
+        if (mark := _mark_of(leaf)) is not None:
             self._file(leaf, mark)
 
     def dropped(self, node: L, num_positions: int) -> None:
         self._inner.dropped(node, num_positions)
-        if self._marks and (mark := self._marks.get(node)) is not None:
+        if (mark := _mark_of(node)) is not None:
             self._file(node, mark)
 
     def forget(self, node: L) -> None:
-        self._candidates.discard(node)
-        mark = self._marks.pop(node, None) if self._marks else None
-        if mark is not None:
+        if (mark := _mark_of(node)) is not None:
             self._unfile(mark)
+            self._num_marks -= 1
+        node.mark = None
         self._inner.forget(node)
 
-    def check_invariants(self) -> None:
-        self._inner.check_invariants()
+    def check_invariants(self, nodes: Collection[L] | None = None) -> None:
+        self._inner.check_invariants(nodes)
+        for order in (self._ours, self._high, self._due):
+            order.check_invariants()
+        if nodes is not None:
+            self._check_nodes(nodes)
+        num_protected = self._num_pinned + self._num_high
+        assert num_protected <= self._max_protected, (
+            f"{num_protected} protected, more than {self._max_protected}"
+        )
+
+    # Private
+
+    def _check_nodes(self, nodes: Collection[L]) -> None:
         protected = {True: 0, False: 0}
-        for node, mark in self._marks.items():
+        marks = {node: mark for node in nodes if (mark := _mark_of(node)) is not None}
+        for node, mark in marks.items():
             state, seen = mark.state, f"{node!r} of {len(node)} positions is {mark.state!r}, {mark.claims}"
             is_protected = state is None or state is Worth.HIGH
             assert mark.claims != PLAIN, f"{seen}: needs no mark"
@@ -221,32 +253,25 @@ class HintedPolicy(Generic[L]):
                 f"{seen}: {mark.num_protected} protected"
             )
             protected[state is None] += mark.num_protected
-            is_ours = node in self._candidates and state is not None and state is not Worth.NORMAL
+            is_ours = mark.is_candidate and state is not None and state is not Worth.NORMAL
             assert (mark.key is not None) == is_ours, f"{seen}: filed under {mark.key}"
-            assert mark.key is None or self._ours.get(mark.key) is node, f"{seen}: not under {mark.key}"
-            assert mark.due is None or self._due.get(mark.due) is node, f"{seen}: not due {mark.due}"
-            is_high = mark.high is not None and self._high.get(mark.high) is node
-            assert is_high == (state is Worth.HIGH), f"{seen}: among those of high worth under {mark.high}"
-        keys = [mark.key for mark in self._marks.values() if mark.key is not None]
-        dues = [mark.due for mark in self._marks.values() if mark.due is not None]
-        assert len(keys) == len(self._ours), f"{self._ours} and {keys} differ"
-        assert len(dues) == len(self._due), f"{self._due} and {dues} differ"
-        num_high = sum(mark.high is not None for mark in self._marks.values())
-        assert num_high == len(self._high), f"{self._high} has others than the {num_high} of high worth"
+            assert (mark.high is not None) == (state is Worth.HIGH), (
+                f"{seen}: among those of high worth under {mark.high}"
+            )
+        assert len(marks) == self._num_marks, f"{len(marks)} nodes have hints, not {self._num_marks}"
+        ours = {mark.key: node for node, mark in marks.items() if mark.key is not None}
+        high = {mark.high: node for node, mark in marks.items() if mark.high is not None}
+        due = {mark.due: node for node, mark in marks.items() if mark.due is not None}
+        for order, known in ((self._ours, ours), (self._high, high), (self._due, due)):
+            filed = dict(order.items())
+            assert filed == known, f"{filed} and {known} differ"
         assert protected == {True: self._num_pinned, False: self._num_high}, (
             f"{protected} protected, not as counted"
         )
-        assert sum(protected.values()) <= self._max_protected, (
-            f"{protected} protected, more than {self._max_protected}"
-        )
-
-    # Private
 
     def _first_of_ours(self) -> tuple[int, L | None]:
-        if not self._ours:
-            return Worth.HIGH, None
-        (state, _, _), leaf = self._ours.peekitem(0)
-        return state, leaf
+        key = self._ours.first_key
+        return (Worth.HIGH, None) if key is None else (key[0], self._ours.first)
 
     def _protect(self, asking: Claims, num_fixed: int, num_more: int, now: float) -> Claims:
         """Make sure that ``num_more`` positions can be protected, ``num_fixed`` with what is not taken back.
@@ -256,17 +281,18 @@ class HintedPolicy(Generic[L]):
         if num_fixed > self._max_protected:
             return asking.unprotected
         while self._num_pinned + self._num_high + num_more > self._max_protected:
-            (stamp, _), _ = self._high.peekitem(0)
-            while self._high and self._high.peekitem(0)[0][0] == stamp:  # an ancestor with its descendants
-                _, node = self._high.peekitem(0)
-                mark = self._marks[node]
-                mark.claims = mark.claims.not_high
-                self._file(node, mark, now)
+            oldest = self._high.first_key
+            assert oldest is not None, f"{self._num_high} of high worth, but no node"
+            while (key := self._high.first_key) is not None and key[0] == oldest[0]:  # ancestors as well
+                node = self._high.first
+                assert node is not None
+                node.mark.claims = node.mark.claims.not_high
+                self._file(node, node.mark, now)
         return asking
 
     def _raise(self, node: L, asking: Claims, now: float) -> None:
         """``node`` is used with these claims: it gets what is more of each."""
-        mark = self._marks.get(node)
+        mark = _mark_of(node)
         before = PLAIN if mark is None else mark.claims
         claims = before | asking
         if claims is before:
@@ -280,13 +306,17 @@ class HintedPolicy(Generic[L]):
     def _mark(self, node: L, claims: Claims, like: _Mark | None = None, now: float | None = None) -> None:
         """File a plain node by its claims; its last use is the last ``ask``, or as what it is ``like``."""
         stamp, last_use = (self._stamp, self._asked_at) if like is None else (like.stamp, like.last_use)
-        mark = self._marks[node] = _Mark(claims, next(self._serials), stamp, last_use)
+        is_candidate = node.mark is CANDIDATE
+        mark = _Mark(claims, next(self._serials), stamp, last_use, is_candidate=is_candidate)
+        node.mark = mark
+        self._num_marks += 1
         self._file(node, mark, now)
 
     def _expire(self, now: float) -> None:
-        while self._due and self._due.peekitem(0)[0][0] <= now:
-            _, node = self._due.peekitem(0)
-            self._file(node, self._marks[node], now)
+        while (key := self._due.first_key) is not None and key[0] <= now:
+            node = self._due.first
+            assert node is not None
+            self._file(node, node.mark, now)
 
     def _file(self, node: L, mark: _Mark, now: float | None = None) -> None:
         """Put ``node`` where it belongs by its claims, its length and the time."""
@@ -298,7 +328,7 @@ class HintedPolicy(Generic[L]):
         when = claims.pinned_until if is_pinned else mark.last_use + claims.ttl
         if when < math.inf:
             mark.due = when, mark.serial
-            self._due[mark.due] = node
+            self._due.add(mark.due, node)
         if is_pinned:
             mark.num_protected = len(node)
             self._num_pinned += mark.num_protected
@@ -306,10 +336,11 @@ class HintedPolicy(Generic[L]):
             mark.num_protected = len(node)
             self._num_high += mark.num_protected
             mark.high = mark.stamp, mark.serial
-            self._high[mark.high] = node
+            self._high.add(mark.high, node)
         if claims == PLAIN:
-            del self._marks[node]
-        if node not in self._candidates:
+            node.mark = CANDIDATE if mark.is_candidate else None
+            self._num_marks -= 1
+        if not mark.is_candidate:
             return
         if mark.state is Worth.NORMAL:
             self._inner.enter(node)
@@ -318,7 +349,7 @@ class HintedPolicy(Generic[L]):
                 self._inner.leave(node)
             if mark.state is not None:
                 mark.key = mark.state, mark.stamp, mark.serial
-                self._ours[mark.key] = node
+                self._ours.add(mark.key, node)
 
     def _unfile(self, mark: _Mark) -> None:
         if mark.state is None:
@@ -327,9 +358,14 @@ class HintedPolicy(Generic[L]):
             self._num_high -= mark.num_protected
         mark.num_protected = 0
         if mark.high is not None:
-            del self._high[mark.high]
+            self._high.remove(mark.high)
         if mark.due is not None:
-            del self._due[mark.due]
+            self._due.remove(mark.due)
         if mark.key is not None:
-            del self._ours[mark.key]
+            self._ours.remove(mark.key)
         mark.high = mark.due = mark.key = None
+
+
+def _mark_of(node: L) -> _Mark | None:
+    mark = node.mark
+    return mark if type(mark) is _Mark else None

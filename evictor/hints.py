@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from evictor.untracked import untrack
+
 
 class Worth(IntEnum):
     """What a request says its positions are worth. ``UNWANTED``: not worth keeping."""
@@ -52,6 +54,9 @@ class Claims:
     normal: float
     high: float
     pinned_until: float = -math.inf
+
+    def __post_init__(self) -> None:
+        untrack(self)  # numbers only
 
     @classmethod
     def of(cls, hints: KeepHints) -> "Claims":

@@ -18,11 +18,11 @@ class LfuPolicy(RankedPolicy[L]):
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
         now = next(self._clock)
         for node in path:
-            self._rank(node, (self._ranks[node][0] + 1, now))
+            self._rank(node, (node.rank.rank[0] + 1, now))
 
     def joins(self, node: L, key: Hashable) -> bool:
         """Only what was not used since it was stored has the count of what is stored now."""
-        return node in self._ranks and self._ranks[node][0] == 1
+        return node.rank is not None and node.rank.rank[0] == 1
 
     def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
         self._rank(node, (1, next(self._clock)))

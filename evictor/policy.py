@@ -1,6 +1,6 @@
 """The protocol between a prefix tree and the policy that ranks its leaves."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -110,5 +110,9 @@ class EvictionPolicy(Protocol[L]):
     def forget(self, node: L) -> None:
         """``node`` is gone. Nothing may refer to it any longer; history by name may stay."""
 
-    def check_invariants(self) -> None:
-        """Raise AssertionError, with what was seen, if the policy's state contradicts itself."""
+    def check_invariants(self, nodes: Collection[L] | None = None) -> None:
+        """Raise AssertionError, with what was seen, if the policy's state contradicts itself. O(n).
+
+        ``nodes``: all that were stored and not forgotten. Without them only what the policy refers to itself
+        is looked at: candidates and history.
+        """

@@ -1,14 +1,32 @@
 """What policies share that give every node one rank and evict the leaf of the lowest."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from itertools import count
 from typing import Generic
 
-from sortedcontainers import SortedDict
-
+from evictor.order import Key, Order
 from evictor.policy import L, Newcomer
+from evictor.untracked import untrack
 
 Rank = tuple[int, ...]
+
+
+class Ranked:
+    """What is known of a node; its ``rank``.
+
+    Attributes:
+        rank: where it stands among the others, the lowest first. As many numbers as those of all candidates.
+        key: of a candidate: its rank, and a number of its own.
+        size: for policies that count the positions of some nodes: how many are counted here.
+    """
+
+    __slots__ = ("key", "rank", "size")
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank = rank
+        self.key: Key | None = None
+        self.size = 0
+        untrack(self)
 
 
 class RankedPolicy(Generic[L]):
@@ -21,9 +39,7 @@ class RankedPolicy(Generic[L]):
     def __init__(self) -> None:
         self._clock = count()
         self._serial = count()  # nodes have no order, and two may have the same rank
-        self._ranks: dict[L, Rank] = {}
-        self._keys: dict[L, tuple[Rank, int]] = {}  # of candidates: rank and serial
-        self._candidates: SortedDict[tuple[Rank, int], L] = SortedDict()
+        self._candidates: Order[L] = Order()
 
     def num_alike(self, keys: Sequence[Hashable], start: int) -> int:
         return len(keys) - start
@@ -32,30 +48,33 @@ class RankedPolicy(Generic[L]):
         return True
 
     def inherit(self, heir: L, source: L) -> None:
-        rank = self._ranks[source]
-        if heir not in self._ranks or self._ranks[heir] < rank:
+        rank: Rank = source.rank.rank
+        if heir.rank is None or heir.rank.rank < rank:
             self._rank(heir, rank)
 
     def may_join(self, head: L, tail: L) -> bool:
         """A parent gets the rank of the child that goes, if that is higher: here it would."""
-        return self._ranks[head] <= self._ranks[tail]
+        may_join: bool = head.rank.rank <= tail.rank.rank
+        return may_join
 
     def joined(self, node: L, gone: L) -> None:
-        self._rank(node, max(self._ranks[node], self._ranks[gone]))
+        self._rank(node, max(node.rank.rank, gone.rank.rank))
         self.forget(gone)
 
     def enter(self, leaf: L) -> None:
-        if leaf not in self._keys:
-            key = self._keys[leaf] = self._ranks[leaf], next(self._serial)
-            self._candidates[key] = leaf
+        known: Ranked = leaf.rank
+        if known.key is None:
+            known.key = *known.rank, next(self._serial)
+            self._candidates.add(known.key, leaf)
 
     def leave(self, leaf: L) -> None:
-        key = self._keys.pop(leaf, None)
-        if key is not None:
-            del self._candidates[key]
+        known: Ranked | None = leaf.rank
+        if known is not None and known.key is not None:
+            self._candidates.remove(known.key)
+            known.key = None
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
-        return self._candidates.peekitem(0)[1] if self._candidates else None
+        return self._candidates.first
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
         """No history is kept."""
@@ -65,19 +84,27 @@ class RankedPolicy(Generic[L]):
 
     def forget(self, node: L) -> None:
         self.leave(node)
-        self._ranks.pop(node, None)
+        node.rank = None
 
-    def check_invariants(self) -> None:
-        assert len(self._keys) == len(self._candidates), f"{self._keys} and {self._candidates} differ"
+    def check_invariants(self, nodes: Collection[L] | None = None) -> None:
+        self._candidates.check_invariants()
         for key, leaf in self._candidates.items():
-            assert self._keys.get(leaf) == key, f"{leaf!r} is filed under {key}, not {self._keys.get(leaf)}"
-            assert self._ranks.get(leaf) == key[0], (
-                f"{leaf!r} is filed under {key}, has {self._ranks.get(leaf)}"
-            )
+            known = leaf.rank
+            assert known.key == key, f"{leaf!r} is filed under {key}, not {known.key}"
+            assert known.rank == key[:-1], f"{leaf!r} is filed under {key}, has {known.rank}"
+        if nodes is None:
+            return
+        filed = {leaf for _, leaf in self._candidates.items()}
+        known = {node for node in nodes if node.rank.key is not None}
+        assert known == filed, f"candidates {known} and {filed} differ"
 
     def _rank(self, node: L, rank: Rank) -> None:
-        is_candidate = node in self._keys
-        self.leave(node)
-        self._ranks[node] = rank
-        if is_candidate:
+        known: Ranked | None = node.rank
+        if known is None:
+            node.rank = Ranked(rank)
+        elif known.key is None:
+            known.rank = rank
+        else:
+            self.leave(node)
+            known.rank = rank
             self.enter(node)

@@ -1,6 +1,7 @@
 """Three FIFO queues: what is asked for once passes through a small one and is gone."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
+from itertools import takewhile
 
 from evictor.ghosts import Ghosts, runs
 from evictor.policy import L, Newcomer
@@ -40,7 +41,7 @@ class S3FifoPolicy(TwoQueues[L]):
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
         now = next(self._clock)
         for node in path:
-            match self._ranks[node]:
+            match node.rank.rank:
                 case (0, order, 0):
                     self._rank(node, (NEW, order, 1))
                 case (0, _, _):
@@ -54,7 +55,7 @@ class S3FifoPolicy(TwoQueues[L]):
 
     def joins(self, node: L, key: Hashable) -> bool:
         """Only what is in the same queue and was not used there."""
-        match self._ranks.get(node):
+        match node.rank and node.rank.rank:
             case (0, _, 0):
                 return key not in self._ghosts
             case (1, 0, _):
@@ -69,7 +70,7 @@ class S3FifoPolicy(TwoQueues[L]):
 
     def inherit(self, heir: L, source: L) -> None:
         """A prefix keeps its turn and its uses, but is in the main queue if anything after it was."""
-        if heir not in self._ranks or self._ranks[heir][0] < self._ranks[source][0]:
+        if heir.rank is None or heir.rank.rank[0] < source.rank.rank[0]:
             super().inherit(heir, source)
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
@@ -77,15 +78,16 @@ class S3FifoPolicy(TwoQueues[L]):
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
         self._count(leaf)
-        if self._ranks[leaf][0] == NEW:
+        if leaf.rank.rank[0] == NEW:
             self._ghosts.add(keys)
         else:
             self._go_around(leaf)
 
-    def check_invariants(self) -> None:
-        super().check_invariants()
+    def check_invariants(self, nodes: Collection[L] | None = None) -> None:
+        super().check_invariants(nodes)
         self._ghosts.check_invariants()
-        for node, rank in self._ranks.items():
+        for node in nodes or ():
+            rank = node.rank.rank
             uses = rank[2] if rank[0] == NEW else rank[1]
             limit = 1 if rank[0] == NEW else _MAX_FREQUENCY
             assert 0 <= uses <= limit, f"{node!r} has {uses} uses in queue {rank[0]}"
@@ -95,20 +97,20 @@ class S3FifoPolicy(TwoQueues[L]):
 
         Each use is taken once, so this is O(log n) amortized over uses.
         """
-        _, rounds, turn = self._ranks[leaf]
+        _, rounds, turn = leaf.rank.rank
         ahead = [
             (order, uses, node)
             for level in range(rounds + 1, _MAX_FREQUENCY + 1)
             for node in self._between((PROVEN, level), (PROVEN, level, turn))
-            for _, uses, order in [self._ranks[node]]
+            for _, uses, order in [node.rank.rank]
         ]
         if rounds:
             for node in self._between((PROVEN, rounds), (PROVEN + 1,)):
-                _, uses, order = self._ranks[node]
+                _, uses, order = node.rank.rank
                 self._rank(node, (PROVEN, uses - rounds, order))
         for _, uses, node in sorted(ahead, key=lambda each: each[0]):
             self._rank(node, (PROVEN, uses - rounds - 1, next(self._clock)))
 
     def _between(self, low: tuple[int, ...], high: tuple[int, ...]) -> list[L]:
         """Candidates of ranks from ``low`` up to, but without, ``high``."""
-        return [self._candidates[key] for key in self._candidates.irange((low,), (high,))]
+        return [leaf for _, leaf in takewhile(lambda item: item[0] < high, self._candidates.items_from(low))]

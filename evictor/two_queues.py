@@ -1,7 +1,9 @@
 """What policies share that keep nodes in one of two queues: those new to them, and those that proved good."""
 
+from collections.abc import Collection
+
 from evictor.policy import L
-from evictor.ranked import Rank, RankedPolicy
+from evictor.ranked import Rank, Ranked, RankedPolicy
 
 NEW, PROVEN = 0, 1
 
@@ -15,7 +17,6 @@ class TwoQueues(RankedPolicy[L]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._sizes: dict[L, int] = {}  # positions of nodes in NEW
         self._num_new = 0
 
     def inherit(self, heir: L, source: L) -> None:
@@ -23,7 +24,8 @@ class TwoQueues(RankedPolicy[L]):
         self._count(source)
 
     def may_join(self, head: L, tail: L) -> bool:
-        return self._ranks[head] == self._ranks[tail]
+        may_join: bool = head.rank.rank == tail.rank.rank
+        return may_join
 
     def enter(self, leaf: L) -> None:
         super().enter(leaf)
@@ -38,22 +40,25 @@ class TwoQueues(RankedPolicy[L]):
         self._count(node)
 
     def forget(self, node: L) -> None:
-        super().forget(node)
-        self._count(node)
+        self.leave(node)
+        if node.rank is not None:
+            self._num_new -= node.rank.size
+            node.rank = None
 
-    def check_invariants(self) -> None:
-        super().check_invariants()
-        sizes = {node: len(node) for node, rank in self._ranks.items() if rank[0] == NEW and len(node)}
-        assert sizes == self._sizes, f"nodes that are new: {sizes}, counted: {self._sizes}"
-        assert sum(sizes.values()) == self._num_new, f"{sizes} are not {self._num_new} positions"
+    def check_invariants(self, nodes: Collection[L] | None = None) -> None:
+        super().check_invariants(nodes)
+        if nodes is None:
+            return
+        for node in nodes:
+            size = len(node) if node.rank.rank[0] == NEW else 0
+            assert node.rank.size == size, f"{node!r} counts as {node.rank.size} new positions, not {size}"
+        num_new = sum(node.rank.size for node in nodes)
+        assert num_new == self._num_new, f"{num_new} new positions, not {self._num_new}"
 
     def _first(self, queue: int) -> L | None:
         """The candidate whose turn it is, from ``queue`` if it has one, else from the other."""
-        if not self._candidates:
-            return None
-        at = self._candidates.bisect_left(((queue,),)) if queue else 0
-        leaf: L = self._candidates.peekitem(at if at < len(self._candidates) else 0)[1]
-        return leaf
+        leaf = self._candidates.first_from((queue,)) if queue else None
+        return self._candidates.first if leaf is None else leaf
 
     def _rank(self, node: L, rank: Rank) -> None:
         super()._rank(node, rank)
@@ -61,8 +66,8 @@ class TwoQueues(RankedPolicy[L]):
 
     def _count(self, node: L) -> None:
         """Note the size of ``node``: cuts and splits change it, and each is followed by a call here."""
-        rank = self._ranks.get(node)
-        size = len(node) if rank is not None and rank[0] == NEW else 0
-        self._num_new += size - self._sizes.pop(node, 0)
-        if size:
-            self._sizes[node] = size
+        known: Ranked | None = node.rank
+        if known is not None:
+            size = len(node) if known.rank[0] == NEW else 0
+            self._num_new += size - known.size
+            known.size = size

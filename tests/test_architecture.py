@@ -20,7 +20,7 @@ STATEFUL = {
     "allocator.uncached.UncachedBlocks",
     "evictor.arc.ArcPolicy",
     "evictor.ghosts.Ghosts",
-    "evictor.age_queue.AgeQueue",
+    "evictor.order.Order",
     "evictor.hazard.HazardPolicy",
     "evictor.history.History",
     "evictor.hinted.HintedPolicy",
@@ -32,6 +32,7 @@ STATEFUL = {
 CHECKED_BY_THEIR_OWNER = {
     "evictor.hazard._State",  # by HazardPolicy
     "evictor.hinted._Mark",  # by HintedPolicy
+    "evictor.ranked.Ranked",  # by RankedPolicy
     "evictor.history.Past",  # by HazardPolicy
     "evictor.history.Run",  # by History
     "allocator.node.Hashes",  # immutable

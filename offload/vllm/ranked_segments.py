@@ -143,8 +143,8 @@ class RankedSegments:
 
     def check_invariants(self) -> None:
         """Segments, keys and policy agree. O(n); for tests."""
-        self._policy.check_invariants()
         segments = set(self._segments.values())
+        self._policy.check_invariants(segments)
         assert self._busy <= self._segments.keys(), "a key in use is unknown"
         assert sum(map(len, segments)) == len(self._segments), "a segment holds unknown keys"
         for segment in segments:

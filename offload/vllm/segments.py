@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from collections.abc import Set as AbstractSet
 from operator import ne
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Key = Hashable
 
@@ -11,13 +11,15 @@ Key = Hashable
 class Segment:
     """Consecutive keys. Compared by identity."""
 
-    __slots__ = ("children", "keys", "num_busy", "parent")
+    __slots__ = ("children", "keys", "mark", "num_busy", "parent", "rank")
 
     def __init__(self, parent: "Segment | None", keys: list[Key]) -> None:
         self.parent = parent
         self.keys = keys
         self.children: set[Segment] = set()
         self.num_busy = 0
+        self.rank: Any = None  # what policies keep; see evictor.policy
+        self.mark: Any = None
 
     def __len__(self) -> int:
         return len(self.keys)

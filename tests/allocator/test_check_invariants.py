@@ -197,8 +197,7 @@ def pinned_candidate(allocator: CpuOffloadingBlockAllocator) -> None:
 
 @seen_as("is filed under")
 def candidate_filed_wrongly(allocator: CpuOffloadingBlockAllocator) -> None:
-    ranks = allocator._policy._ranks  # type: ignore[attr-defined]
-    ranks[_node_at(allocator, LONG[5])] = (100,)
+    _node_at(allocator, LONG[5]).rank.rank = (100,)
 
 
 @seen_as("6 full blocks of 3")

@@ -79,6 +79,9 @@ class PolicyDriver:
         """Of which one is to be chosen when room is needed at any price."""
         return self.candidates
 
+    def check(self) -> None:
+        self.policy.check_invariants(self.nodes)
+
     def new_keys(self, num_keys: int) -> list[int]:
         return [next(self._keys) for _ in range(num_keys)]
 

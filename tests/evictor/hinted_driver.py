@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from evictor import HintedPolicy, KeepHints, LruPolicy, Newcomer, Worth
+from evictor.hinted import CANDIDATE
 from tests.evictor.driver import Node, PolicyDriver
 
 UNLIMITED = 1 << 30
@@ -105,8 +106,7 @@ class HintedDriver(PolicyDriver):
         return [node for node in self.candidates if self.policy_state(node) is not None]
 
     def policy_state(self, node: Node) -> Worth | None:
-        mark = self.policy._marks.get(node)
-        return Worth.NORMAL if mark is None else mark.state
+        return Worth.NORMAL if node.mark in (None, CANDIDATE) else node.mark.state
 
     def order(self) -> list[Node]:
         """Leaves in the order of their going."""

@@ -108,7 +108,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        self.driver.policy.check_invariants()
+        self.driver.check()
         chosen = self.driver.choose()
         if chosen is not None:
             self.expect_victim(chosen)

@@ -8,12 +8,12 @@ import pytest
 from evictor import make_policy
 from tests.evictor.driver import PolicyDriver
 
-Damage = Callable[[Any], None]
+Damage = Callable[[Any, PolicyDriver], None]
 DAMAGES: list[tuple[str, Damage, str]] = []
 
 
 def seen_as(policy: str, message: str) -> Callable[[Damage], Damage]:
-    """Add a way to damage a policy, and what check_invariants says then."""
+    """Add a way to damage a policy or its leaves, and what check_invariants says then."""
 
     def add(damage: Damage) -> Damage:
         DAMAGES.append((policy, damage, message))
@@ -26,75 +26,74 @@ def seen_as(policy: str, message: str) -> Callable[[Damage], Damage]:
 
 
 @seen_as("fifo", "differ")
-def candidate_lost(policy: Any) -> None:
-    policy._candidates.popitem()
+def candidate_lost(policy: Any, driver: PolicyDriver) -> None:
+    policy._candidates.remove(driver.nodes[0].rank.key)
 
 
 @seen_as("lfu", "is filed under")
-def rank_changed(policy: Any) -> None:
-    policy._ranks[next(iter(policy._keys))] = (100, 100)
+def rank_changed(policy: Any, driver: PolicyDriver) -> None:
+    driver.nodes[0].rank.rank = (100, 100)
 
 
 @seen_as("lru", "is filed under")
-def filed_elsewhere(policy: Any) -> None:
-    policy._keys[next(iter(policy._keys))] = (100,), 0
+def filed_elsewhere(policy: Any, driver: PolicyDriver) -> None:
+    driver.nodes[0].rank.key = 100, 0
 
 
-@seen_as("arc", "are not 3 positions")
-def new_position_counted_twice(policy: Any) -> None:
+@seen_as("arc", "new positions, not 3")
+def new_position_counted_twice(policy: Any, driver: PolicyDriver) -> None:
     policy._num_new += 1
 
 
-@seen_as("s3fifo", "nodes that are new")
-def new_node_not_counted(policy: Any) -> None:
-    policy._sizes.popitem()
+@seen_as("s3fifo", "counts as 0 new positions, not 2")
+def new_node_not_counted(policy: Any, driver: PolicyDriver) -> None:
+    driver.nodes[0].rank.size = 0
 
 
 @seen_as("arc", "target 17 of 16")
-def target_beyond_the_pool(policy: Any) -> None:
+def target_beyond_the_pool(policy: Any, driver: PolicyDriver) -> None:
     policy._target = 17
 
 
 @seen_as("arc", "2 positions and 15 ghosts were asked for once")
-def too_many_ghosts_of_one_list(policy: Any) -> None:
+def too_many_ghosts_of_one_list(policy: Any, driver: PolicyDriver) -> None:
     policy._lost[0].add([*range(100, 109)])
 
 
 @seen_as("arc", "6 and 11 ghosts")
-def too_many_ghosts_together(policy: Any) -> None:
+def too_many_ghosts_together(policy: Any, driver: PolicyDriver) -> None:
     policy._lost[1].add([*range(100, 111)])
 
 
 @seen_as("s3fifo", "9 uses in queue 0")
-def too_many_uses(policy: Any) -> None:
-    node = next(node for node, rank in policy._ranks.items() if rank[0] == 0)
-    rank = policy._ranks[node]
-    policy._rank(node, (0, rank[1], 9))
+def too_many_uses(policy: Any, driver: PolicyDriver) -> None:
+    node = next(node for node in driver.nodes if node.rank.rank[0] == 0)
+    policy._rank(node, (0, node.rank.rank[1], 9))
 
 
 @seen_as("s3fifo", "6 ghosts, not 7")
-def ghost_counted_twice(policy: Any) -> None:
+def ghost_counted_twice(policy: Any, driver: PolicyDriver) -> None:
     policy._ghosts._num_names += 1
 
 
 @seen_as("s3fifo", "6 ghosts are more than 5")
-def ghosts_beyond_the_limit(policy: Any) -> None:
+def ghosts_beyond_the_limit(policy: Any, driver: PolicyDriver) -> None:
     policy._ghosts.limit = 5
 
 
 @seen_as("arc", "differ")
-def ghosts_nobody_finds(policy: Any) -> None:
+def ghosts_nobody_finds(policy: Any, driver: PolicyDriver) -> None:
     del policy._lost[0]._serials[0]
 
 
 @seen_as("arc", "the run found by 99")
-def ghosts_found_by_another_name(policy: Any) -> None:
+def ghosts_found_by_another_name(policy: Any, driver: PolicyDriver) -> None:
     serials = policy._lost[0]._serials
     serials[99] = serials.pop(0)
 
 
 @seen_as("s3fifo", "out of order")
-def ghosts_of_the_wrong_age(policy: Any) -> None:
+def ghosts_of_the_wrong_age(policy: Any, driver: PolicyDriver) -> None:
     oldest = next(iter(policy._ghosts._runs))
     policy._ghosts._runs[oldest] = policy._ghosts._runs.pop(oldest)
 
@@ -110,7 +109,7 @@ def test_damage_is_seen(name: str, damage: Damage, message: str) -> None:
         driver.evict(num_keys)
     driver.touch(driver.grow(driver.root, 2))
     driver.grow(driver.root, 2)
-    policy.check_invariants()
-    damage(policy)
+    driver.check()
+    damage(policy, driver)
     with pytest.raises(AssertionError, match=message):
-        policy.check_invariants()
+        driver.check()

@@ -9,7 +9,7 @@ import pytest
 
 from allocator import CpuOffloadingBlockAllocator
 from evictor import HazardPolicy, LruPolicy, Newcomer
-from evictor.history import History, Past, Run
+from evictor.history import History
 from evictor.reuse import NUM_KINDS, ReuseStatistics
 from tests.evictor.driver import PolicyDriver
 from tests.strategies import chain_of
@@ -121,7 +121,7 @@ def test_no_episode_goes_on_for_what_is_gone() -> None:
             pool.drop(chain, len(chain) // 2)
         if turn % 13 == 0:
             pool.reset()
-        policy.check_invariants()
+        pool.check_invariants()
     pool.reset()
     known = sum(run.size for run in policy._history.runs())
     assert policy._reuse.num_under_way().sum() == known
@@ -143,10 +143,10 @@ def test_a_newcomer_that_continues_is_of_the_kind_of_what_it_continues() -> None
     driver.policy.used([], keys, 0)
     node = driver.store(driver.root, keys[:10])
     continuing = policy._kind_of(Newcomer(node, keys[10], 20))
-    assert continuing == policy._states[node].kind
+    assert continuing == node.rank.kind
     assert policy._kind_of(Newcomer(node, driver.new_keys(1)[0], 3)) == continuing, "an answer, so far"
     driver.touch(node)
-    assert policy._kind_of(Newcomer(node, driver.new_keys(1)[0], 3)) != policy._states[node].kind
+    assert policy._kind_of(Newcomer(node, driver.new_keys(1)[0], 3)) != node.rank.kind
 
 
 def test_a_newcomer_worth_as_much_as_the_least_leaf_is_stored() -> None:
@@ -154,7 +154,7 @@ def test_a_newcomer_worth_as_much_as_the_least_leaf_is_stored() -> None:
     driver = PolicyDriver(policy)
     leaf = driver.grow(driver.root, 10)
     newcomer = Newcomer(driver.root, *driver.new_keys(1), num_positions=10)
-    assert policy._kind_of(newcomer) == policy._states[leaf].kind
+    assert policy._kind_of(newcomer) == leaf.rank.kind
     assert driver.choose(newcomer) is leaf
 
 
@@ -240,50 +240,17 @@ def test_kinds_do_not_depend_on_the_size_of_blocks() -> None:
     assert set(every) <= set(range(NUM_KINDS))
 
 
-# What is remembered
-
-
-def test_runs_match_as_far_as_they_go() -> None:
-    past = Past(1, 2, 3)
-    for size in (1, 2, 31, 32, 33, 100, 1000):
-        keys = list(range(size))
-        run = Run([-1, *keys], 1, size + 1, past)
-        assert run.size == size
-        assert len(run._marks) <= 33
-        assert run.num_common(keys, 0) == size
-        assert run.num_common([*keys, -5], 0) == size
-        assert run.num_common([-7, -7, *keys], 2) == size
-        assert run.num_common([-5], 0) == 0
-        for common in (1, size // 2, size - 1):
-            found = run.num_common([*keys[:common], *[-5] * size], 0)
-            assert common - (size - 1) // 32 - 1 < found <= common
-        run.behead(size // 2)
-        assert run.size == size - size // 2
-        assert run.num_common(keys, size // 2) == run.size
-
-
-def test_history_is_bounded_and_forgets_the_oldest() -> None:
-    history = History(10)
-    lost: list[Run] = []
-    for key in range(5):
-        lost += history.add(key, Run([key] * 3, 0, 3, Past(key, 0, 0)))
-    history.check_invariants()
-    assert [run.past.last_use for run in lost] == [0, 1]
-    assert history.get(0) is None
-    assert history.get(2) is not None
-    lost = list(history.add(3, Run([3], 0, 1, Past(9, 0, 0))))
-    assert [run.past.last_use for run in lost] == [3]
-    history.check_invariants()
+# What is remembered, beside tests of the history itself
 
 
 def test_history_of_the_policy_does_not_grow() -> None:
     policy: HazardPolicy = HazardPolicy(16)
-    policy._history._limit = 200
+    policy._history = History(200)
     pool = CpuOffloadingBlockAllocator(16, policy=policy)
     for document in range(300):
         ask(pool, chain_of(document, *range(9)))
-        assert policy._history._size <= 200
-    policy.check_invariants()
+        assert policy._history.size <= 200
+    pool.check_invariants()
 
 
 @pytest.mark.parametrize("capacity", [1, 1000, 1_000_000])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
 from evictor import KeepHints, Newcomer, Worth
+from evictor.hinted import CANDIDATE
 from tests.evictor.driver import Node
 from tests.evictor.hinted_driver import UNLIMITED, HintedDriver
 from tests.evictor.machine import PolicyMachine
@@ -67,7 +68,8 @@ class HintedMachine(PolicyMachine):
         """The time of it, and of any two nodes which was used later."""
         stamps = {}
         for node in self.driver.nodes:
-            if (mark := self.driver.policy._marks.get(node)) is not None:
+            mark = node.mark
+            if mark not in (None, CANDIDATE):
                 wish = self.driver.wishes[node.keys[0]]
                 assert mark.last_use == wish.last_use, f"{node} was used at {wish.last_use}"
                 assert stamps.setdefault(wish.stamp, mark.stamp) == mark.stamp, f"{node} was used with others"

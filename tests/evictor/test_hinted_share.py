@@ -115,7 +115,7 @@ def test_what_outlived_its_time_is_not_protected_beyond_the_share(late: KeepHint
         driver.now = 10.0 * (wave + 1)
     for node in waves:
         driver.use(node, late)
-        driver.policy.check_invariants()
+        driver.check()
     states = [driver.policy_state(node) for node in waves]
     kept = {None: [], pinned(1000): [0]}.get(late, [3])  # of high worth the last, of pins the first
     assert [wave for wave, state in enumerate(states) if state is not Worth.NORMAL] == kept
@@ -200,5 +200,5 @@ def test_without_hints_it_is_the_inner_policy_and_keeps_nothing() -> None:
     reads: list[float] = []
     policy: HintedPolicy[Any] = HintedPolicy(LruPolicy(), 16, lambda: reads.append(0.0) or 0.0)
     hits(policy, 32, KeepHints())
-    assert not policy._marks
+    assert not policy.is_in_use
     assert not reads, "nobody asked what time it is"
