@@ -106,7 +106,8 @@ class Ranking:
         """Remove what was cut off from the tree, as far as ``work`` goes.
 
         That counts positions, and ``_NODE_WORK`` per node and pin. ``growing``, at whose end something
-        is about to be stored, does not become evictable. Returns what was removed, and what is left of ``work``.
+        is about to be stored, does not become evictable. Returns what was removed, and what is left of
+        ``work``.
         """
         removed = []
         while work > 0 and (node := self._tree.next_dead()) is not None:
