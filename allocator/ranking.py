@@ -137,8 +137,9 @@ class Ranking:
         start = 0
         for stop in range(1, len(path) + 1):
             if stop < len(path):
-                tail, head = path[stop - 1], path[stop]
-                if self._tree.is_only_child(tail) and not head.pins and self._policy.may_join(head, tail):
+                head, last = path[stop], path[start]
+                is_alone = self._tree.is_only_child(path[stop - 1]) and not head.pins
+                if is_alone and self._policy.may_join(head, last):
                     continue
             if stop - start > 1:
                 parts = path[start:stop]

@@ -225,7 +225,7 @@ class HazardPolicy(Generic[L]):
                 kind, last_use, num_positions = state.kind, state.last_use, 0
             num_positions += size
             state.last_use = now
-            state.uses += 1
+            state.uses = min(state.uses + 1, NUM_USES)  # more are judged alike, and may be joined
             state.kind = kinds[state.uses] if state.uses < NUM_USES else kinds[-1]
             state.is_fresh = False
             self._reuse.begin(state.kind, size)

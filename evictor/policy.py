@@ -77,14 +77,14 @@ class EvictionPolicy(Protocol[L]):
         """Whether ``head`` and its only child ``tail`` have the same past and may be one node.
 
         Mutates nothing. True only if who is chosen later, and what is learned of it, is the same after as
-        without; where it holds for neighbours along a chain, they may all be one node. Asked after ``used``,
-        which makes the parts of a chain alike again.
+        without. Asked after ``used``, which makes the parts of a chain alike again. Where there are nodes
+        between the two, it has been True for each of them and ``tail``, and all may be one.
         """
 
     def joined(self, node: L, gone: L) -> None:
         """The positions of ``gone`` are those of ``node`` now, right before or after its own.
 
-        ``may_join`` held for the two, or for each two neighbours between them. Neither is a candidate.
+        ``may_join`` held for the two, or for both and the last of what becomes one. Neither is a candidate.
         ``gone`` has no position left; implies ``forget`` of it.
         """
 
