@@ -27,7 +27,7 @@ Extent = tuple[int, int, int]
 GPU, POOL = first_gpu_bytes(NUM_BYTES), first_pool_bytes(NUM_BYTES)
 """What the memories hold to begin with."""
 
-pytestmark = pytest.mark.timeout(30)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(params=[*ALL_PLACES, pytest.param(faulty(HostPlaces), id="faulty")])
