@@ -21,7 +21,7 @@ def hits_of(policy: str, trace: list[str], capacity: int) -> int:
     allocator = CpuOffloadingBlockAllocator(capacity, policy=make_policy(policy, capacity))
     hits = 0
     for name in trace:
-        chain = [name.encode()]
+        chain = [f"{name:<16}".encode()]  # prefix hashes are all of one length
         hits += allocator.resident_depth(chain)
         allocator.touch(chain)
         plan = allocator.plan_store(chain, 1)
