@@ -11,12 +11,14 @@ It runs on the virtual engine (`offload.vllm.virtual`): vLLM's real scheduler an
 model. Per connector and hook of the scheduler's side: milliseconds per step, all calls of the step together,
 in the first step that sees the waiting requests, in the others in which copies stand still (median), and in
 those in which copies end (longest). `schedule` is all of vLLM's `schedule()`, hooks included; `cache_blocks`
-is vLLM's own work for blocks that a connector hands over, included in the hooks.
+is vLLM's own work for blocks that a connector hands over, included in the hooks. `alone` are the same
+questions asked one after the other, without vLLM's own work between them (first, median round).
 
 Then a storm: KV events of a pool of `--storm` blocks that is emptied, step by step (`kv_events`), beside
 vLLM's conversion hash by hash.
 
-Times are CPU time of the scheduler's thread: what else the machine does counts little.
+Times are CPU time of the scheduler's thread, less what reading that clock takes, so other work on the machine
+counts little.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
 from allocator import Evicted
 from benchmarks import report
@@ -45,7 +47,7 @@ from offload.vllm.virtual.engine import VOCABULARY
 
 __all__ = ["main"]
 
-_BLOCK = 16
+_BLOCK = 4
 _SYSTEM_BLOCKS = 64
 _DOCUMENT_BLOCKS = 136
 _HOOKS = (
@@ -61,11 +63,12 @@ _HOOKS = (
 
 
 class _Stopwatch:
-    """Adds up the seconds of wrapped calls by name, step by step."""
+    """Adds up the CPU seconds of wrapped calls by name, step by step."""
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
         self._now: dict[str, float] = defaultdict(float)
+        self._own = statistics.fmean(-time.thread_time() + time.thread_time() for _ in range(5000))
 
     def watch(self, owner: Any, name: str, label: str) -> None:
         original: Callable[..., Any] = getattr(owner, name)
@@ -75,12 +78,12 @@ class _Stopwatch:
             try:
                 return original(*args, **kwargs)
             finally:
-                self._now[label] += time.thread_time() - begin
+                self._now[label] += time.thread_time() - begin - self._own
 
         setattr(owner, name, timed)
 
     def step_ended(self) -> None:
-        self.steps.append(dict(self._now))
+        self.steps.append({label: max(seconds, 0.0) for label, seconds in self._now.items()})
         self._now.clear()
 
 
@@ -88,15 +91,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table, and write JSON if asked to."""
     options = _arguments(argv)
     logging.disable(logging.WARNING)
+    remarks = report.load_note()
     rows: list[dict[str, Any]] = []
     for connector in options.connectors:
         rows += _measure(connector, options.restores, options.waiting, options.steps)
     rows += _storm(options.storm) if options.storm else []
     columns = ("connector", "hook", "first step ms", "median ms", "copies end ms")
     print(report.format_table(columns, [tuple(row.values()) for row in rows]))
+    for remark in remarks:
+        print(remark)
     if options.json is not None:
         settings = {key: value for key, value in vars(options).items() if key != "json"}
-        report.write_json(options.json, report.meta(settings=settings), rows)
+        report.write_json(options.json, report.meta(settings=settings, remarks=remarks), rows)
     return 0
 
 
@@ -159,6 +165,8 @@ def _measure_on(
         engine.step()
     loads = len(engine.jobs)
     others = [engine.add([*documents[k % num_restores], 4], 1) for k in range(num_waiting)]
+    engine.step()
+    alone = _row(connector, "get_num_new_matched_tokens, alone", _ask(engine, others), [{}])
     stopwatch = _Stopwatch()
     for hook in _HOOKS:
         stopwatch.watch(engine.scheduler.connector, hook, hook)
@@ -177,7 +185,19 @@ def _measure_on(
         stopwatch.step_ended()
     gc.unfreeze()
     held, ending = stopwatch.steps[:num_steps], stopwatch.steps[num_steps:]
-    return [_row(connector, label, held, ending) for label in ("schedule", "cache_blocks", *_HOOKS)]
+    return [*(_row(connector, label, held, ending) for label in ("schedule", "cache_blocks", *_HOOKS)), alone]
+
+
+def _ask(engine: VirtualEngine, others: Sequence[Request]) -> list[dict[str, float]]:
+    """What the scheduler asks in a step about all who wait, with nothing between: seconds, round by round."""
+    local = _SYSTEM_BLOCKS * _BLOCK
+    rounds = []
+    for _ in range(50):
+        begin = time.perf_counter()
+        for request in others:
+            engine.scheduler.connector.get_num_new_matched_tokens(request, local)
+        rounds.append({"get_num_new_matched_tokens, alone": time.perf_counter() - begin})
+    return rounds
 
 
 def _row(

@@ -1,7 +1,7 @@
 """Restores: loads under way for requests that wait for them, and what others may make of them."""
 
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from vllm.v1.request import RequestStatus
@@ -19,6 +19,13 @@ from offload.vllm.stores import block_ids_of
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
+
+
+class _Followed(NamedTuple):
+    """A restore that a request waits for, and how many blocks of it are also the request's."""
+
+    restore: Restore
+    depth: int
 
 
 class Restores:
@@ -64,7 +71,7 @@ class Restores:
         self._block_pool = kv_cache_manager.block_pool
         self._block_size = block_size
         self._restores: dict[int, Restore] = {}
-        self._followed: dict[str, Restore] = {}  # by requests that wait: what they were last told to wait for
+        self._followed: dict[str, _Followed] = {}  # what requests were last told to wait for
         self._index = RestoreIndex()  # of those that somebody may wait for
         self._is_filling = np.zeros(self._block_pool.num_gpu_blocks, dtype=np.bool_)
 
@@ -74,22 +81,36 @@ class Restores:
     def is_coming(self, request: "Request", position: int) -> bool:
         """Whether the block at that position of the request's chain is on its way, or just arrived.
 
-        Asked in every step for each request that waits: O(1), and O(log n) more when the request is new to a
-        restore.
+        O(1), and O(log n) more when the request is new to a restore.
         """
         request_id, chain = request.request_id, request.block_hashes
-        restore = self._followed.get(request_id)
-        if restore is not None and self._has_to_wait(restore, request_id, position):
-            return True
         restore = self._index.find(chain, position)
-        if restore is not None:
-            if request_id not in restore.followers:
-                restore.follow(request_id, restore.num_common(chain, position))
-            if self._has_to_wait(restore, request_id, position):
-                self._followed[request_id] = restore
-                return True
-        self._followed.pop(request_id, None)
-        return False
+        if restore is None:
+            return False
+        depth = restore.followers.get(request_id)
+        if depth is None:
+            depth = restore.num_common(chain, position)
+            restore.follow(request_id, depth)
+        self._followed[request_id] = _Followed(restore, depth)
+        return self.still_waits(request_id, position)
+
+    def still_waits(self, request_id: str, position: int) -> bool:
+        """Whether the block at ``position``, which that request was told to wait for, is still on its way.
+
+        Asked in every step for each request that waits, so it looks at little memory. O(1). What has landed
+        for the request is handed over.
+        """
+        followed = self._followed.get(request_id)
+        if followed is None:
+            return False
+        restore, depth = followed
+        is_awaited = restore.parts_left and not (restore.is_void or restore.is_cancelled)
+        if not is_awaited or depth <= restore.num_shared or not 0 <= position - restore.first < depth:
+            del self._followed[request_id]
+            return False
+        if restore.num_landed >= depth:
+            self._share(restore, depth)
+        return True
 
     def forget(self, request_id: str) -> None:
         """That request is over, so it waits for nothing."""
@@ -165,20 +186,12 @@ class Restores:
         self._index.check_invariants(awaited)
         filling = {each for restore in self if not restore.was_stuck for each in restore.block_ids.tolist()}
         assert set(np.flatnonzero(self._is_filling).tolist()) == filling, f"{filling} are being filled"
-        for request_id, restore in self._followed.items():
-            assert request_id in restore.followers, f"{request_id} does not follow {restore}"
+        for request_id, (restore, depth) in self._followed.items():
+            assert restore.followers[request_id] == depth, (
+                f"{request_id} does not follow {restore} to {depth}"
+            )
         for restore in self:
             assert restore.depths == sorted(set(restore.followers.values())), f"{restore} has other depths"
-
-    def _has_to_wait(self, restore: Restore, request_id: str, position: int) -> bool:
-        """Whether that follower waits for the block at ``position``; it is handed what has landed for it."""
-        depth = restore.followers[request_id]
-        is_awaited = restore.parts_left and not (restore.is_void or restore.is_cancelled)
-        if not is_awaited or depth <= restore.num_shared or not 0 <= position - restore.first < depth:
-            return False
-        if restore.num_landed >= depth:
-            self._share(restore, depth)
-        return True
 
     def _end(self, restore: Restore) -> None:
         self._allocator.unpin(restore.pin)

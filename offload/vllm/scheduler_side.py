@@ -109,6 +109,8 @@ class SchedulerSide:
         up, so nobody waits for ever. Otherwise the scheduler looks for blocks for it next, and those held for
         requests that are over give way.
         """
+        if self.restores.still_waits(request.request_id, num_local // self.block_size):
+            return None
         self._local_tokens[request.request_id] = num_local
         num_tokens = self._offer(request, num_local)
         if num_tokens is not None:
