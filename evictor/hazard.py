@@ -16,6 +16,7 @@ from evictor.untracked import untrack
 
 _HISTORY_CAPACITIES = 4
 _MIN_HISTORY = 1 << 17
+_MANY_USES = NUM_USES - 1  # or more: then how many does not matter, so that parts of a chain become alike
 
 _Filed = tuple[float, int, int]
 
@@ -80,9 +81,10 @@ class HazardPolicy(Generic[L]):
             self._use(path, kinds)
         start = depth
         for stop, uses in runs:
-            kind = kinds[uses + 1] if uses + 1 < NUM_USES else kinds[-1]
+            uses = min(uses + 1, _MANY_USES)
+            kind = kinds[uses]
             self._reuse.begin(kind, stop - start)
-            self._remember(Run.of(chain, start, stop, Past(self._tick, uses + 1, kind)))
+            self._remember(Run.of(chain, start, stop, Past(self._tick, uses, kind)))
             start = stop
         if self._reuse.is_due(self._tick):
             self._reuse.learn(self._tick)
@@ -225,8 +227,9 @@ class HazardPolicy(Generic[L]):
                 kind, last_use, num_positions = state.kind, state.last_use, 0
             num_positions += size
             state.last_use = now
-            state.uses = min(state.uses + 1, NUM_USES)  # more are judged alike, and may be joined
-            state.kind = kinds[state.uses] if state.uses < NUM_USES else kinds[-1]
+            if state.uses < _MANY_USES:
+                state.uses += 1
+            state.kind = kinds[state.uses]
             state.is_fresh = False
             self._reuse.begin(state.kind, size)
             if is_candidate:

@@ -165,13 +165,22 @@ class HintedPolicy(Generic[L]):
                 self._mark(heir, mark.claims, mark)
 
     def may_join(self, head: L, tail: L) -> bool:
-        """Those with hints stay apart."""
-        has_hints = _mark_of(head) is not None or _mark_of(tail) is not None
-        return not has_hints and self._inner.may_join(head, tail)
+        """Those with the same claims and the same last use, or without any."""
+        mine, other = _mark_of(head), _mark_of(tail)
+        if mine is None or other is None:
+            are_alike = mine is other
+        else:
+            are_alike = (mine.stamp, mine.claims) == (other.stamp, other.claims)
+        return are_alike and self._inner.may_join(head, tail)
 
     def joined(self, node: L, gone: L) -> None:
+        if (mark := _mark_of(gone)) is not None:
+            self._unfile(mark)
+            self._num_marks -= 1
         gone.mark = None
         self._inner.joined(node, gone)
+        if (mark := _mark_of(node)) is not None:
+            self._file(node, mark)
 
     def enter(self, leaf: L) -> None:
         if (mark := _mark_of(leaf)) is None:

@@ -31,7 +31,7 @@ class Past:
 
     Attributes:
         last_use: when a request asked for them last, in ticks.
-        uses: how often one did after the first time.
+        uses: how often one did after the first time; the highest number stands for all above.
         kind: class of the last request, by which they are judged; see ``reuse``.
     """
 

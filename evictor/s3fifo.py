@@ -30,6 +30,7 @@ class S3FifoPolicy(TwoQueues[L]):
       those with fewest uses, where going around would end; the others are moved on when it goes.
     - A node that grows begins again at the end of its queue.
     - A queue without a candidate passes its turn to the other.
+    - A split that nothing keeps apart heals, and with the whole moves on what was the part before it.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -72,6 +73,11 @@ class S3FifoPolicy(TwoQueues[L]):
         """A prefix keeps its turn and its uses, but is in the main queue if anything after it was."""
         if heir.rank is None or heir.rank.rank[0] < source.rank.rank[0]:
             super().inherit(heir, source)
+
+    def may_join(self, head: L, tail: L) -> bool:
+        """Those of one turn and as many uses. They move on together then, as if they had never been apart."""
+        may_join: bool = head.rank.rank == tail.rank.rank
+        return may_join
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
         return self._first(NEW if self._num_new >= self._small else PROVEN)

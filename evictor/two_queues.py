@@ -24,8 +24,9 @@ class TwoQueues(RankedPolicy[L]):
         self._count(source)
 
     def may_join(self, head: L, tail: L) -> bool:
-        may_join: bool = head.rank.rank == tail.rank.rank
-        return may_join
+        """Those in the same queue where the prefix is not younger."""
+        are_alike: bool = head.rank.rank[0] == tail.rank.rank[0]
+        return are_alike and super().may_join(head, tail)
 
     def enter(self, leaf: L) -> None:
         super().enter(leaf)
