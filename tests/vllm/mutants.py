@@ -1,6 +1,6 @@
 """Our code with one thing taken out or put wrong: the historic bugs of KV offloading, one by one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
-from allocator import CpuOffloadingBlockAllocator
+from allocator import CpuOffloadingBlockAllocator, block_allocator
+from allocator.node import Removed
+from allocator.slot_pool import SlotPool, SlotState, flat
 from offload import planner
 from offload.ledger import JobLedger, LoadJob, Restore, StoreJob
 from offload.seals import Seals
@@ -415,4 +417,8 @@ def block_tables_are_remembered(patch: pytest.MonkeyPatch) -> None:
 
 @mutant_of_stuck_copies
 def the_slots_of_a_pinned_chain_are_freed_when_it_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CpuOffloadingBlockAllocator, "_not_pinned", lambda self, slots: slots)
+    def give_back(pool: SlotPool, removed: Sequence[Removed]) -> None:
+        for part in removed:
+            pool.move(flat(part.slots[: part.resident]), SlotState.RESIDENT, SlotState.FREE)
+
+    patch.setattr(block_allocator, "give_back", give_back)
