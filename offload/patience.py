@@ -35,10 +35,6 @@ class Patience:
         self._seconds = min(max(self._seconds, -DEEPEST_DEBT_SECONDS), LONGEST_WAIT_SECONDS)
         self._is_spent = is_spent
 
-    def lose(self) -> None:
-        """Stores have cost more than waiting."""
-        self._seconds = min(self._seconds, 0.0)
-
     def check_invariants(self) -> None:
         """Never more than the longest wait, nor less than the deepest debt."""
         assert -DEEPEST_DEBT_SECONDS <= self._seconds <= LONGEST_WAIT_SECONDS, f"{self._seconds} s are left"

@@ -107,9 +107,8 @@ class Stores:
             preempted = backlog.get(request_id)
             is_back = preempted is not None and preempted.request.status is not RequestStatus.PREEMPTED
             backlog.set_aside(request_id, is_back=is_back)
-        if output.preempted_req_ids and self._ledger.num_held_blocks + backlog.num_queued:
+        if output.preempted_req_ids:
             self._give_up("gave_way")
-            self._patience.lose()
         self._patience.spend(self._is_waited_for)
         busy: list[str] = []
         if output.total_num_scheduled_tokens > len(scheduled):

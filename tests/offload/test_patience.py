@@ -64,10 +64,3 @@ def test_what_could_not_be_avoided_is_paid_back() -> None:
     clock.now += DEEPEST_DEBT_SECONDS / SHARE_OF_TIME + 1
     patience.spend(False)
     assert not patience.is_over
-
-
-def test_a_preemption_ends_patience() -> None:
-    patience = Patience(Clock())
-    assert not patience.is_over
-    patience.lose()
-    assert patience.is_over
