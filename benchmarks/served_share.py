@@ -48,7 +48,7 @@ _MODEL = {"hidden_size": 128, "layers": 2, "heads": 4, "kv_heads": 1}
 _VOCABULARY = 512
 _FASTER = 8
 """Than the model computes KV, a paced link carries it."""
-_START_SECONDS = 300.0
+_START_SECONDS = 900.0
 _REQUEST_SECONDS = 600.0
 _PREFIX = "vllm:cpu_offload_"
 

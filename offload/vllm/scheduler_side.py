@@ -147,8 +147,9 @@ class SchedulerSide:
         """Everything the workers are to do in this step."""
         self.allocator.tidy()
         plan, self._next = self._next, StepPlan(self._fingerprint)
+        had_queue = self.stores.backlog.num_queued > 0
         plan.stores += self.stores.plan(output)
-        self._has_news = self._has_news or bool(plan.stores or plan.loads)
+        self._has_news = self._has_news or bool(plan.stores or plan.loads or had_queue)
         return plan
 
     def receive(self, report: WorkerReport | None, invalid_block_ids: set[int]) -> None:

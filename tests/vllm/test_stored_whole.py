@@ -256,6 +256,7 @@ def test_what_two_of_the_queue_share_is_stored_once(engines: Engines, unstored: 
     assert engine.side.stores.backlog.num_queued == 2 * (60 - (CACHE + 1) // 2)
     come_to_rest(engine)
     assert depth_of(engine, both[1]) == 60 == engine.side.allocator.num_resident
+    assert engine.side.metrics._shown["queued_blocks"] == 0, "the gauge stands still"
     assert not unstored
 
 
