@@ -215,6 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="two lengths, one token, one and four at once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers' sessions end with this one
     meta = report.meta(settings={"quick": options.quick, "model": _MODEL, "faster": _FASTER})
     meta["notes"] = report.load_note()
     rows = []

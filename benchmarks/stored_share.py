@@ -29,6 +29,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
 from vllm.v1.request import Request
 
 from benchmarks import report
@@ -65,8 +66,8 @@ class Scene:
 
     @property
     def num_requests(self) -> int:
-        """In all: two for each at once, eight at least."""
-        return max(8, 2 * self.at_once)
+        """In all: eight at least, and some that come when others have ended."""
+        return max(8, self.at_once + 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.disable(logging.WARNING)
     scenes = list(_scenes(options.quick))
     meta = report.meta(settings={"quick": options.quick, "step_seconds": options.step_seconds})
-    rows = list(_rows(scenes, options.step_seconds))
+    rows = list(tqdm(_rows(scenes, options.step_seconds), total=len(scenes)))
     print(_table(rows))
     if options.json:
         report.write_json(options.json, meta, rows)
