@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from offload.copiers import Copier, CopyEnd, Direction
@@ -14,7 +15,7 @@ from offload.vllm import worker_side
 __all__ = ["BANDWIDTH", "PacedCopier", "PacedWorker"]
 
 BANDWIDTH = "KV_OFFLOAD_BENCHMARK_BANDWIDTH"
-"""Environment variable: bytes per second, in each direction; as fast as they come if it is not set."""
+"""Environment variable: a file with the bytes per second, in each direction, read at every copy."""
 
 
 class _Task(NamedTuple):
@@ -27,9 +28,10 @@ class _Task(NamedTuple):
 class PacedCopier:
     """Makes a copy when a link of that bandwidth would have carried it, after all of its direction before."""
 
-    def __init__(self, inner: Copier, bytes_per_second: float) -> None:
+    def __init__(self, inner: Copier, bandwidth: Path) -> None:
+        """`bandwidth`: the file that says so."""
         self._inner = inner
-        self._bytes_per_second = bytes_per_second
+        self._bandwidth = bandwidth
         self._free_at = dict.fromkeys(Direction, 0.0)
         self._tasks = {way: deque[_Task]() for way in Direction}
 
@@ -37,7 +39,7 @@ class PacedCopier:
         self._inner.fence(direction)
 
     def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
-        seconds = int(batch.sizes.sum()) / self._bytes_per_second
+        seconds = int(batch.sizes.sum()) / float(self._bandwidth.read_text())
         ends_at = max(self._free_at[direction], time.perf_counter()) + seconds
         self._free_at[direction] = ends_at
         self._tasks[direction].append(_Task(job_id, direction, batch, ends_at))
@@ -65,14 +67,14 @@ class PacedWorker:
     """Mixed into vLLM's worker class; that it is imported there is what counts."""
 
 
-def _pace(bytes_per_second: float) -> None:
+def _pace(bandwidth: Path) -> None:
     make = worker_side._copier_for
 
     def make_paced(*arguments: Any) -> Copier:
-        return PacedCopier(make(*arguments), bytes_per_second)
+        return PacedCopier(make(*arguments), bandwidth)
 
     worker_side._copier_for = make_paced
 
 
-if bandwidth := os.environ.get(BANDWIDTH):
-    _pace(float(bandwidth))
+if file := os.environ.get(BANDWIDTH):
+    _pace(Path(file))

@@ -2,10 +2,10 @@
 
     python -m benchmarks.served_share [--quick] [--json FILE]
 
-`vllm serve` with a small Llama of random weights on the CPU backend and a GPU cache of 256 blocks of 64
-tokens, beside the same server without a connector. Prompts of token ids, none like another, in a pool larger
-than all of them. Copies are as fast as they come, and once more paced as over a link that carries KV eight
-times as fast as the model computes it; that is measured first.
+`vllm serve` with a small Llama of random weights on the CPU backend and a GPU cache of 128 blocks of 32
+tokens, an eighth of which a step computes, beside the same server without a connector. Prompts of token ids,
+none like another, in a pool larger than all of them. Copies are as fast as they come, and once more paced as
+over a link that carries KV eight times as fast as the model computes it; that is measured first.
 
 Per row: prompt length as a share of the GPU cache, tokens to generate, requests at once, and whether a
 request comes when the copies before it have ended (`rested`), or as soon as another one has ended. Then the
@@ -41,8 +41,8 @@ from benchmarks.paced_worker import BANDWIDTH
 
 __all__ = ["main"]
 
-_BLOCK = 64
-_BLOCKS = 256
+_BLOCK = 32
+_BLOCKS = 128
 _CACHE_TOKENS = _BLOCK * _BLOCKS
 _MODEL = {"hidden_size": 128, "layers": 2, "heads": 4, "kv_heads": 1}
 _VOCABULARY = 512
@@ -77,8 +77,8 @@ class Answer(NamedTuple):
 class Server:
     """`vllm serve` as a process of its own; a context manager."""
 
-    def __init__(self, folder: Path, *, with_connector: bool, bandwidth: float | None = None) -> None:
-        """`bandwidth`: of its copies, in bytes per second."""
+    def __init__(self, folder: Path, *, with_connector: bool, bandwidth: Path | None = None) -> None:
+        """`bandwidth`: a file with that of its copies."""
         self._log = folder / "server.log"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -165,6 +165,7 @@ def _command(port: int, with_connector: bool) -> list[str]:
         "--dtype": "float32",
         "--block-size": _BLOCK,
         "--num-gpu-blocks-override": _BLOCKS,
+        "--max-num-batched-tokens": _CACHE_TOKENS // 8,
         "--max-model-len": _CACHE_TOKENS - _BLOCK,
         "--gpu-memory-utilization": 0.2,
         "--host": "127.0.0.1",
@@ -182,7 +183,7 @@ def _command(port: int, with_connector: bool) -> list[str]:
     return [str(program), "serve", str(model), "--enforce-eager", *named, *(ours if with_connector else [])]
 
 
-def _environment(folder: Path, bandwidth: float | None) -> dict[str, str]:
+def _environment(folder: Path, bandwidth: Path | None) -> dict[str, str]:
     """The `vllm` command asks for the version of a distribution `vllm`; the CPU build has another name."""
     variables = {
         **os.environ,
@@ -222,10 +223,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for row in _rows(list(_scenes(options.quick)), meta):
         rows.append(row)
         print(*_line(row), flush=True)
+        if options.json:
+            report.write_json(options.json, meta, rows)
     columns = ["copies", "prompt", "answer", "at once", "rested", "share", "not stored", "first", "without"]
     print(report.format_table(columns, [_line(row) for row in rows]))
-    if options.json:
-        report.write_json(options.json, meta, rows)
     return 0
 
 
@@ -243,12 +244,13 @@ def _rows(scenes: Sequence[Scene], meta: dict[str, Any]) -> Iterator[dict[str, A
         folders = [Path(running.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]
         plain = running.enter_context(Server(folders[0], with_connector=False))
         ours = running.enter_context(Server(folders[1], with_connector=True))
-        seconds = min(plain.ready().ask(_prompt(rng, 4096), 1).first for _ in range(3))
-        bandwidth = _FASTER * 4096 / seconds * _bytes_per_token()
-        meta["paced_bytes_per_second"] = round(bandwidth)
+        bandwidth = folders[2] / "bandwidth"
         paced = running.enter_context(Server(folders[2], with_connector=True, bandwidth=bandwidth))
+        seconds = min(plain.ready().ask(_prompt(rng, 2048), 1).first for _ in range(3))
+        meta["paced_bytes_per_second"] = round(_FASTER * 2048 / seconds * _bytes_per_token())
+        bandwidth.write_text(str(meta["paced_bytes_per_second"]))
         for server in (ours, paced):
-            server.ready().ask(_prompt(rng, 4096), 1)
+            server.ready().ask(_prompt(rng, 2048), 1)
         for scene in scenes:
             num_prompts = (
                 (4 if scene.prompt_sixteenths > 4 else 8) if scene.at_once == 1 else 2 * scene.at_once

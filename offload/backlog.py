@@ -1,9 +1,9 @@
 """The backlog: what each request has still to store."""
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from allocator import CpuOffloadingBlockAllocator, UncachedRun
@@ -209,6 +209,10 @@ class Backlog:
                 self._queue.pop()
         self.num_queued -= len(given_up)
         return given_up
+
+    def queued_blocks(self) -> Iterator[Any]:
+        """The GPU blocks that are held for those in the queue, in the order of their turns."""
+        return chain.from_iterable(pending.blocks for pending in self._queue)
 
     def moved(self) -> None:
         """A store has begun or ended: the queue's time starts anew."""

@@ -114,14 +114,14 @@ class SchedulerSide:
         self._local_tokens[request.request_id] = num_local
         num_tokens = self._offer(request, num_local)
         if num_tokens is not None:
-            self.stores.make_room(request, num_local)
+            self.stores.room.make(request, num_local)
         return num_tokens
 
     def allocated(self, request: "Request", num_external: int) -> None:
         """The scheduler admitted ``request`` and expects ``num_external`` tokens from us, maybe none."""
         request_id = request.request_id
         num_local = self._local_tokens.pop(request_id, 0)
-        self.stores.was_given(request, num_local, num_external)
+        self.stores.room.was_given(request, num_local, num_external)
         may_store = self.adapters.may_store(request, num_local // self.block_size)
         if request_id in self._admitted:
             if may_store:

@@ -15,9 +15,9 @@ from offload.breaker import CircuitBreaker
 from offload.layout import Ids
 from offload.ledger import JobLedger, Progress, StoreJob
 from offload.metrics import Metrics
-from offload.patience import Patience
 from offload.vllm.adapters import Adapters
 from offload.vllm.messages import StoreOrder
+from offload.vllm.room import Room
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -85,14 +85,16 @@ class Stores:
         self._block_size = block_size
         self._slot_bytes = slot_bytes
         self._store_answers = store_answers
-        self._step_tokens = step_tokens
         self.backlog = Backlog(allocator, clock, block_size=block_size, store_answers=store_answers)
-        self._restoring: dict[str, int] = {}  # blocks that requests need when their KV has been loaded
-        self._last_to_ask: str | None = None  # for which there was enough room, as it seemed
-        self._margin = 0  # blocks that running requests can take in the next step
-        self._is_waited_for = False  # in this step a request waits for blocks that stores hold
-        self._is_short = False  # and for more of them than the queue has
-        self._patience = Patience(clock)
+        self.room = Room(
+            self.backlog,
+            ledger,
+            self._block_pool,
+            metrics,
+            clock,
+            block_size=block_size,
+            step_tokens=step_tokens,
+        )
 
     def admit(self, request: "Request", keep: KeepHints | None) -> None:
         """The scheduler gave ``request`` blocks for the first time; ``keep`` says how to keep them."""
@@ -107,9 +109,7 @@ class Stores:
             preempted = backlog.get(request_id)
             is_back = preempted is not None and preempted.request.status is not RequestStatus.PREEMPTED
             backlog.set_aside(request_id, is_back=is_back)
-        if output.preempted_req_ids:
-            self._give_up("gave_way")
-        self._patience.spend(self._is_waited_for)
+        self.room.begin_step(output)
         busy: list[str] = []
         if output.total_num_scheduled_tokens > len(scheduled):
             busy = [request_id for request_id, num in scheduled.items() if num > 1]
@@ -117,17 +117,13 @@ class Stores:
             self._look(due, scheduled, has_turn=False)
         for due in backlog.turns():
             self._look(due, scheduled, has_turn=True)
-        orders = [] if self._is_short else self._store_ended()
-        self._is_short = self._is_waited_for = False
+        orders = [] if self.room.is_short else self._store_ended()
         if backlog.has_runs and self._may_store():
             for run in backlog.runs():
                 pending = backlog.get(run.owner) if run.owner in scheduled else None
                 if pending is not None and self._may_store():
                     orders += self._open(pending, run.start, run.stop)
-        for request_id in [request_id for request_id in self._restoring if request_id in scheduled]:
-            del self._restoring[request_id]
-        self._margin = self._room_to_run(output, busy)
-        self._give_way(self._margin)
+        self.room.end_step(output, busy)
         return orders
 
     def finish(self, request: "Request") -> list[StoreOrder]:
@@ -135,14 +131,14 @@ class Stores:
 
         What has no copy yet of a completed one is held, and stored now or in the next steps.
         """
-        self._restoring.pop(request.request_id, None)
+        self.room.forget(request.request_id)
         pending, is_waiting = self.backlog.finish(request.request_id)
         if pending is None:
             return []
         if request.status not in COMPLETED:
             if is_waiting:
                 known = self._allocator.known_depth(pending.chain, pending.num_full)
-                self._count_unstored(pending.num_full - known, "aborted")
+                self.room.count_unstored(pending.num_full - known, "aborted")
             return []
         num_full = planner.storable_blocks_at_finish(
             request.num_computed_tokens,
@@ -158,70 +154,28 @@ class Stores:
             return []
         start = self._allocator.known_depth(pending.chain, num_full)
         if start < pending.num_planned:
-            self._count_unstored(num_full - pending.num_planned, "not_admitted")
+            self.room.count_unstored(max(0, num_full - pending.num_planned), "not_admitted")
         elif start < num_full:
             blocks = table[start:num_full]
             self._block_pool.touch(blocks)
             self.backlog.end(pending, start, blocks)
         orders = self._store_ended()
-        self._give_way(self._margin)
+        self.room.let_run()
         return orders
-
-    def make_room(self, request: "Request", num_local: int) -> None:
-        """A waiting request is about to ask the scheduler for blocks, some of which stores may hold.
-
-        It waits for them while there is patience. Then the queue gives way, at once and by no more than the
-        request lacks; if it had to wait all the same, though there seemed to be enough, by all. What is in
-        flight cannot give way: a request that lacks more than the queue has waits for it, and meanwhile
-        nothing more of the queue is stored. Nor does the queue give way to one that waits for others anyway.
-
-        Args:
-            request: the request.
-            num_local: leading tokens that the GPU has.
-        """
-        num_queued, num_held = self.backlog.num_queued, self._ledger.num_held_blocks
-        if not num_queued + num_held:
-            return
-        num_needed = planner.blocks_to_admit(request.num_tokens, num_local, self._block_size)
-        num_lacking = num_needed - self._block_pool.get_num_free_blocks()
-        was_refused, self._last_to_ask = request.request_id == self._last_to_ask, None
-        if num_lacking <= 0 and not was_refused:
-            self._last_to_ask = request.request_id
-        elif num_lacking <= num_queued + num_held:
-            self._is_waited_for = True
-            if self._patience.is_over:
-                self._is_short = num_lacking > num_queued
-                if was_refused:
-                    self._give_up("gave_way")
-                elif not self._is_short:
-                    self._give_way(num_needed)
-                    self._last_to_ask = request.request_id
-
-    def was_given(self, request: "Request", num_local: int, num_external: int) -> None:
-        """It has got the blocks that it asked for, and asks for no more when ``num_external`` tokens come."""
-        self._last_to_ask = None
-        self._restoring.pop(request.request_id, None)
-        if num_external:
-            num_needed = planner.blocks_to_admit(
-                request.num_tokens, num_local + num_external, self._block_size
-            )
-            self._restoring[request.request_id] = num_needed
 
     def spoil(self) -> None:
         """Some GPU blocks hold no valid KV; which others were computed on top of them cannot be told."""
         self._ledger.spoil_stores()
-        self._give_up("outage")
+        self.room.give_up("outage")
 
     def reset(self) -> None:
         """Nothing computed before this is ever stored."""
         self.backlog.clear()
-        self._give_up("reset")
+        self.room.give_up("reset")
 
     def drop(self, is_meant: "Callable[[Request], bool]") -> None:
         """Nothing computed before this for these requests is ever stored."""
-        blocks = self.backlog.drop(is_meant)
-        self._block_pool.free_blocks(blocks)
-        self._count_unstored(len(blocks), "reset")
+        self.room.release(self.backlog.drop(is_meant), "reset")
 
     def advance(self, job: StoreJob, progress: Progress) -> None:
         """Take in what became of a store."""
@@ -259,14 +213,7 @@ class Stores:
     # Jobs
 
     def _may_store(self) -> bool:
-        return self._num_holdable() > 0 and self.breaker.allows
-
-    def _num_holdable(self) -> int:
-        return planner.holdable_blocks(
-            self._block_pool.num_gpu_blocks,
-            self._ledger.num_held_blocks,
-            is_patient=not self._patience.is_over,
-        )
+        return self.room.num_holdable > 0 and self.breaker.allows
 
     def _open(self, pending: Pending, start: int, stop: int) -> list[StoreOrder]:
         """Store full blocks of a running request from position ``start`` on; as many as may be held now."""
@@ -287,14 +234,14 @@ class Stores:
         """Store what is first in the queue, as much as may be held now."""
         orders: list[StoreOrder] = []
         if self.backlog.is_overdue:
-            self._give_up("overdue")
+            self.room.give_up("overdue")
         for _ in range(_ENDED_AT_ONCE):
             pending = self.backlog.first
             if pending is None or not self._may_store():
                 break
             orders += self._open_ended(pending)
         if self.breaker.is_outage:
-            self._give_up("outage")
+            self.room.give_up("outage")
         return orders
 
     def _open_ended(self, pending: Pending) -> list[StoreOrder]:
@@ -314,6 +261,10 @@ class Stores:
             self._drop_first(len(pending.blocks), "not_admitted")
         return orders
 
+    def _drop_first(self, num_blocks: int, why: str | None) -> None:
+        """Release blocks of the first in the queue; nothing is lost if there is no reason ``why``."""
+        self.room.release(self.backlog.take(num_blocks)[::-1], why)
+
     def _begin(self, pending: Pending, plan: StorePlan, blocks: list[Any]) -> StoreOrder:
         """Copy these blocks, which are held for it, into the slots of ``plan``."""
         self._adapters.stored(pending.request)
@@ -324,7 +275,7 @@ class Stores:
         return StoreOrder(job.job_id, block_ids_of(blocks), slots)
 
     def _limit(self) -> int:
-        return 1 if self.breaker.is_outage else self._num_holdable()  # a trial that hangs costs its slots
+        return 1 if self.breaker.is_outage else self.room.num_holdable  # a trial that hangs costs its slots
 
     def _end(self, job: StoreJob) -> None:
         self._block_pool.free_blocks(reversed(job.blocks))
@@ -340,51 +291,6 @@ class Stores:
         elif not job.given_up:
             self._metrics.count("failed_jobs")
             self.breaker.failed(job.job_id)
-
-    # What the queue gives up
-
-    def _room_to_run(self, output: "SchedulerOutput", busy: list[str]) -> int:
-        """Blocks that running requests can take in the next step, so that none is preempted for the queue."""
-        scheduled = output.num_scheduled_tokens
-        num_prefill = self._step_tokens
-        if output.total_num_scheduled_tokens < self._step_tokens:
-            prefills = [self.backlog.get(request_id) for request_id in busy]
-            if None not in prefills:
-                num_prefill = sum(
-                    each.request.num_tokens - each.request.num_computed_tokens - scheduled[each.request_id]
-                    for each in prefills
-                    if each is not None
-                )
-        num_prefill = min(num_prefill, self._step_tokens)
-        num_blocks = planner.blocks_to_run(len(scheduled), num_prefill, self._block_size)
-        return num_blocks + sum(self._restoring.values())
-
-    def _give_way(self, num_needed: int) -> None:
-        """Give up as many blocks as it takes for ``num_needed`` to be free. Others may share some of them."""
-        num_given_up = 0
-        while self.backlog.num_queued:
-            lacking = num_needed - self._block_pool.get_num_free_blocks()
-            if lacking <= 0:
-                return
-            num_given_up = max(lacking, 2 * num_given_up)
-            self._give_up("gave_way", num_given_up)
-
-    def _give_up(self, why: str, num_blocks: int | None = None) -> None:
-        """Release the last blocks of the queue, or all."""
-        if self.backlog.num_queued:
-            blocks = self.backlog.give_up(self.backlog.num_queued if num_blocks is None else num_blocks)
-            self._block_pool.free_blocks(blocks)
-            self._count_unstored(len(blocks), why)
-
-    def _drop_first(self, num_blocks: int, why: str | None) -> None:
-        """Release blocks of the first in the queue; nothing is lost if there is no reason ``why``."""
-        blocks = self.backlog.take(num_blocks)
-        self._block_pool.free_blocks(reversed(blocks))
-        if why is not None:
-            self._count_unstored(len(blocks), why)
-
-    def _count_unstored(self, num_blocks: int, why: str) -> None:
-        self._metrics.count(f"unstored_blocks_{why}", num_blocks)
 
 
 def block_ids_of(blocks: list[Any]) -> Ids:

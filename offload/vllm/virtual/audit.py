@@ -98,6 +98,7 @@ class Audit(SchedulerAudit):
         side.ledger.check_invariants()
         side.adapters.check_invariants()
         side.stores.backlog.check_invariants()
+        side.stores.room.check_invariants()
         side.restores.check_invariants()
         self._check_failed_slots()
         self._check_pinned_slots()
@@ -117,8 +118,7 @@ class Audit(SchedulerAudit):
             owners.update(block.block_id for block in blocks)
         for job in engine.jobs:
             owners.update(block.block_id for block in job.blocks)
-        for pending in engine.side.stores.backlog._queue:
-            owners.update(block.block_id for block in pending.blocks)
+        owners.update(block.block_id for block in engine.side.stores.backlog.queued_blocks())
         for block in manager.block_pool.blocks:
             num_owners = owners[block.block_id]
             assert block.is_null or block.ref_cnt == num_owners, (
@@ -156,7 +156,7 @@ class Audit(SchedulerAudit):
         assert not (
             side._admitted or side._local_tokens or len(side.stores.backlog) or list(side.restores)
         ), f"{side._admitted} {side._local_tokens} {list(side.restores)} are gone"
-        assert not side.stores._restoring, f"{side.stores._restoring} are gone"
+        assert not side.stores.room._restoring, f"{side.stores.room._restoring} are gone"
         assert not (side._hints or side.restores._followed), (
             f"{side._hints} {list(side.restores._followed)} are gone"
         )

@@ -1,0 +1,185 @@
+"""Room: GPU blocks that stores hold, and how they give way to requests that need them."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from offload import planner
+from offload.backlog import Backlog
+from offload.ledger import JobLedger
+from offload.metrics import Metrics
+from offload.patience import Patience
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+
+class Room:
+    """What stores may hold of the GPU's blocks, and what the queue of the backlog gives up, and when.
+
+    The queue gives way right before a request would be refused: before a waiting one is looked at, if there
+    is no patience left, and after every step to those that run. Blocks in flight cannot give way.
+    """
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        ledger: JobLedger,
+        block_pool: "BlockPool",
+        metrics: Metrics,
+        clock: Callable[[], float],
+        *,
+        block_size: int,
+        step_tokens: int,
+    ) -> None:
+        """Begin with nothing held.
+
+        Args:
+            backlog: has the queue.
+            ledger: of the jobs.
+            block_pool: the scheduler's.
+            metrics: counts what is not stored.
+            clock: in seconds.
+            block_size: tokens per block.
+            step_tokens: tokens that a step computes at most.
+        """
+        self._backlog = backlog
+        self._ledger = ledger
+        self._block_pool = block_pool
+        self._metrics = metrics
+        self._block_size = block_size
+        self._step_tokens = step_tokens
+        self._patience = Patience(clock)
+        self._restoring: dict[str, int] = {}  # blocks that requests need when their KV has been loaded
+        self._last_to_ask: str | None = None  # for which there was enough room, as it seemed
+        self._to_run_with = 0  # blocks that running requests can take in the next step
+        self._is_waited_for = False  # in this step a request waits for blocks that stores hold
+        self.is_short = False
+        """Whether it waits for more of them than the queue has, and without patience."""
+
+    @property
+    def num_holdable(self) -> int:
+        """GPU blocks that stores may hold now beside those in flight."""
+        is_patient = not self._patience.is_over
+        num_held = self._ledger.num_held_blocks
+        return planner.holdable_blocks(self._block_pool.num_gpu_blocks, num_held, is_patient=is_patient)
+
+    # Requests
+
+    def make(self, request: "Request", num_local: int) -> None:
+        """A waiting request is about to ask the scheduler for blocks, some of which stores may hold.
+
+        It waits for them while there is patience. Then the queue gives way, at once and by no more than the
+        request lacks; if it had to wait all the same, though there seemed to be enough, by all. A request
+        that lacks more than the queue has waits for what is in flight, and meanwhile nothing more of the
+        queue is stored. Nor does the queue give way to one that waits for others anyway.
+
+        Args:
+            request: the request.
+            num_local: leading tokens that the GPU has.
+        """
+        num_queued, num_held = self._backlog.num_queued, self._ledger.num_held_blocks
+        if not num_queued + num_held:
+            return
+        num_needed = planner.blocks_to_admit(request.num_tokens, num_local, self._block_size)
+        num_lacking = num_needed - self._block_pool.get_num_free_blocks()
+        was_refused, self._last_to_ask = request.request_id == self._last_to_ask, None
+        if num_lacking <= 0 and not was_refused:
+            self._last_to_ask = request.request_id
+        elif num_lacking <= num_queued + num_held:
+            self._is_waited_for = True
+            if self._patience.is_over:
+                self.is_short = num_lacking > num_queued
+                if was_refused:
+                    self.give_up("gave_way")
+                elif not self.is_short:
+                    self._give_way(num_needed)
+                    self._last_to_ask = request.request_id
+
+    def was_given(self, request: "Request", num_local: int, num_external: int) -> None:
+        """It has got the blocks that it asked for, and asks for no more when ``num_external`` tokens come."""
+        self._last_to_ask = None
+        self._restoring.pop(request.request_id, None)
+        if num_external:
+            num_computed = num_local + num_external
+            num_needed = planner.blocks_to_admit(request.num_tokens, num_computed, self._block_size)
+            self._restoring[request.request_id] = num_needed
+
+    def forget(self, request_id: str) -> None:
+        """It is over."""
+        self._restoring.pop(request_id, None)
+
+    # Steps
+
+    def begin_step(self, output: "SchedulerOutput") -> None:
+        """The scheduler is done with a step, and stores are to be planned."""
+        if output.preempted_req_ids:
+            self.give_up("gave_way")
+        self._patience.spend(self._is_waited_for)
+
+    def end_step(self, output: "SchedulerOutput", busy: list[str]) -> None:
+        """Stores are planned; ``busy`` requests compute more than one token in this step."""
+        self.is_short = self._is_waited_for = False
+        for request_id in [
+            request_id for request_id in self._restoring if request_id in output.num_scheduled_tokens
+        ]:
+            del self._restoring[request_id]
+        num_prefill = self._tokens_to_prefill(output, busy)
+        num_running = len(output.num_scheduled_tokens)
+        num_blocks = planner.blocks_to_run(num_running, num_prefill, self._block_size)
+        self._to_run_with = num_blocks + sum(self._restoring.values())
+        self.let_run()
+
+    def let_run(self) -> None:
+        """Give up what running requests can take in a step, so that none is preempted for the queue."""
+        self._give_way(self._to_run_with)
+
+    def _tokens_to_prefill(self, output: "SchedulerOutput", busy: list[str]) -> int:
+        """Prompt tokens that the next step computes at most, of requests that run already."""
+        pending = [self._backlog.get(request_id) for request_id in busy]
+        if output.total_num_scheduled_tokens >= self._step_tokens or None in pending:
+            return self._step_tokens  # others may have had no turn, or are not known here
+        requests = [each.request for each in pending if each is not None]
+        num_left: int = sum(request.num_tokens - request.num_computed_tokens for request in requests)
+        num_left -= sum(output.num_scheduled_tokens[request_id] for request_id in busy)
+        return min(num_left, self._step_tokens)
+
+    # Giving up
+
+    def give_up(self, why: str, num_blocks: int | None = None) -> None:
+        """Release the last blocks of the queue, or all."""
+        if self._backlog.num_queued:
+            num_blocks = self._backlog.num_queued if num_blocks is None else num_blocks
+            self.release(self._backlog.give_up(num_blocks), why)
+
+    def release(self, blocks: list[Any], why: str | None) -> None:
+        """Release blocks that were queued, the first to be reused first; none is lost without ``why``."""
+        self._block_pool.free_blocks(blocks)
+        if why is not None:
+            self.count_unstored(len(blocks), why)
+
+    def count_unstored(self, num_blocks: int, why: str) -> None:
+        """So many full blocks are not stored."""
+        self._metrics.count(f"unstored_blocks_{why}", num_blocks)
+
+    def _give_way(self, num_needed: int) -> None:
+        """Give up as many blocks as it takes for ``num_needed`` to be free. Others may share some of them."""
+        num_given_up = 0
+        while self._backlog.num_queued:
+            num_lacking = num_needed - self._block_pool.get_num_free_blocks()
+            if num_lacking <= 0:
+                return
+            num_given_up = max(num_lacking, 2 * num_given_up)
+            self.give_up("gave_way", num_given_up)
+
+    def check_invariants(self) -> None:
+        """References are those of the queue and of the jobs in flight, and each is held in earnest."""
+        self._patience.check_invariants()
+        assert not (self.is_short or self._is_waited_for), "somebody waits since an earlier step"
+        assert all(num >= 0 for num in self._restoring.values()), f"{self._restoring}"
+        queued = Counter(block.block_id for block in self._backlog.queued_blocks())
+        for block_id, num in queued.items():
+            held = self._block_pool.blocks[block_id].ref_cnt
+            assert held >= num, f"GPU block {block_id} is queued {num} times and held {held} times"
