@@ -4,12 +4,15 @@ from bisect import bisect_left
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import count
 
+from evictor.untracked import untrack
+
 
 class Ghosts:
     """Runs of evicted names, the oldest run forgotten first, its last name first.
 
     A run is the names of one bite, in chain order, and found by the first of them: whoever asks for the
-    others asks for that one too. Names of 32 bytes are most of its memory.
+    others asks for that one too. Names of 32 bytes are most of its memory. The garbage collector visits runs,
+    not their names.
     """
 
     def __init__(self, limit: int) -> None:
@@ -44,7 +47,8 @@ class Ghosts:
         if names[0] in self._serials:
             self.take(names[0], len(self._runs[self._serials[names[0]]]))
         serial = self._serials[names[0]] = next(self._serial)
-        self._runs[serial] = list(names)
+        self._runs[serial] = run = list(names)
+        untrack(run)
         self._num_names += len(names)
         self.trim(self.limit)
 
