@@ -69,8 +69,9 @@ class Order(Generic[L]):
             del self._highest[at], self._keys[at], self._leaves[at]
         elif place == len(keys):
             self._highest[at] = keys[-1]
-        if 0 < len(keys) < _CHUNK // 4 and at + 1 < len(self._keys):
+        if 0 < len(keys) < _CHUNK // 4:
             self._join_next(at)
+            self._join_next(at - 1)
         if was_first := key == self.first_key:
             self.first_key, self.first = (
                 (self._keys[0][0], self._leaves[0][0]) if self._size else (None, None)
@@ -117,6 +118,8 @@ class Order(Generic[L]):
 
     def _join_next(self, at: int) -> None:
         """Of two short neighbours one is made, so that there are not many chunks of few leaves."""
+        if not 0 <= at < len(self._keys) - 1:
+            return
         keys, leaves = self._keys[at], self._leaves[at]
         if len(keys) + len(self._keys[at + 1]) <= _CHUNK:
             keys += self._keys[at + 1]

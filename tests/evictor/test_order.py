@@ -50,14 +50,14 @@ def test_as_a_sorted_list(late: float) -> None:
 
 def test_a_few_that_are_left_of_many_take_little_room() -> None:
     order: Order[int] = Order()
-    for number in range(100_000):
+    for number in range(20_000):
         order.add((number,), number)
+    assert len(order._keys) > 30
+    for number in range(20_000):
         if number % 400:
             order.remove((number,))
-    for number in range(0, 100_000, 1000):
-        order.add((number, 1), number)
     order.check_invariants()
-    assert len(order) == 350
+    assert len(order) == 50
     assert len(order._keys) < 10
 
 
