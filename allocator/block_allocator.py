@@ -303,6 +303,7 @@ class CpuOffloadingBlockAllocator:
         carried over, or done as soon as a store needs the slots.
         """
         self._orphan_plans()
+        self._ranking.join_more()
         self._work_left = self._take_away(self._step_work)
 
     def take_events(self) -> list[Stored | Evicted]:

@@ -153,6 +153,10 @@ class PrefixTree:
         """Those that hang at its end, dead ones too."""
         return self._table.children(node)
 
+    def is_dead(self, node: Node) -> bool:
+        """Whether it was cut off, or hangs on what was. O(segments before it), O(1) if nothing was."""
+        return self._table.is_dead(node)
+
     def is_only_child(self, node: Node) -> bool:
         """Whether nothing hangs beside it."""
         return node.next == NOBODY and node.previous == NOBODY

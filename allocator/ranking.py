@@ -11,6 +11,10 @@ _NODE_WORK = 256
 """Positions that can be taken away in the time it takes to remove a node."""
 
 
+_MAX_JOINED = 512
+"""Nodes that become one with others in one call."""
+
+
 class Ranking:
     """Changes the tree and tells the policy: whatever splits, grows or goes does so through here."""
 
@@ -19,6 +23,10 @@ class Ranking:
         self._tree = tree
         self._policy = policy
         self._hinted = policy if isinstance(policy, HintedPolicy) else None
+        self._max_joined = _MAX_JOINED
+        self._to_join: Node | None = (
+            None  # where a path ends whose nodes may be joined, too many for one call
+        )
 
     def use(self, chain: Sequence[bytes], hints: KeepHints | None) -> None:
         """A request asks for ``chain``. O(log n), O(segments) of the chain."""
@@ -125,6 +133,12 @@ class Ranking:
                     self._policy.enter(parent)
         return removed, work
 
+    def join_more(self) -> None:
+        """Go on with what the last use had to leave apart, because it was too much for one call."""
+        node, self._to_join = self._to_join, None
+        if node is not None and node.parent is not None and not self._tree.is_dead(node):
+            self._join(self._tree.path(node))
+
     # Private
 
     def _join(self, path: Sequence[Node]) -> None:
@@ -132,21 +146,30 @@ class Ranking:
 
         They were apart because something hung between them, or because one was used more often. A use of
         all makes them alike. O(1) per node of the path, which the use cost anyway, and O(1) array work per
-        position where nodes are joined.
+        position where nodes are joined; ``_MAX_JOINED`` at once, then ``join_more``.
         """
-        start = 0
+        start, left = 0, self._max_joined
         for stop in range(1, len(path) + 1):
-            if stop < len(path):
-                head, last = path[stop], path[start]
-                is_alone = self._tree.is_only_child(path[stop - 1]) and not head.pins
-                if is_alone and self._policy.may_join(head, last):
-                    continue
+            if stop < len(path) and stop - start <= left and self._may_join(path, start, stop):
+                continue
             if stop - start > 1:
-                parts = path[start:stop]
-                self._policy.leave(parts[0])
-                joined = self._tree.join(parts)
-                for gone in parts:
-                    if gone is not joined:
-                        self._policy.joined(joined, gone)
-                self.refresh(joined)
+                joined = self._join_all(path[start:stop])
+                left -= stop - start - 1
+                if left <= 0:
+                    self._to_join = joined
+                    return
             start = stop
+
+    def _may_join(self, path: Sequence[Node], start: int, stop: int) -> bool:
+        """Whether ``path[stop]`` may be one with ``path[start:stop]``, which may be."""
+        is_alone = self._tree.is_only_child(path[stop - 1]) and not path[stop].pins
+        return is_alone and self._policy.may_join(path[stop], path[start])
+
+    def _join_all(self, parts: Sequence[Node]) -> Node:
+        self._policy.leave(parts[0])
+        joined = self._tree.join(parts)
+        for gone in parts:
+            if gone is not joined:
+                self._policy.joined(joined, gone)
+        self.refresh(joined)
+        return joined

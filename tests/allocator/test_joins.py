@@ -49,6 +49,47 @@ def test_a_document_is_one_segment_again_when_what_left_it_is_gone(policy: str) 
 
 
 @pytest.mark.parametrize("policy", JOINING)
+def test_what_is_too_much_for_one_request_is_joined_in_the_next_steps(policy: str) -> None:
+    allocator = _fragmented(policy)
+    for _ in range(NUM_USES):
+        allocator.touch(DOCUMENT)
+    for depth, chain in FORKS.items():
+        allocator.drop(chain, depth)
+    allocator._ranking._max_joined = 10
+    allocator.touch(DOCUMENT)
+    left = _num_segments(allocator)
+    assert left == len(FORKS) + 1 - 10
+    while left > 1:
+        allocator.tidy()
+        allocator.check_invariants()
+        left, before = _num_segments(allocator), left
+        assert before - left == min(10, before - 1)
+    allocator.reset()
+    allocator.tidy()
+    allocator.check_invariants()
+
+
+@pytest.mark.parametrize("goes", ["evicted", "cut off", "cut off, and carried over"])
+@pytest.mark.parametrize("policy", JOINING)
+def test_what_is_yet_to_be_joined_may_be_gone(policy: str, goes: str) -> None:
+    allocator = _fragmented(policy)
+    for _ in range(NUM_USES):
+        allocator.touch(DOCUMENT)
+    for depth, chain in FORKS.items():
+        allocator.drop(chain, depth)
+    allocator._ranking._max_joined = 1
+    allocator.touch(DOCUMENT)
+    if goes == "evicted":
+        allocator.evict(1024)
+    else:
+        allocator._work_left = 0 if "carried" in goes else 1 << 20
+        allocator.reset()
+    allocator.tidy()
+    allocator.check_invariants()
+    assert allocator.num_free == allocator.capacity
+
+
+@pytest.mark.parametrize("policy", JOINING)
 def test_parts_with_something_between_them_stay_apart(policy: str) -> None:
     allocator = _fragmented(policy)
     kept = list(FORKS)[1::2]

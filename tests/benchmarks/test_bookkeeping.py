@@ -1,0 +1,30 @@
+"""The benchmarks of our own bookkeeping run, in small, and write what they print."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gc_pause, splits
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_pauses_of_collections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.json"
+    assert (
+        gc_pause.main(["--slots", "2000", "--chains", "8", "--policies", "hazard", "--json", str(out)]) == 0
+    )
+    [row] = json.loads(out.read_text())["rows"]
+    assert row["nodes"] > 100
+    assert row["bytes_per_slot"] > 0
+    assert "pause ms" in capsys.readouterr().out
+
+
+def test_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "rows.json"
+    assert splits.main(["--blocks", "256", "--json", str(out)]) == 0
+    segments = [(row["policy"], row["segments"]) for row in json.loads(out.read_text())["rows"]]
+    for policy in ("hazard", "lru"):
+        assert [count for name, count in segments if name == policy] == [1, 64, 1]
+    assert "they are gone" in capsys.readouterr().out
