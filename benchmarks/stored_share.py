@@ -93,16 +93,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.disable(logging.WARNING)
     scenes = list(_scenes(options.quick))
     meta = report.meta(settings={"quick": options.quick, "step_seconds": options.step_seconds})
-    rows = list(tqdm(_rows(scenes, options.step_seconds), total=len(scenes)))
+    rows = []
+    for row in tqdm(_rows(scenes, options.step_seconds), total=len(scenes)):
+        rows.append(row)
+        if options.json:
+            report.write_json(options.json, meta, rows)
     print(_table(rows))
-    if options.json:
-        report.write_json(options.json, meta, rows)
     return 0
 
 
 def _scenes(is_quick: bool) -> Iterator[Scene]:
     lengths = (1, 15) if is_quick else (1, 4, 8, 15)
-    at_once = (1, 8) if is_quick else (1, 4, 32)
+    at_once = (1, 8) if is_quick else (1, 8, 32)
     steps = (2, 16) if is_quick else (2,)
     answers = (1,) if is_quick else (1, 4, 64)
     copies = (4,) if is_quick else (1, 4, 12)

@@ -35,6 +35,8 @@ class Pending:
             chains do not fit the pool together would evict each other's blocks with every block they fill.
         blocks: once it has ended, the GPU blocks that are held for it and have no copy yet.
         start: chain position of the first of these.
+        num_in_flight: GPU blocks that its stores in flight hold.
+        is_over: it holds none itself.
     """
 
     request_id: str
@@ -46,6 +48,8 @@ class Pending:
     num_planned: int = 0
     blocks: list[Any] = field(default_factory=list)
     start: int = 0
+    num_in_flight: int = 0
+    is_over: bool = False
 
     @property
     def stop(self) -> int:

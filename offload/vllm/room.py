@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from offload import planner
-from offload.backlog import Backlog
-from offload.ledger import JobLedger
+from offload.backlog import Backlog, Pending
+from offload.ledger import JobLedger, StoreJob
 from offload.metrics import Metrics
 from offload.patience import Patience
 
@@ -52,6 +52,8 @@ class Room:
         self._block_size = block_size
         self._step_tokens = step_tokens
         self._patience = Patience(clock)
+        self._in_flight: dict[int, Pending] = {}  # whose blocks a store job holds
+        self._num_left = 0  # of these, blocks of requests that are over
         self._restoring: dict[str, int] = {}  # blocks that requests need when their KV has been loaded
         self._last_to_ask: str | None = None  # for which there was enough room, as it seemed
         self._to_run_with = 0  # blocks that running requests can take in the next step
@@ -80,15 +82,15 @@ class Room:
             request: the request.
             num_local: leading tokens that the GPU has.
         """
-        num_queued, num_held = self._backlog.num_queued, self._ledger.num_held_blocks
-        if not num_queued + num_held:
+        num_queued = self._backlog.num_queued
+        if not num_queued + self._num_left:
             return
         num_needed = planner.blocks_to_admit(request.num_tokens, num_local, self._block_size)
         num_lacking = num_needed - self._block_pool.get_num_free_blocks()
         was_refused, self._last_to_ask = request.request_id == self._last_to_ask, None
         if num_lacking <= 0 and not was_refused:
             self._last_to_ask = request.request_id
-        elif num_lacking <= num_queued + num_held:
+        elif num_lacking <= num_queued + self._num_left:
             self._is_waited_for = True
             if self._patience.is_over:
                 self.is_short = num_lacking > num_queued
@@ -107,9 +109,31 @@ class Room:
             num_needed = planner.blocks_to_admit(request.num_tokens, num_computed, self._block_size)
             self._restoring[request.request_id] = num_needed
 
-    def forget(self, request_id: str) -> None:
-        """It is over."""
+    def finish(self, request_id: str, pending: Pending | None) -> None:
+        """It is over: what its stores in flight hold is held by nobody else."""
         self._restoring.pop(request_id, None)
+        if pending is not None:
+            pending.is_over = True
+            self._num_left += pending.num_in_flight
+
+    # Jobs
+
+    def begin(self, job: StoreJob, pending: Pending) -> None:
+        """A store has begun."""
+        self._in_flight[job.job_id] = pending
+        self._count_in_flight(pending, len(job.blocks))
+
+    def release_held(self, job: StoreJob) -> None:
+        """A store has ended, or is given up: release its blocks."""
+        pending = self._in_flight.pop(job.job_id, None)
+        if pending is not None:
+            self._count_in_flight(pending, -len(job.blocks))
+        self._block_pool.free_blocks(reversed(job.blocks))
+
+    def _count_in_flight(self, pending: Pending, num_blocks: int) -> None:
+        pending.num_in_flight += num_blocks
+        if pending.is_over:
+            self._num_left += num_blocks
 
     # Steps
 
@@ -177,6 +201,13 @@ class Room:
     def check_invariants(self) -> None:
         """References are those of the queue and of the jobs in flight, and each is held in earnest."""
         self._patience.check_invariants()
+        over = [pending for pending in set(self._in_flight.values()) if pending.is_over]
+        num_left = sum(pending.num_in_flight for pending in over)
+        assert num_left == self._num_left, f"{num_left} blocks left in flight, {self._num_left} counted"
+        num_held = sum(pending.num_in_flight for pending in set(self._in_flight.values()))
+        assert num_held == self._ledger.num_held_blocks, (
+            f"{num_held} of requests, {self._ledger.num_held_blocks}"
+        )
         assert not (self.is_short or self._is_waited_for), "somebody waits since an earlier step"
         assert all(num >= 0 for num in self._restoring.values()), f"{self._restoring}"
         queued = Counter(block.block_id for block in self._backlog.queued_blocks())

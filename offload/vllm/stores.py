@@ -131,8 +131,8 @@ class Stores:
 
         What has no copy yet of a completed one is held, and stored now or in the next steps.
         """
-        self.room.forget(request.request_id)
         pending, is_waiting = self.backlog.finish(request.request_id)
+        self.room.finish(request.request_id, pending)
         if pending is None:
             return []
         if request.status not in COMPLETED:
@@ -186,7 +186,8 @@ class Stores:
             self._end(job)
         elif progress.gave_up:
             self._allocator.abandon(job.plan)
-            self._block_pool.free_blocks(reversed(self._ledger.take_held(job)))
+            self.room.release_held(job)
+            self._ledger.take_held(job)
 
     # Which blocks
 
@@ -269,6 +270,7 @@ class Stores:
         """Copy these blocks, which are held for it, into the slots of ``plan``."""
         self._adapters.stored(pending.request)
         job = self._ledger.open_store(plan, blocks)
+        self.room.begin(job, pending)
         self.breaker.began(job.job_id)
         slots = plan.slots[:, 0]
         self.filled_by[slots] = job.job_id
@@ -278,7 +280,7 @@ class Stores:
         return 1 if self.breaker.is_outage else self.room.num_holdable  # a trial that hangs costs its slots
 
     def _end(self, job: StoreJob) -> None:
-        self._block_pool.free_blocks(reversed(job.blocks))
+        self.room.release_held(job)
         self.backlog.moved()
         if job.num_copied == job.num_blocks:
             self._metrics.count("stored_bytes", job.num_copied * self._slot_bytes)

@@ -55,13 +55,16 @@ class _NoReferences:
     """A GPU block pool that is asked to hold and release blocks, and does not."""
 
     def __init__(self, pool: Any) -> None:
-        self.num_gpu_blocks = pool.num_gpu_blocks
+        self._pool = pool
 
     def touch(self, blocks: Any) -> None:
         pass
 
     def free_blocks(self, blocks: Any) -> None:
         pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
 
 
 @mutant
@@ -70,7 +73,7 @@ def source_blocks_are_not_held_during_a_store(patch: pytest.MonkeyPatch) -> None
 
     def init(self: Stores, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self._block_pool = _NoReferences(self._block_pool)
+        self._block_pool = self.room._block_pool = _NoReferences(self._block_pool)
 
     patch.setattr(Stores, "__init__", init)
 
