@@ -107,6 +107,7 @@ def test_a_pin_is_a_day_at_most(caplog: pytest.LogCaptureFixture) -> None:
         (RequestHints(priority="low"), KeepHints(Worth.LOW)),
         (RequestHints(priority="high", pin_seconds=7), KeepHints(Worth.HIGH, pinned_until=107)),
         (RequestHints(ttl_seconds=7), KeepHints(ttl=7)),
+        (RequestHints(pin_seconds=7), KeepHints(pinned_until=107)),
         (RequestHints(keep=False, priority="high", pin_seconds=7, ttl_seconds=7), KeepHints(Worth.UNWANTED)),
     ],
     ids=str,

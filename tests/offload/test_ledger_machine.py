@@ -166,6 +166,30 @@ def test_a_job_fails_as_soon_as_one_rank_falls_short_and_ends_with_the_last() ->
     assert job.num_copied == 1
 
 
+def test_news_of_a_job_is_news_once() -> None:
+    ledger = JobLedger(num_ranks=3)
+    job = ledger.open_load(restore_of(3), 0, 3)
+    reports = [ledger.report(job.job_id, 0, 1, True), ledger.report(job.job_id, 1, 1, True)]
+    assert [(each.fell_short, each.gave_up) for each in reports if each] == [(True, True), (False, False)]
+
+
+def test_a_job_ends_with_the_last_of_its_ranks_however_they_are_reported() -> None:
+    ledger = JobLedger(num_ranks=3)
+    job = ledger.open_load(restore_of(2), 0, 2)
+    reports = [ledger.report(job.job_id, num_ranks, 2) for num_ranks in (1, 2)]
+    assert [each.ended for each in reports if each] == [False, True]
+
+
+def test_a_restore_counts_its_parts() -> None:
+    ledger = JobLedger(num_ranks=1)
+    restore = restore_of(4)
+    jobs = [ledger.open_load(restore, 0, 1), ledger.open_load(restore, 1, 4)]
+    assert (restore.parts_left, restore.restore_id) == (2, jobs[0].job_id)
+    for left, job in zip((1, 0), jobs, strict=True):
+        ledger.report(job.job_id, 1, job.num_blocks)
+        assert restore.parts_left == left
+
+
 def test_a_spoiled_store_ends_with_nothing_copied_whatever_is_reported() -> None:
     ledger = JobLedger(num_ranks=1)
     plan = StorePlan(0, 0, [b"x", b"y"], np.zeros((2, 1), dtype=np.int64), None)

@@ -251,3 +251,12 @@ def test_loads_tried_beside_stuck_ones_leave_half_of_the_gpu(
     num_stuck: int, num_blocks: int, may: bool
 ) -> None:
     assert may_load(100, num_stuck, num_blocks) is may
+
+
+def test_what_is_computed_beyond_known_tokens_is_not_storable() -> None:
+    """Drafts, and tokens that are not sampled yet."""
+    assert storable_blocks(40, 23, 9, 4) == 5
+
+
+def test_the_next_look_at_an_answer_is_when_its_run_is_full() -> None:
+    assert tokens_to_next_look(33, 8, 8, 3, 4) == 11
