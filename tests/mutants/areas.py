@@ -1,0 +1,80 @@
+"""What is made mutants of, and which of our tests are to notice them."""
+
+from typing import NamedTuple
+
+
+class Area(NamedTuple):
+    """Attributes:
+    sources: modules.
+    tests: files whose tests may notice a mutant, the quick ones first.
+    """
+
+    sources: list[str]
+    tests: list[str]
+
+
+AREAS = {
+    "allocator": Area(
+        [
+            "allocator.block_allocator",
+            "allocator.prefix_tree",
+            "allocator.slot_pool",
+            "allocator.in_flight",
+            "allocator.ranking",
+            "allocator.uncached",
+            "allocator.node",
+            "allocator.conservation",
+            "allocator.giving_back",
+            "allocator.node_table",
+        ],
+        [
+            "tests/allocator/test_pins.py",
+            "tests/allocator/test_stores.py",
+            "tests/allocator/test_eviction.py",
+            "tests/allocator/test_extremes.py",
+            "tests/allocator/test_situations.py",
+            "tests/allocator/test_slot_pool.py",
+            "tests/allocator/test_uncached.py",
+            "tests/allocator/test_prefix_tree_machine.py",
+            "tests/mutants/machines.py",
+        ],
+    ),
+    "evictor": Area(
+        [
+            "evictor.hinted",
+            "evictor.hints",
+            "evictor.hazard",
+            "evictor.ranked",
+            "evictor.order",
+            "evictor.reuse",
+            "evictor.history",
+        ],
+        [
+            "tests/evictor/test_hinted.py",
+            "tests/evictor/test_hinted_share.py",
+            "tests/evictor/test_hazard.py",
+            "tests/evictor/test_lru.py",
+            "tests/evictor/test_policy_contract.py",
+            "tests/evictor/test_golden_hits.py",
+            "tests/mutants/machines.py",
+        ],
+    ),
+    "ledger": Area(["offload.ledger"], ["tests/offload/test_ledger_machine.py"]),
+    "planner": Area(["offload.planner"], ["tests/offload/test_planner.py"]),
+    "hints": Area(["offload.hints"], ["tests/offload/test_hints.py"]),
+    "seals": Area(
+        ["offload.seals", "offload.transfer"],
+        ["tests/offload/test_seals.py", "tests/offload/test_transfer.py"],
+    ),
+}
+
+LEFT_OUT = {
+    "test_any_order_of_calls",  # they count what they have met, and here they are cut short;
+    "test_the_allocator_does_what_its_model_does",  # their machines are in tests/mutants/machines.py
+    "test_the_tree_does_what_its_model_does",
+    "test_leaf_lru_is_lru_over_single_keys",
+    "test_a_long_history_leaves_nothing_behind",  # these take long
+    "test_hits_are_those_of_the_policy_over_single_blocks",
+    "test_the_share_holds_in_random_histories_of_a_pool",
+}
+"""Tests by name."""

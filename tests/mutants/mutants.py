@@ -1,0 +1,81 @@
+"""The list of mutants: each is to be noticed by more than one test, or by an invariant."""
+
+from itertools import groupby
+
+from tests.mutants.edits import Edit
+
+_ALLOCATOR = "allocator.block_allocator:CpuOffloadingBlockAllocator"
+_TREE = "allocator.prefix_tree:PrefixTree"
+_RANKING = "allocator.ranking:Ranking"
+_POOL = "allocator.slot_pool:SlotPool"
+_PLANS = "allocator.in_flight:PlansInFlight"
+_HINTED = "evictor.hinted:HintedPolicy"
+_HAZARD = "evictor.hazard:HazardPolicy"
+_RANKED = "evictor.ranked:RankedPolicy"
+_LEDGER = "offload.ledger:JobLedger"
+_TRANSFER = "offload.transfer:TransferEngine"
+_SEALS = "offload.seals:Seals"
+
+_ROWS = [
+    # area, function, old text, new text
+    ("allocator", f"{_TREE}._split_off_tail", "tail.pins, node.pins = node.pins, NO_PINS", "pass"),
+    ("allocator", f"{_TREE}._split_off_tail", "pin.node = tail", "pass"),
+    ("allocator", f"{_TREE}._split_off_tail", "child.parent = tail", "pass"),
+    ("allocator", f"{_TREE}._split_off_tail", "tail.resident = part.resident", "pass"),
+    ("allocator", f"{_TREE}._split_off_head", "min(node.resident, size)", "size"),
+    ("allocator", f"{_TREE}._split_off_head", "self._point_all(head)", "pass"),
+    ("allocator", f"{_TREE}._split_off_head", "self._index[node.hash_at(0)] = node.id", "pass"),
+    ("allocator", f"{_TREE}.append", "self._point(self._marked(hashes, depth), node)", "pass"),
+    ("allocator", f"{_TREE}.settle", "node.resident = len(node)", "pass"),
+    ("allocator", f"{_TREE}.trim", "pin.kept = max(0, node.end - pin.start)", "pass"),
+    ("allocator", f"{_TREE}.join", "pin.node = heir", "pass"),
+    ("allocator", f"{_TREE}.find", "depth == size or chain[depth] == after", "True"),
+    ("allocator", f"{_TREE}.lead", "max(start - 1, 0)", "start"),
+    ("allocator", f"{_ALLOCATOR}.plan_store", "self._ranking.refresh(node)", "pass"),
+    ("allocator", f"{_ALLOCATOR}.commit", "if self._ends_orphan(plan):\n        return", "pass"),
+    ("allocator", f"{_ALLOCATOR}.drop", "node.start + node.resident > position", "True"),
+    ("allocator", f"{_ALLOCATOR}.unpin", "self._pool.end_read(flat(pin.slots[pin.kept :]))", "pass"),
+    ("allocator", f"{_RANKING}.node_ending_at", "self.refresh(new)", "pass"),
+    ("allocator", f"{_RANKING}.evict", "self._policy.forget(leaf)", "pass"),
+    ("allocator", f"{_POOL}.end_read", "self._num_readers[slots] -= 1", "self._num_readers[slots] = 0"),
+    ("allocator", f"{_POOL}.move", "self.num_free += num_slots", "pass"),
+    ("evictor", f"{_HINTED}.ask", "mark.stamp, mark.last_use = self._stamp, now", "mark.last_use = now"),
+    ("evictor", f"{_HINTED}.ask", "num_fixed += len(node)", "pass"),
+    ("evictor", f"{_HINTED}.inherit", "self._mark(heir, mark.claims, mark)", "self._mark(heir, mark.claims)"),
+    ("evictor", f"{_HINTED}.evicted", "self._file(leaf, mark)", "pass"),
+    ("evictor", f"{_HINTED}.forget", "self._num_marks -= 1", "pass"),
+    ("ledger", f"{_LEDGER}.open_store", "self.num_held_blocks += len(blocks)", "pass"),
+    ("ledger", f"{_LEDGER}.take_held", "self.num_held_blocks -= len(blocks)", "pass"),
+    ("ledger", f"{_LEDGER}.take_held", "job.blocks, []", "job.blocks, job.blocks"),
+    ("ledger", f"{_LEDGER}.open_load", "restore.parts_left += 1", "pass"),
+    ("ledger", f"{_LEDGER}.report", "min(job.num_copied, num_copied)", "num_copied"),
+    ("ledger", f"{_LEDGER}.report", "num_copied < job.num_copied", "num_copied < job.num_blocks"),
+    ("ledger", f"{_LEDGER}.report", "given_up and not job.given_up", "given_up"),
+    ("ledger", f"{_LEDGER}.report", "job.given_up |= given_up", "job.given_up = given_up"),
+    ("ledger", f"{_LEDGER}.report", "job.ranks_left -= num_ranks", "job.ranks_left -= 1"),
+    ("ledger", f"{_LEDGER}.report", "job.ranks_left <= 0", "job.ranks_left <= 1"),
+    ("ledger", f"{_LEDGER}.report", "self.num_given_up -= job.given_up", "pass"),
+    ("ledger", f"{_LEDGER}.report", "self.num_held_blocks -= len(job.blocks)", "pass"),
+    ("ledger", "offload.ledger:Restore.end_part", "self.parts_left -= 1", "pass"),
+    ("planner", "offload.planner:storable_blocks", "min(min(num_computed, num_tokens)", "min(num_computed"),
+    (
+        "planner",
+        "offload.planner:storable_blocks_at_finish",
+        "num_computed - num_unconfirmed",
+        "num_computed",
+    ),
+    ("planner", "offload.planner:storable_blocks_at_finish", "num_tokens - 1", "num_tokens"),
+    ("planner", "offload.planner:loadable_tokens", " - num_local, 0)", ", 0)"),
+    ("planner", "offload.planner:load_range", "range(num_local // block_size", "range(0"),
+    ("planner", "offload.planner:load_parts", "2 * stops[-1]", "stops[-1] + first_part"),
+    ("planner", "offload.planner:tokens_to_next_look", "num_seen + run", "num_seen + run + 1"),
+    ("planner", "offload.planner:may_load", "num_stuck + num_blocks <=", "num_blocks <="),
+    ("hints", "offload.hints:_is_duration", "0 < value", "0 <= value"),
+    ("hints", "offload.hints:_is_duration", "not isinstance(value, bool) and", ""),
+    ("hints", "offload.hints:_warn_once", "_warned.add(kind)", "pass"),
+    ("hints", "offload.hints:RequestHints.to_keep", "now + self.pin_seconds", "self.pin_seconds"),
+    ("hints", "offload.hints:_is_priority", "value in tuple(_PRIORITIES)", "True"),
+]
+
+MUTANTS = {area: [Edit(*row[1:]) for row in rows] for area, rows in groupby(_ROWS, key=lambda row: row[0])}
+"""By area."""

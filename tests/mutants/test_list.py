@@ -1,0 +1,38 @@
+"""Every mutant of the list is noticed by more than one of our tests, or by an invariant."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.mutants import MUTANTS
+from tests.seeds import OTHER_SEEDS
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.skipif(OTHER_SEEDS != 0, reason="which test meets a mutant is up to the seeds"),
+    pytest.mark.timeout(1200),
+]
+
+
+def test_there_are_as_many_as_the_documentation_says() -> None:
+    number = sum(map(len, MUTANTS.values()))
+    assert (
+        f"{number} mutants of the allocator, policies, ledger, planner and hints"
+        in (ROOT / "docs" / "correctness.md").read_text()
+    )
+
+
+@pytest.mark.parametrize("area", MUTANTS)
+def test_mutants_are_noticed(area: str, tmp_path: Path) -> None:
+    """In a process of its own: its tests draw less than ours, and it forks."""
+    log = tmp_path / "verdicts"
+    judge = [sys.executable, "-m", "tests.mutants.judge", area, "--log", str(log)]
+    ran = subprocess.run(judge, cwd=ROOT, capture_output=True, text=True, check=False)
+    verdicts = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    assert len(verdicts) == len(MUTANTS[area]), ran.stdout + ran.stderr
+    survivors = [verdict for verdict in verdicts if not verdict["is_seen"]]
+    assert not survivors, "\n".join(map(str, survivors))
