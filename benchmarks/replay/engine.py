@@ -24,7 +24,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from benchmarks.replay.copier import Link, TimedCopier, VirtualClock
+from benchmarks.link import Link, LinkCopier, Pace, VirtualClock
 from benchmarks.replay.simple import VirtualSimpleWorker
 from benchmarks.replay.stopwatch import Stopwatch
 from offload.config import DEFAULT_POLICY, GIB
@@ -122,8 +122,10 @@ class ReplayEngine:
         vllm_config = make_vllm_config(base, _transfer_config(settings, base.slot_bytes))
         init_none_hash(get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo))
         kv_cache_config = make_kv_cache_config(base)
-        self._link = Link(self.clock, settings.time.link_bytes_per_second)
-        self._copier = TimedCopier(self._link, settings.time.block_bytes / base.slot_bytes)
+        pace = Pace(settings.time.link_bytes_per_second)
+        self._link = Link(self.clock, lambda: pace)
+        scale = settings.time.block_bytes / base.slot_bytes
+        self._copier: Any = LinkCopier(self._link, scale=scale)
         self._worker: Any = None
         if settings.connector != "none":
             self._worker = KVConnectorFactory.create_connector(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from vllm.v1.simple_kv_offload.worker import SimpleCPUOffloadWorker
 
-from benchmarks.replay.copier import Link
+from benchmarks.link import Link
 from offload.copiers import Direction
 
 
