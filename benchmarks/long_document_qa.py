@@ -22,9 +22,10 @@ from benchmarks.longdoc.engine_process import EngineError
 from benchmarks.longdoc.offline import run_mode, run_side_by_side
 from benchmarks.longdoc.options import Online, Options, parse
 from benchmarks.longdoc.plot import write_plot
-from benchmarks.longdoc.server import Server, ServerError, run_server
+from benchmarks.longdoc.server import Server, run_server
 from benchmarks.longdoc.settings import Settings, Workload
 from benchmarks.longdoc.summary import Row, format_gains, format_summary, notes
+from benchmarks.serving.client import ServerError
 
 __all__ = ["main"]
 

@@ -18,7 +18,7 @@ from benchmarks.latency.traffic import TRAFFICS, Traffic
 from benchmarks.longdoc import arguments
 from benchmarks.longdoc.measure import Counters
 from benchmarks.longdoc.workload import Prompt
-from tests.engine.engine import ENVIRONMENT
+from benchmarks.serving.process import ENVIRONMENT
 
 STEP, CHUNK, STORING = 0.010, 0.100, 0.002
 """Seconds: a step that decodes, what a chunk of a side prompt adds, and what a store adds to a step."""

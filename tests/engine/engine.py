@@ -9,23 +9,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.models import tiny_llama
+from benchmarks.serving.process import ENVIRONMENT
 from tests.engine.answers import BLOCK_SIZE, VOCAB_SIZE, Answer, Prompt
 
 MAX_MODEL_LEN = 1536
 
 SHORT: Prompt = [3] * 8
 """Shorter than a block: stored nowhere. Asked to keep the engine going."""
-
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    # So small a model gains nothing from a second thread, and on a busy machine they wait for each other.
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Ranks of log-probabilities are compiled at the first token, which takes seconds.
-    "TORCHDYNAMO_DISABLE": "1",
-}
-"""Of every engine here."""
 
 _ANSWER_SECONDS = 180.0
 _SETTLE_SECONDS = 60.0

@@ -13,7 +13,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from tests.engine.engine import ENVIRONMENT, Engine
+from benchmarks.serving.process import ENVIRONMENT
+from tests.engine.engine import Engine
 
 P = ParamSpec("P")
 R = TypeVar("R")

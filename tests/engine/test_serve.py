@@ -13,15 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.serving.process import START_SECONDS, environment, held_port, serve_command
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt
-from tests.engine.server import (
-    START_SECONDS,
-    VOCAB_SIZE,
-    VllmServer,
-    environment,
-    held_port,
-    serve_command,
-)
+from tests.engine.server import SIZES, VOCAB_SIZE, VllmServer, served_model
 
 pytestmark = pytest.mark.engine
 
@@ -54,10 +48,10 @@ def server(servers: list[VllmServer]) -> VllmServer:
 
 def test_answers_are_restored_and_counted(server: VllmServer) -> None:
     first = [server.complete(prompt) for prompt in LONG]
-    before = server.metrics()
+    before = server.http.metrics()
     second, third = ([server.complete(prompt) for prompt in LONG] for _ in range(2))
     server.complete("settle")
-    after = server.metrics()
+    after = server.http.metrics()
     assert len({str(answer) for answer in first}) == 3, "prompts do not matter"
     assert second == third
     assert [answer["token_ids"] for answer in second] == [answer["token_ids"] for answer in first]
@@ -84,13 +78,13 @@ def test_the_log_tells_transfers(server: VllmServer) -> None:
 
 def test_a_client_that_leaves(server: VllmServer) -> None:
     """Its request is aborted, and nothing of it stays in flight."""
-    before = server.metrics()
+    before = server.http.metrics()
     with server.streaming(prompt_of(2 * BLOCK_SIZE, seed=9), max_tokens=1400):
         pass
     deadline = time.monotonic() + _WAIT_SECONDS
     while True:
         server.complete("settle")
-        metrics = server.metrics()
+        metrics = server.http.metrics()
         if not metrics["vllm:num_requests_running"] and not metrics["vllm:cpu_offload_jobs_in_flight"]:
             break
         assert time.monotonic() < deadline, metrics
@@ -100,7 +94,7 @@ def test_a_client_that_leaves(server: VllmServer) -> None:
 def test_online_benchmark(server: VllmServer, tmp_path: Path) -> None:
     rows_file = tmp_path / "rows.json"
     options = {
-        "--base-url": server.base_url,
+        "--base-url": server.http.base_url,
         "--documents": 4,
         "--document-tokens": 20 * BLOCK_SIZE,
         "--output-tokens": 4,
@@ -163,8 +157,8 @@ def test_interrupt_ends_it_with_copies_under_way(servers: list[VllmServer]) -> N
 def test_mistyped_key_is_refused_before_a_model_loads(tmp_path: Path) -> None:
     with held_port() as held:
         done = subprocess.run(
-            serve_command({"cpu_gb": 1}, held.getsockname()[1]),
-            env=environment(tmp_path),
+            serve_command(served_model(), held.getsockname()[1], SIZES, {"cpu_gb": 1}),
+            env=environment(tmp_path, {}),
             capture_output=True,
             text=True,
             timeout=START_SECONDS,
