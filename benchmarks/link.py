@@ -97,6 +97,7 @@ class LinkCopier:
     def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
         end = self._link.book(direction, int(batch.sizes.sum()) * self._scale)
         self._tasks.append(_Task(end, job_id, direction, batch))
+        self._copy_until(self._link.clock.now)  # a link without limit is no slower than none
 
     def poll(self) -> list[CopyEnd]:
         self._copy_until(self._link.clock.now)

