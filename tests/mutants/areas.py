@@ -35,6 +35,7 @@ AREAS = {
             "tests/allocator/test_situations.py",
             "tests/allocator/test_slot_pool.py",
             "tests/allocator/test_uncached.py",
+            "tests/allocator/test_joins.py",
             "tests/allocator/test_prefix_tree_machine.py",
             "tests/mutants/machines.py",
         ],

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from evictor import KeepHints, Worth
+from allocator import CpuOffloadingBlockAllocator
+from evictor import HintedPolicy, KeepHints, LruPolicy, Worth
 from offload import hints
 from offload.hints import LONGEST_PIN, MAX_OTHER_KEYS, RequestHints, read_hints
 from tests.offload.counted import Counted
+from tests.strategies import chain_of
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +116,34 @@ def test_a_pin_is_a_day_at_most(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_what_the_pool_is_told(hints: RequestHints, keep: KeepHints | None) -> None:
     assert hints.to_keep(100.0) == keep
+
+
+def test_a_pin_lasts_from_the_start_of_its_request() -> None:
+    now = 1000.0
+    pool = CpuOffloadingBlockAllocator(2, policy=HintedPolicy(LruPolicy(), 2, lambda: now))
+    chain, other = chain_of(1, 2), chain_of(3, 4)
+
+    def store(chain: list[bytes], params: dict[str, Any]) -> int:
+        plan = pool.plan_store(chain, 2, hints=read_hints(params).to_keep(now))
+        if plan is not None:
+            pool.commit(plan)
+        return pool.resident_depth(chain)
+
+    assert store(chain, {"cpu_offload_pin_seconds": 7}) == 2
+    now = 1006.9
+    assert (store(other, {}), pool.resident_depth(chain)) == (0, 2)
+    now = 1007.0
+    assert (store(other, {}), pool.resident_depth(chain)) == (2, 0)
+
+
+def test_a_time_that_the_pool_is_told_is_above_zero_and_has_an_end() -> None:
+    values = [False, True, -1, 0, -0.0, 1e-9, 1, 2.5, 10**9, 1e9 + 1, 10**400, math.nan, math.inf, "1", None]
+    accepted = [1e-9, 1, 2.5, 10**9]
+    for value in values:
+        hints = read_hints({"cpu_offload_ttl_seconds": value, "cpu_offload_pin_seconds": value})
+        is_accepted = type(value) in (int, float) and value in accepted
+        assert hints.ttl_seconds == (value if is_accepted else None), value
+        assert hints.pin_seconds == (min(value, LONGEST_PIN) if is_accepted else None), value
 
 
 def test_an_unknown_key_of_ours_is_ignored(caplog: pytest.LogCaptureFixture) -> None:

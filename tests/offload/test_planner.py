@@ -253,6 +253,15 @@ def test_loads_tried_beside_stuck_ones_leave_half_of_the_gpu(
     assert may_load(100, num_stuck, num_blocks) is may
 
 
+@pytest.mark.parametrize("num_blocks", [1, 3, 20, 50])
+def test_loads_that_get_stuck_one_after_the_other_never_hold_more_than_half(num_blocks: int) -> None:
+    """But for the first, which begins whatever it takes."""
+    num_stuck = num_blocks
+    for _ in range(100):
+        num_stuck += num_blocks * may_load(100, num_stuck, num_blocks)
+    assert 50 - num_blocks < num_stuck <= 50
+
+
 def test_what_is_computed_beyond_known_tokens_is_not_storable() -> None:
     """Drafts, and tokens that are not sampled yet."""
     assert storable_blocks(40, 23, 9, 4) == 5

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from offload.layout import BlockLayout, Region
-from offload.seals import SAMPLE_EVERY, Seals, Verify
+from offload.layout import BlockLayout, Ids, Region
+from offload.seals import SAMPLE_EVERY, Checksums, Seals, Verify
 
 SLOT_BYTES = 24
 CACHE = np.random.default_rng(1).integers(0, 256, 1024, dtype=np.uint8)
@@ -66,3 +66,44 @@ def test_one_wrong_sample_makes_it_look_at_all() -> None:
     seals.seal(5, every, every)
     seals._sums[[3, *range(16, 32)]] ^= np.uint64(1)
     assert seals.num_intact(every, every) == 3
+
+
+@pytest.mark.parametrize("of_blocks", [False, True])
+def test_every_byte_counts_and_no_other(of_blocks: bool) -> None:
+    """Of a slot, or of the pieces of a block."""
+    cache, pool = CACHE.copy(), POOL.copy()
+    at = cache.ctypes.data
+    layout = BlockLayout([Region(at, 16, 16), Region(at + 600, 12, 8)], pool.ctypes.data)
+    seals = Seals(layout, 32, of_blocks=of_blocks)
+    seals.seal(5, OTHERS, IDS)
+    first_bad = {}
+    for position, (block, slot) in enumerate(zip(OTHERS, IDS, strict=True)):
+        mine = [*range(16 * block, 16 * block + 16), *range(600 + 12 * block, 608 + 12 * block)]
+        if not of_blocks:
+            mine = [*range(SLOT_BYTES * slot, SLOT_BYTES * (slot + 1))]
+        first_bad |= dict.fromkeys(mine, position)
+    memory = cache if of_blocks else pool
+    for byte in range(len(memory)):
+        memory[byte] ^= 1
+        assert seals.num_intact(OTHERS, IDS) == first_bad.get(byte, 4)
+        memory[byte] ^= 1
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 17, 40])
+def test_a_sample_is_of_one_in_sixteen_and_all_take_their_turn(size: int) -> None:
+    layout = BlockLayout([Region(0, 4, 4)], np.zeros(4 * size, dtype=np.uint8).ctypes.data)
+    looked_at = np.zeros(size, dtype=int)
+
+    class Looking(Seals):
+        def _checksums(self, block_ids: Ids, slots: Ids) -> Checksums:
+            assert len(slots) <= max(1, -(-size // SAMPLE_EVERY))
+            looked_at[slots] += 1
+            return self._sums[slots]
+
+    seals = Looking(layout, size, Verify.SAMPLED)
+    every = np.arange(size)
+    for _ in range(SAMPLE_EVERY):
+        assert seals.num_intact(every, every) == size
+    assert looked_at.min() >= 1
+    if size >= SAMPLE_EVERY:
+        assert (looked_at == 1).all()

@@ -146,6 +146,11 @@ class Bench:
         ]
         return (*same, False).index(False)
 
+    def num_sealed(self, job_id: int, job: Job) -> int:
+        """How many leading slots of a store are sealed as filled by it."""
+        slots = np.array(job.slots, dtype=np.int64)
+        return self.seals.num_current(slots, np.full_like(slots, job_id))
+
     def check_untouched(self, jobs: list[Job]) -> None:
         """Nothing but the targets of these jobs has changed, and those only to what their sources held."""
         gpu, pool = first_gpu_bytes(NUM_BYTES), first_pool_bytes(NUM_BYTES)
@@ -241,6 +246,9 @@ def test_jobs_end_once_with_what_has_arrived(
             assert (end.error is None) == (end.num_blocks == len(job.block_ids) and job.fault in GOOD_ENDS)
             if job.fault is Fault.NONE:
                 assert end.num_blocks == len(job.block_ids)
+        for end in ends:
+            is_sealed = end.direction is Direction.STORE and end.error is None
+            assert bench.num_sealed(end.job_id, jobs[end.job_id]) == is_sealed * len(end.block_ids)
         bench.check_untouched([job for job in jobs if job.fault not in (Fault.REFUSE, Fault.FAIL)])
 
 
@@ -322,6 +330,7 @@ def test_a_cancelled_job_ends_only_when_its_copies_have(bench: Bench) -> None:
         assert len(bench.engine) == 1
     (end,) = bench.settle()
     assert (end.job_id, end.num_blocks, end.error) == (1, 0, "cancelled")
+    assert bench.num_sealed(1, STORE) == 0
 
 
 # Stores are held back
@@ -375,10 +384,100 @@ def test_with_the_last_load_all_stores_begin(loading: Bench) -> None:
 def test_a_load_that_was_given_up_holds_nobody_back(loading: Bench) -> None:
     loading.now = DEADLINE_SECONDS
     assert [(end.job_id, end.is_over) for end in loading.engine.poll()] == [(1, False)]
-    loading.engine._allowance = 0.0
+    loading.engine._allowance, loading.engine._allowed_at = 0.0, loading.now
     loading.submit(2, LONG_STORE)
     loading.submit(3, SHORT_STORE)
     assert loading.copier.submitted == [1, 2, 3]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_stores_take_beside_loads_what_they_may_and_wait_no_longer_than_that(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A model of 15 stores of one to six blocks of nine bytes each; load 0 stays under way."""
+    rate, burst, rng = 100.0, 50.0, np.random.default_rng(seed)
+    monkeypatch.setattr(transfer, "STORE_BYTES_PER_SECOND", rate)
+    monkeypatch.setattr(transfer, "_STORE_BURST_BYTES", burst)
+    with HostPlaces(NUM_BYTES) as places:
+        bench = Bench(places, LAYOUTS["one piece and a gap"])
+        bench.copier.holding = True
+        bench.submit(0, LOAD)
+        allowance, before = burst, 0.0
+        waiting: dict[int, tuple[float, int]] = {}  # since when, and how many bytes
+        begun, num_waited, num_too_long = [0], 0, 0
+        for job_id in range(1, 60):
+            bench.now += rng.choice([0.0, 0.01, 0.1, 0.3])
+            if is_store := job_id <= 15 and job_id % 3 != 2:
+                size = int(rng.integers(1, 7))
+                waiting[job_id] = bench.now, 9 * size
+            allowance = min(burst, allowance + rate * (bench.now - before))
+            before = bench.now
+            for waiter, (since, num_bytes) in list(waiting.items()):
+                is_too_long = bench.now >= since + HOLD_SECONDS
+                if allowance <= 0 and not is_too_long:
+                    num_waited += 1
+                    break
+                num_too_long += allowance <= 0
+                allowance -= num_bytes
+                begun.append(waiter)
+                del waiting[waiter]
+            if is_store:
+                bench.submit(job_id, Job(Direction.STORE, [*range(size)], [*range(size)], Fault.NONE, False))
+            assert bench.settle() == []
+            assert bench.copier.submitted == begun
+        assert num_waited, "the test is blind: no store had to wait"
+        assert not waiting
+
+
+def test_a_store_that_was_held_back_has_all_of_its_time_to_copy(loading: Bench) -> None:
+    loading.submit(2, LONG_STORE)
+    loading.now = HOLD_SECONDS
+    assert loading.engine.poll() == []
+    assert loading.copier.submitted == [1, 2]
+    loading.now = DEADLINE_SECONDS
+    assert [end.job_id for end in loading.engine.poll()] == [1]
+    loading.now += HOLD_SECONDS
+    assert [(end.job_id, end.is_over) for end in loading.engine.poll()] == [(2, False)]
+
+
+def test_a_load_that_is_only_to_be_checked_holds_nobody_back(loading: Bench) -> None:
+    """Its copy has ended."""
+    checksum = Future[int]()
+    loading.engine._executors[Direction.LOAD] = Late(checksum)
+    loading.submit(2, Job(Direction.LOAD, [10], [10], Fault.NONE, cancelled=False))
+    for job_id in (1, 2):
+        loading.copier.release(job_id)
+    assert [end.job_id for end in loading.settle()] == [1]
+    loading.engine._allowance = 0.0
+    loading.submit(3, LONG_STORE)
+    loading.submit(4, SHORT_STORE)
+    assert loading.copier.submitted == [1, 2, 3, 4]
+    checksum.set_result(1)
+    assert [end.job_id for end in loading.settle()] == [2]
+
+
+def test_a_pause_between_two_looks_at_the_clock_gives_no_held_store_up(loading: Bench) -> None:
+    """As when the process stands still: poll found that its turn had not come, and then 40 s were over."""
+    loading.submit(2, LONG_STORE)
+    loading.engine._allowance = -9.0
+    times = iter([0.1, DEADLINE_SECONDS + 10])
+    loading.engine._clock = lambda: next(times, loading.now)
+    assert [(end.job_id, end.is_over) for end in loading.engine.poll()] == [(1, False)]
+    loading.now = DEADLINE_SECONDS + 10
+    assert loading.engine.poll() == []
+    assert loading.copier.submitted == [1, 2]
+
+
+def test_nothing_is_copied_for_a_store_that_was_cancelled_in_time(loading: Bench) -> None:
+    loading.submit(2, LONG_STORE)
+    loading.submit(3, SHORT_STORE)
+    loading.engine.cancel(2)
+    loading.copier.release(1)
+    loading.copier.holding = False
+    ends = [*loading.settle(), *loading.settle()]
+    assert {end.job_id: end.error for end in ends} == {1: None, 2: "cancelled", 3: None}
+    assert loading.copier.submitted == [1, 3]
+    loading.check_untouched([LOAD, SHORT_STORE])
 
 
 def test_a_store_that_is_held_back_ends_at_once_when_it_is_cancelled(loading: Bench) -> None:
@@ -394,6 +493,10 @@ def test_nothing_of_a_store_that_is_held_back_is_lost_with_the_device(loading: B
     ends = {end.job_id: (end.error, end.is_over) for end in loading.engine.poll()}
     lost = "RuntimeError: the device is lost"
     assert ends == {1: (lost, False), 2: (lost, True)}
+    loading.copier.broken_poll = False
+    loading.engine._allowance = -1.0
+    loading.submit(3, SHORT_STORE)
+    assert loading.copier.submitted == [1, 3], "no load is waited for any more"
 
 
 def test_an_engine_that_sleeps_fails_no_store_that_is_held_back(loading: Bench) -> None:
@@ -451,6 +554,20 @@ def test_a_slot_that_another_store_has_filled_is_not_loaded(bench: Bench) -> Non
     assert "block 1 was filled by another store" in str(ends[1].error)
     assert "filled by other stores" in str(ends[2].error)
     bench.check_untouched([Job(Direction.LOAD, [7], [9], Fault.NONE, cancelled=False)])
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_nothing_is_copied_from_the_first_slot_on_that_another_store_has_filled(
+    bench: Bench, position: int
+) -> None:
+    fills = np.full(3, FILL)
+    fills[position] = FILL + 1
+    bench.engine.load(1, np.array(LOAD.slots), fills, np.array(LOAD.block_ids))
+    (end,) = bench.settle()
+    assert (end.num_blocks, bench.arrived(LOAD)) == (position, position)
+    assert bench.copier.submitted == ([1] if position else [])
+    good = replace(LOAD, block_ids=LOAD.block_ids[:position], slots=LOAD.slots[:position])
+    bench.check_untouched([good])
 
 
 def test_a_slot_is_loaded_only_after_its_store_has_ended_well(bench: Bench) -> None:
@@ -592,6 +709,41 @@ def test_a_stuck_job_is_given_up_and_over_when_it_ends(bench: Bench, job: Job) -
     (over,) = bench.settle()
     assert (over.job_id, over.num_blocks, over.is_over) == (1, 0, True)
     assert len(bench.engine) == 0
+    assert bench.num_sealed(1, job) == 0
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault.STOP_HALFWAY, Fault.END_SHORT, Fault.STUCK, Fault.FAIL, Fault.REFUSE]
+)
+def test_slots_of_a_failed_store_are_nobodys(bench: Bench, fault: Fault) -> None:
+    """Those it had filled too: the scheduler side gives all of them back."""
+    bench.submit(1, replace(STORE, fault=fault))
+    bench.copier.drain()
+    bench.now = DEADLINE_SECONDS
+    ends = bench.settle()
+    bench.copier.let_go()
+    ends += bench.settle()
+    assert {end.error for end in ends}.isdisjoint({None})
+    slots, block_ids = np.array(STORE.slots), np.array(STORE.block_ids)
+    for fill in (FILL, 1):
+        assert bench.seals.num_current(slots, np.full(2, fill)) == 0
+        bench.engine.load(2, slots, np.full(2, fill), block_ids)
+        (end,) = bench.settle()
+        assert (end.num_blocks, end.error) == (0, "its slots were filled by other stores")
+
+
+def test_a_load_that_ended_in_time_is_not_given_up_for_a_late_checksum(bench: Bench) -> None:
+    checksum = Future[int]()
+    bench.engine._executors[Direction.LOAD] = Late(checksum)
+    bench.submit(1, LOAD)
+    bench.copier.drain()
+    assert bench.engine.poll() == []
+    bench.now = 3 * DEADLINE_SECONDS
+    assert bench.engine.poll() == []
+    checksum.set_result(2)
+    (end,) = bench.engine.poll()
+    assert (end.num_blocks, end.is_over) == (2, True)
+    assert "block 2 is not what was stored" in str(end.error)
 
 
 def test_a_copy_that_ended_in_time_is_not_given_up_for_a_late_checksum() -> None:
