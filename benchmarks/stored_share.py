@@ -1,14 +1,14 @@
 """How much of what requests compute is stored, and what held GPU blocks cost the next request.
 
-    python -m benchmarks.stored_share [--quick] [--json FILE]
+    python -m benchmarks.stored_share [--quick] [--processes N] [--json FILE]
 
 It runs on the virtual engine (`offload.vllm.virtual`): vLLM's real scheduler and the whole connector, no
 model. Time is counted in engine steps, one of which is `--step-seconds`. The pool is larger than all prompts
 together, no prompt is like another, so all full blocks of all requests should be in it at the end.
 
-The whole product of: prompt length as a share of the GPU cache, of which a step can compute an eighth;
-tokens to generate; requests at once; steps that a copy takes at most, from its order to the bytes and again
-from there to its report. Each twice:
+The whole product of: prompt length as a share of the GPU cache; what a step can compute, as a share of it
+too; tokens to generate; requests at once; steps that a copy takes at most, from its order to the bytes and
+again from there to its report. Each twice:
 
 - waves: so many requests come together, and the next ones after all copies have ended.
 - closed: a request comes whenever another one has ended.
@@ -21,11 +21,15 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +69,12 @@ class Scene:
         return self.prompt_sixteenths * _CACHE * _BLOCK // 16
 
     @property
+    def comes_after_copies(self) -> bool:
+        """Whether no request comes while others are copied: those that come together fit the cache."""
+        blocks = (self.prompt_tokens + self.answer_tokens) // _BLOCK + 1
+        return self.is_waves and self.at_once * blocks <= _CACHE
+
+    @property
     def num_requests(self) -> int:
         """In all: eight at least, and some that come when others have ended."""
         return max(8, self.at_once + 8)
@@ -88,24 +98,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="the corners of the product only")
     parser.add_argument("--step-seconds", type=float, default=0.05, help="what a step takes")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="default: one per core")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     options = parser.parse_args(arguments)
-    logging.disable(logging.WARNING)
     scenes = list(_scenes(options.quick))
     meta = report.meta(settings={"quick": options.quick, "step_seconds": options.step_seconds})
     rows = []
-    for row in tqdm(_rows(scenes, options.step_seconds), total=len(scenes)):
-        rows.append(row)
-        if options.json:
-            report.write_json(options.json, meta, rows)
+    with ProcessPoolExecutor(options.processes, get_context("spawn"), _be_quiet) as pool:
+        found = pool.map(partial(_row, step_seconds=options.step_seconds), scenes, chunksize=6)
+        for row in tqdm(found, total=len(scenes), unit="row"):
+            rows.append(row)
+    if options.json:
+        report.write_json(options.json, meta, rows)
     print(_table(rows))
+    after = [row["share"] for row in rows if row["comes_after_copies"]]
+    whole = sum(share == 1.0 for share in after)
+    print(f"where requests come after the copies, all is stored in {whole} of {len(after)} rows")
     return 0
 
 
 def _scenes(is_quick: bool) -> Iterator[Scene]:
     lengths = (1, 15) if is_quick else (1, 4, 8, 15)
-    at_once = (1, 8) if is_quick else (1, 8, 32)
-    steps = (2, 16) if is_quick else (2,)
+    at_once = (1, 8) if is_quick else (1, 2, 4, 8, 16, 32)
+    steps = (2, 16)
     answers = (1,) if is_quick else (1, 4, 64)
     copies = (4,) if is_quick else (1, 4, 12)
     for length, step, answer, many, copy, is_waves in product(
@@ -114,17 +129,23 @@ def _scenes(is_quick: bool) -> Iterator[Scene]:
         yield Scene(length, step, answer, many, copy, is_waves)
 
 
-def _rows(scenes: Sequence[Scene], step_seconds: float) -> Iterator[dict[str, Any]]:
-    alone: dict[Scene, Outcome] = {}
-    for scene in scenes:
-        ours = run(scene, "offload", step_seconds)
-        row = {**asdict(scene), **asdict(ours)}
-        if not scene.is_waves:
-            plain = Scene(*list(asdict(scene).values())[:4], 0, False)
-            if plain not in alone:
-                alone[plain] = run(plain, "none", step_seconds)
-            row |= {f"{name}_without": getattr(alone[plain], name) for name in ("steps", "mean", "longest")}
-        yield row
+def _be_quiet() -> None:
+    logging.disable(logging.WARNING)
+
+
+def _row(scene: Scene, step_seconds: float) -> dict[str, Any]:
+    ours = run(scene, "offload", step_seconds)
+    row = {**asdict(scene), "comes_after_copies": scene.comes_after_copies, **asdict(ours)}
+    if not scene.is_waves:
+        alone = _alone(replace(scene, copy_steps=0), step_seconds)
+        row |= {f"{name}_without": getattr(alone, name) for name in ("steps", "mean", "longest")}
+    return row
+
+
+@cache
+def _alone(scene: Scene, step_seconds: float) -> Outcome:
+    """The same without a connector; several scenes are compared with it."""
+    return run(scene, "none", step_seconds)
 
 
 def run(scene: Scene, connector: str, step_seconds: float) -> Outcome:
