@@ -1,13 +1,13 @@
 """The virtual engine's own noise: faults made on purpose are not worth a warning each."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from offload.vllm.virtual import VirtualEngine
-from tests.vllm.driver import make_engine
+from tests.vllm.driver import Engines, make_engine
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def _no_warnings_about_intended_faults() -> Iterator[None]:
 
 
 @pytest.fixture
-def engines() -> Iterator[Callable[..., VirtualEngine]]:
+def engines() -> Iterator[Engines]:
     """Makes engines and closes them."""
     made: list[VirtualEngine] = []
 

@@ -12,6 +12,9 @@ from offload.vllm.virtual import VirtualEngine, VirtualSettings
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 LOAD, STORE = Direction.LOAD, Direction.STORE
 
+Engines = Callable[..., VirtualEngine]
+"""The fixture ``engines``: makes one with these ``VirtualSettings``."""
+
 
 def make_engine(**settings: Any) -> VirtualEngine:
     return VirtualEngine(VirtualSettings(**settings), random.Random(0))
@@ -35,6 +38,13 @@ def serve(engine: VirtualEngine, prompt: list[int], max_tokens: int = 1, **optio
     request = engine.add(prompt, max_tokens, **options)
     engine.drain(500)
     assert request.is_finished()
+    return request
+
+
+def finish(engine: VirtualEngine, prompt: list[int], max_tokens: int = 1, **options: Any) -> Request:
+    """Send one request and step until it is over; what is copied may still be under way."""
+    request = engine.add(prompt, max_tokens, **options)
+    step_until(engine, request.is_finished)
     return request
 
 

@@ -1,29 +1,13 @@
 """A LoRA adapter that is loaded again in place: nothing stored before is served to it or after it."""
 
-from collections.abc import Callable
-
 import pytest
 from vllm.lora.request import LoRARequest
 
 from allocator import CpuOffloadingBlockAllocator, hash_chain
 from offload.vllm.adapters import Adapters
 from offload.vllm.virtual import VirtualEngine
-from tests.vllm.driver import (
-    LOAD,
-    LOADING,
-    STORE,
-    come_to_rest,
-    depth_of,
-    forget_gpu,
-    hold,
-    release,
-    serve,
-    step_until,
-    tokens,
-    watch,
-)
-
-Engines = Callable[..., VirtualEngine]
+from tests.vllm import driver
+from tests.vllm.driver import Engines, depth_of, serve, tokens
 
 BLOCK = 4
 BLOCKS = 10
@@ -53,32 +37,30 @@ def engine(engines: Engines, request: pytest.FixtureRequest) -> VirtualEngine:
 def test_nothing_stored_before_is_served_to_it_or_after_it(
     engine: VirtualEngine, reloaded: LoRARequest
 ) -> None:
-    computed = watch(engine)
+    computed = driver.watch(engine)
     serve(engine, PROMPT, lora=LORA)
     others = [serve(engine, PROMPT), serve(engine, PROMPT, lora=OTHER)]
-    forget_gpu(engine)
+    driver.forget_gpu(engine)
     again = serve(engine, PROMPT, lora=reloaded)
     assert computed[again.request_id] == len(PROMPT)
     assert depth_of(engine, again) == 0, "its own KV may be of several weights"
-    forget_gpu(engine)
+    driver.forget_gpu(engine)
     after = serve(engine, PROMPT, lora=LORA)
     assert computed[after.request_id] == len(PROMPT)
     assert depth_of(engine, after) == BLOCKS
-    forget_gpu(engine)
+    driver.forget_gpu(engine)
     third = serve(engine, PROMPT, lora=LORA)
     assert computed[third.request_id] == 1, "what was stored after it is served"
     assert [depth_of(engine, other) for other in others] == [BLOCKS, BLOCKS], "others keep theirs"
 
 
 def test_a_store_in_flight_is_not_kept(engine: VirtualEngine) -> None:
-    hold(engine, STORE)
-    old = engine.add(PROMPT, 1, lora=LORA)
-    step_until(engine, old.is_finished)
+    driver.hold(engine, driver.STORE)
+    old = driver.finish(engine, PROMPT, lora=LORA)
     assert engine.jobs
-    forget = engine.add(tokens(5, 3), 1, lora=RELOADED)
-    step_until(engine, forget.is_finished)
-    release(engine)
-    come_to_rest(engine)
+    driver.finish(engine, tokens(5, 3), lora=RELOADED)
+    driver.release(engine)
+    driver.come_to_rest(engine)
     assert depth_of(engine, old) == 0
     assert engine.side.allocator.num_free == engine.side.allocator.capacity
 
@@ -86,17 +68,14 @@ def test_a_store_in_flight_is_not_kept(engine: VirtualEngine) -> None:
 def test_what_waits_to_be_stored_is_let_go_of(engine: VirtualEngine) -> None:
     """A request that has ended holds blocks until they are stored; those of another adapter stay."""
     backlog = engine.side.stores.backlog
-    hold(engine, STORE)
+    driver.hold(engine, driver.STORE)
     engine.add(tokens(72, 2), 1, lora=OTHER)
-    old = engine.add(tokens(60, 1), 1, lora=LORA)
-    step_until(engine, old.is_finished)
+    old = driver.finish(engine, tokens(60, 1), lora=LORA)
     assert backlog.num_queued, "the test is blind: everything is under way"
-    other = engine.add(PROMPT[:20], 1, lora=OTHER)
-    step_until(engine, other.is_finished)
-    reloading = engine.add([1], 1, lora=RELOADED)
-    step_until(engine, reloading.is_finished)
+    other = driver.finish(engine, PROMPT[:20], lora=OTHER)
+    driver.finish(engine, [1], lora=RELOADED)
     assert all(pending.request is other for pending in backlog._queue)
-    come_to_rest(engine)
+    driver.come_to_rest(engine)
     assert depth_of(engine, old) == 0 and depth_of(engine, other) == 5
 
 
@@ -104,10 +83,9 @@ def test_what_a_running_request_computed_is_not_stored_after_all(engine: Virtual
     """Neither its prompt nor its answer; those of another adapter are."""
     running = engine.add(PROMPT, 40, lora=LORA)
     other = engine.add(PROMPT, 40, lora=OTHER)
-    step_until(engine, lambda: running.num_output_tokens > 8)
-    reloading = engine.add(tokens(5, 3), 1, lora=RELOADED)
-    step_until(engine, reloading.is_finished)
-    come_to_rest(engine)
+    driver.step_until(engine, lambda: running.num_output_tokens > 8)
+    driver.finish(engine, tokens(5, 3), lora=RELOADED)
+    driver.come_to_rest(engine)
     assert running.is_finished() and depth_of(engine, running) == 0
     assert depth_of(engine, other) == len(other.all_token_ids) // BLOCK - (
         len(other.all_token_ids) % BLOCK == 0
@@ -115,43 +93,41 @@ def test_what_a_running_request_computed_is_not_stored_after_all(engine: Virtual
 
 
 def test_a_restore_in_flight_is_void(engine: VirtualEngine) -> None:
-    computed = watch(engine)
+    computed = driver.watch(engine)
     serve(engine, PROMPT, lora=LORA)
-    forget_gpu(engine)
-    hold(engine, LOAD)
+    driver.forget_gpu(engine)
+    driver.hold(engine, driver.LOAD)
     waiting = engine.add(PROMPT, 1, lora=LORA)
-    step_until(engine, lambda: waiting.status == LOADING)
-    reloading = engine.add(tokens(5, 3), 1, lora=RELOADED)
-    step_until(engine, reloading.is_finished)
-    come_to_rest(engine)
+    driver.step_until(engine, lambda: waiting.status == driver.LOADING)
+    driver.finish(engine, tokens(5, 3), lora=RELOADED)
+    driver.come_to_rest(engine)
     assert computed[waiting.request_id] == len(PROMPT)
     assert depth_of(engine, waiting) == 0
 
 
 def test_a_restore_that_begins_in_the_same_step_is_void(engine: VirtualEngine) -> None:
-    computed = watch(engine)
+    computed = driver.watch(engine)
     serve(engine, PROMPT, lora=LORA)
-    forget_gpu(engine)
+    driver.forget_gpu(engine)
     waiting = engine.add(PROMPT, 1, lora=LORA)
     engine.add(tokens(5, 3), 1, lora=RELOADED)
-    come_to_rest(engine)
+    driver.come_to_rest(engine)
     assert engine.counts["loads"] == 1
     assert computed[waiting.request_id] == len(PROMPT)
 
 
 def test_while_it_runs_nothing_is_stored_or_served(engine: VirtualEngine) -> None:
     """Its adapter is loaded again in each of its steps."""
-    computed = watch(engine)
+    computed = driver.watch(engine)
     reloading = engine.add(tokens(5, 3), 60, lora=RELOADED)
-    step_until(engine, lambda: reloading.num_output_tokens > 0)
-    first = engine.add(PROMPT, 1, lora=LORA)
-    step_until(engine, first.is_finished)
+    driver.step_until(engine, lambda: reloading.num_output_tokens > 0)
+    first = driver.finish(engine, PROMPT, lora=LORA)
     for _ in range(5):
         engine.step()
     assert depth_of(engine, first) == 0 and not reloading.is_finished()
     engine.abort(reloading.request_id)
-    come_to_rest(engine)
-    forget_gpu(engine)
+    driver.come_to_rest(engine)
+    driver.forget_gpu(engine)
     second = serve(engine, PROMPT, lora=LORA)
     assert computed[second.request_id] == len(PROMPT)
     assert depth_of(engine, second) == BLOCKS
@@ -165,7 +141,7 @@ def test_old_kv_that_the_gpu_still_has_is_not_stored_again(engine: VirtualEngine
     longer = PROMPT + tokens(2 * BLOCK, 9)
     mixed = serve(engine, longer, lora=LORA)
     assert depth_of(engine, mixed) == 0
-    forget_gpu(engine)
+    driver.forget_gpu(engine)
     serve(engine, PROMPT, lora=LORA)
     right = serve(engine, longer, lora=LORA)
     assert depth_of(engine, right) == BLOCKS + 2
@@ -174,7 +150,7 @@ def test_old_kv_that_the_gpu_still_has_is_not_stored_again(engine: VirtualEngine
 def test_it_is_not_stored_once_a_preemption_has_put_old_blocks_before_it(engine: VirtualEngine) -> None:
     """When it is admitted again, the GPU's own cache may supply blocks that the pool does not know."""
     serve(engine, tokens(5, 3), lora=RELOADED)
-    hold(engine, STORE)
+    driver.hold(engine, driver.STORE)
     request = engine.add(PROMPT, 9, lora=LORA)
     engine.step()
     side = engine.side
@@ -186,13 +162,13 @@ def test_it_is_not_stored_once_a_preemption_has_put_old_blocks_before_it(engine:
     side.matched_tokens(request, BLOCKS * BLOCK)
     side.allocated(request, 0)
     assert side.stores.backlog.get(request.request_id) is None
-    come_to_rest(engine)
+    driver.come_to_rest(engine)
 
 
 def test_without_the_flag_a_new_path_is_another_adapter(engine: VirtualEngine) -> None:
-    computed = watch(engine)
+    computed = driver.watch(engine)
     serve(engine, PROMPT, lora=LORA)
-    forget_gpu(engine)
+    driver.forget_gpu(engine)
     moved = serve(engine, PROMPT, lora=LoRARequest("adapter", 1, "/adapters/2"))
     assert computed[moved.request_id] == len(PROMPT)
 

@@ -1,7 +1,5 @@
 """A pin that does not hold costs a failed load, whatever is verified: never a wrong byte."""
 
-from collections.abc import Callable
-
 import pytest
 from vllm.v1.request import Request
 
@@ -10,12 +8,10 @@ from allocator.prefix_tree import Node, PrefixTree
 from offload.vllm.virtual import VirtualEngine
 from offload.vllm.virtual.audit import Audit
 from offload.vllm.virtual.history import WrongBytesError
-from tests.vllm.driver import LOAD, LOADING, come_to_rest, depth_of, hold, step_until, tokens, warm
+from tests.vllm.driver import LOAD, LOADING, Engines, come_to_rest, depth_of, hold, step_until, tokens, warm
 
 BLOCKS = 10
 PROMPT = tokens(4 * BLOCKS)
-
-Engines = Callable[..., VirtualEngine]
 
 
 @pytest.fixture

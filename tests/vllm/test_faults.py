@@ -3,7 +3,6 @@
 import gc
 import logging
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.vllm.driver import (
     LOAD,
     LOADING,
     STORE,
+    Engines,
     come_to_rest,
     depth_of,
     forget_gpu,
@@ -31,8 +31,6 @@ from tests.vllm.driver import (
     warm,
     watch,
 )
-
-Engines = Callable[..., VirtualEngine]
 
 BLOCKS = 10
 PROMPT = tokens(4 * BLOCKS)

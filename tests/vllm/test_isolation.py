@@ -1,6 +1,5 @@
 """KV of one is never served to another: every key that vLLM's prefix hashes hold, on its real scheduler."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +11,7 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 
 from offload.vllm.virtual import VirtualEngine
 from offload.vllm.virtual.history import WrongBytesError
-from tests.vllm.driver import depth_of, forget_gpu, serve, tokens, watch
-
-Engines = Callable[..., VirtualEngine]
+from tests.vllm.driver import Engines, depth_of, forget_gpu, serve, tokens, watch
 
 BLOCK = 4
 BLOCKS = 10

@@ -3,16 +3,14 @@
 Every engine here checks what each request attends to and what each resident slot holds, at every step.
 """
 
-from collections.abc import Callable
-
 import pytest
 
 from offload.copiers import Fault
-from offload.vllm.virtual import VirtualEngine
 from tests.vllm.driver import (
     LOAD,
     LOADING,
     STORE,
+    Engines,
     come_to_rest,
     depth_of,
     forget_gpu,
@@ -26,7 +24,6 @@ from tests.vllm.driver import (
     watch,
 )
 
-Engines = Callable[..., VirtualEngine]
 overlapped = pytest.mark.parametrize("overlapped", [False, True], ids=["step by step", "overlapped"])
 
 

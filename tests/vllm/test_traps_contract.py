@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +19,13 @@ from vllm.v1.structured_output import StructuredOutputManager
 from offload.copiers import Direction, Fault
 from offload.errors import UnsupportedError
 from offload.vllm.connector import CpuOffloadConnector
-from offload.vllm.virtual import VirtualEngine, VirtualSettings
+from offload.vllm.virtual import VirtualSettings
 from offload.vllm.virtual.settings import make_kv_cache_config, make_vllm_config
 from tests.vllm.driver import (
     LOAD,
     LOADING,
     STORE,
+    Engines,
     come_to_rest,
     depth_of,
     forget_gpu,
@@ -38,8 +38,6 @@ from tests.vllm.driver import (
     warm,
     watch,
 )
-
-Engines = Callable[..., VirtualEngine]
 
 
 def test_trap_07_loads_are_fenced_before_the_forward_pass_and_stores_behind_it(engines: Engines) -> None:

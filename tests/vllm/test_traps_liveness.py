@@ -1,7 +1,5 @@
 """Traps of the scheduler that leave an engine hanging, leaking or spinning; numbered as in docs/traps.md."""
 
-from collections.abc import Callable
-
 import pytest
 
 from offload.copiers import Fault
@@ -11,6 +9,7 @@ from tests.vllm.driver import (
     LOAD,
     LOADING,
     STORE,
+    Engines,
     come_to_rest,
     depth_of,
     forget_gpu,
@@ -23,8 +22,6 @@ from tests.vllm.driver import (
     warm,
     watch,
 )
-
-Engines = Callable[..., VirtualEngine]
 
 
 @pytest.mark.parametrize("fault", [Fault.NONE, Fault.FAIL])
