@@ -336,6 +336,7 @@ class HintedPolicy(Generic[L]):
         before, mark.state = mark.state, None if is_pinned else claims.worth
         when = claims.pinned_until if is_pinned else mark.last_use + claims.ttl
         if when < math.inf:
+            assert when > now, f"{claims} of {node!r} are over since {when}"  # or they would be due for ever
             mark.due = when, mark.serial
             self._due.add(mark.due, node)
         if is_pinned:
