@@ -124,3 +124,66 @@ def test_what_grows_is_not_evicted_when_what_was_cut_off_behind_it_goes(policy: 
     pool.check_invariants()
     pool.commit(plan)
     assert pool.resident_depth(chain) == 2
+
+
+@pytest.mark.parametrize("num_cut", [1, 2])
+@pytest.mark.parametrize("policy", available_policies())
+def test_a_store_behind_a_cut_takes_the_room_of_the_cut_only(policy: str, num_cut: int) -> None:
+    """There is nothing else but what it continues, which is as long as before."""
+    pool = CpuOffloadingBlockAllocator(3 + num_cut, policy=make_policy(policy, 3 + num_cut))
+    pool._step_work = pool._work_left = 0
+    chain = chain_of(0, 0, 0, 1, 1)
+    plan = pool.plan_store(chain, 3 + num_cut)
+    assert plan is not None
+    pool.commit(plan)
+    pool.drop(chain, 3)
+    other = chain_of(0, 0, 0, 2, 2, 2, 2)
+    plan = pool.plan_store(other, 7)
+    assert plan is not None
+    assert len(plan.slots) == num_cut
+    pool.check_invariants()
+    pool.commit(plan)
+    assert pool.resident_depth(other) == 3 + num_cut
+    assert pool.num_evicted == 0
+
+
+@pytest.mark.parametrize("num_stored", [1, 2, 3])
+def test_what_hangs_on_what_was_cut_off_is_not_found_behind_what_is_stored_anew(num_stored: int) -> None:
+    """Two segments were cut off and are still there. The first is stored again, the second is not."""
+    pool = CpuOffloadingBlockAllocator(64)
+    pool._step_work = pool._work_left = 0
+    for chain in (LONG, FORK):
+        plan = pool.plan_store(chain, len(chain))
+        assert plan is not None
+        pool.commit(plan)
+    pool.drop(LONG, 0)
+    plan = pool.plan_store(LONG, num_stored)
+    assert plan is not None
+    pool.commit(plan)
+    pool.check_invariants()
+    for chain in (LONG, FORK):
+        assert pool.resident_depth(chain) == num_stored
+        assert pool.lookup(chain).slots.tolist() == plan.slots.tolist()
+    pool.tidy()
+    pool.check_invariants()
+
+
+@pytest.mark.parametrize("between", ["nothing", "a step"])
+def test_what_was_cut_off_is_stored_again_part_by_part(between: str) -> None:
+    """What is left of it of old is neither known nor in the way."""
+    pool = CpuOffloadingBlockAllocator(64)
+    pool._step_work = pool._work_left = 0
+    for chain in (LONG, FORK):
+        plan = pool.plan_store(chain, len(chain))
+        assert plan is not None
+        pool.commit(plan)
+    pool.drop(LONG, 0)
+    pool._step_work = 1 if between == "a step" else 0
+    for start, stop in ((0, 1), (1, 3), (3, 4), (4, 6)):
+        pool.tidy()
+        plan = pool.plan_store(LONG, stop)
+        assert plan is not None
+        assert (plan.start, len(plan.hashes)) == (start, stop - start)
+        pool.commit(plan)
+        pool.check_invariants()
+    assert pool.resident_depth(FORK) == 3

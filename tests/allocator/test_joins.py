@@ -89,6 +89,32 @@ def test_what_is_yet_to_be_joined_may_be_gone(policy: str, goes: str) -> None:
     assert allocator.num_free == allocator.capacity
 
 
+@pytest.mark.parametrize("max_joined", [1, 512])
+@pytest.mark.parametrize("policy", JOINING)
+def test_what_was_cut_off_is_not_joined_any_more(policy: str, max_joined: int) -> None:
+    """It is still there, and the document was stored anew since."""
+    allocator = _fragmented(policy)
+    for _ in range(NUM_USES):
+        allocator.touch(DOCUMENT)
+    for depth, chain in FORKS.items():
+        allocator.drop(chain, depth)
+    allocator._ranking._max_joined = 1
+    allocator.touch(DOCUMENT)
+    allocator._step_work = allocator._work_left = 0
+    allocator.reset()
+    plan = allocator.plan_store(DOCUMENT, 256)
+    assert plan is not None
+    allocator.commit(plan)
+    num_dead = len(list(allocator._tree.dead_nodes()))
+    assert num_dead > 2
+    allocator._ranking._max_joined = max_joined
+    allocator.tidy()
+    allocator.check_invariants()
+    assert len(list(allocator._tree.dead_nodes())) == num_dead
+    assert allocator.resident_depth(DOCUMENT) == 256
+    assert _num_segments(allocator) == 1
+
+
 @pytest.mark.parametrize("policy", JOINING)
 def test_parts_with_something_between_them_stay_apart(policy: str) -> None:
     allocator = _fragmented(policy)

@@ -79,6 +79,19 @@ def test_what_is_not_asked_for_again_makes_room_for_what_is() -> None:
     assert pools[0].num_evicted < pools[1].num_evicted / 3, "what is not worth it is not stored either"
 
 
+def test_each_of_those_who_store_in_one_step_is_worth_what_it_is() -> None:
+    """They were asked for before; a long prompt, which never comes back, and a short one."""
+    pool = CpuOffloadingBlockAllocator(120, policy=HazardPolicy(120))
+    for turn in range(1500):
+        ask(pool, chain_of(turn % 25, 1, 2))
+        ask(pool, chain_of(1000 + turn, *range(19)))
+    long, short = chain_of(5000, *range(19)), chain_of(600, 1, 2)
+    for chain in (long, short):
+        pool.touch(chain)
+    stored = [pool.plan_store(chain, len(chain)) for chain in (long, short)]
+    assert [plan and len(plan.slots) for plan in stored] == [None, 3]
+
+
 def test_parts_of_a_prompt_with_different_pasts_are_different_segments() -> None:
     pool = CpuOffloadingBlockAllocator(100, policy=HazardPolicy(100))
     ask(pool, chain_of(1, 2, 3))

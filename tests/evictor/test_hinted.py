@@ -302,3 +302,19 @@ def test_a_policy_that_counts_positions_hears_of_drops_below_hints(policy: str) 
     pool.commit(plan)
     pool.drop(chain, 3)
     pool.check_invariants()
+
+
+@pytest.mark.parametrize("hints", [HIGH, pinned(9)], ids=["high", "pinned"])
+def test_what_is_taken_away_bit_by_bit_is_protected_to_its_end_only(hints: KeepHints) -> None:
+    policy = HintedPolicy(LruPolicy(), 10, lambda: 0.0)
+    pool = CpuOffloadingBlockAllocator(20, policy=policy)
+    chain = chain_of(*range(8))
+    plan = pool.plan_store(chain, 8, hints=hints)
+    assert plan is not None
+    pool.commit(plan)
+    pool._work_left = pool._step_work = 3
+    pool.drop(chain, 1)
+    for left in (5, 2, 1):
+        pool.check_invariants()
+        assert policy._num_high + policy._num_pinned == left
+        pool.tidy()

@@ -39,6 +39,25 @@ def test_pins_and_high_priorities_are_bounded_together(caplog: pytest.LogCapture
     assert driver.policy_state(pin) is Worth.NORMAL
 
 
+@pytest.mark.parametrize("hints", [pinned(50), HIGH], ids=["pinned", "high"])
+def test_pins_that_are_over_leave_their_room_to_the_next_request(hints: KeepHints) -> None:
+    """Nothing is chosen in between: room is needed for what is to be protected only."""
+    driver = HintedDriver(10)
+    driver.grown(10, pinned(5))
+    driver.now = 5
+    assert driver.policy_state(driver.grown(10, hints)) in (None, Worth.HIGH)
+
+
+def test_high_worth_that_is_over_is_not_counted_against_what_is_not() -> None:
+    driver = HintedDriver(10)
+    lasting = driver.grown(5, HIGH)
+    brief = driver.grown(5, KeepHints(Worth.HIGH, ttl=3))
+    driver.now = 3
+    newer = driver.grown(5, HIGH)
+    states = [driver.policy_state(node) for node in (lasting, brief, newer)]
+    assert states == [Worth.HIGH, Worth.UNWANTED, Worth.HIGH]
+
+
 @pytest.mark.parametrize("new_head", [True, False])
 @pytest.mark.parametrize("size", [1, 3])
 def test_no_tail_stays_protected_without_its_head(size: int, new_head: bool) -> None:
