@@ -43,7 +43,9 @@ def candidates_of(module_name: str) -> Iterator[Edit]:
             function = getattr(found, "fget", None) or getattr(found, "__func__", None) or found
             if not isinstance(function, FunctionType) or function.__module__ != module_name:
                 continue
-            if name in ("check_invariants", "__repr__") or name.startswith("<") or function.__closure__:
+            if name in ("check_invariants", "__repr__") or name.startswith("<"):
+                continue
+            if function.__code__.co_freevars not in ((), ("__class__",)):
                 continue
             try:
                 source = textwrap.dedent(inspect.getsource(function))

@@ -12,8 +12,16 @@ from tests.evictor.test_hinted_machine import HintedMachine
 from tests.strategies import thorough
 
 
-@pytest.mark.parametrize("policy", ["lru", "hazard"])
-@pytest.mark.parametrize("machine", [AllocatorMachine, PolicyMachine])
+@pytest.mark.parametrize(
+    ("machine", "policy"),
+    [
+        (AllocatorMachine, "lru"),
+        (AllocatorMachine, "hazard"),
+        (PolicyMachine, "lru"),
+        (PolicyMachine, "hazard"),
+        (PolicyMachine, "arc"),
+    ],
+)
 def test_under_a_policy(machine: type[RuleBasedStateMachine], policy: str) -> None:
     _run(type("Machine", (machine,), {"policy": policy, "seen": Counter()}))
 
