@@ -24,7 +24,7 @@ from benchmarks.longdoc.options import Online, Options, parse
 from benchmarks.longdoc.plot import write_plot
 from benchmarks.longdoc.server import Server, run_server
 from benchmarks.longdoc.settings import Settings, Workload
-from benchmarks.longdoc.summary import Row, format_gains, format_summary, notes
+from benchmarks.longdoc.summary import Row, explain_modes, format_gains, format_summary, notes
 from benchmarks.serving.client import ServerError
 
 __all__ = ["main"]
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _offline(settings: Settings, modes: Sequence[str], side_by_side: bool, failures: list[str]) -> list[Row]:
-    print(_describe(settings), flush=True)
+    print(f"{_describe(settings)}\n{explain_modes(modes)}", flush=True)
     return (_offline_side_by_side if side_by_side else _offline_in_turn)(settings, modes, failures)
 
 
@@ -94,7 +94,10 @@ def _online(online: Online, workload: Workload, failures: list[str]) -> list[Row
 
 def _report(options: Options, rows: list[Row], remarks: list[str]) -> None:
     settings, workload = options.settings, options.workload
-    print("\n" + format_summary(rows))
+    print(
+        "\npass 1 is cold; seconds: for all documents once; TTFT: to the first token; hits: of prompt tokens"
+    )
+    print(format_summary(rows))
     for line in format_gains(rows):
         print(line)
     for remark in remarks:
@@ -114,10 +117,11 @@ def _report(options: Options, rows: list[Row], remarks: list[str]) -> None:
 
 def _describe(settings: Settings) -> str:
     document_mib = settings.document_blocks * settings.block_bytes / 2**20
+    stand_in = " (here in host memory)" if settings.device == "cpu" else ""
     return (
         f"{settings.device}, model {settings.model.shape}: {_describe_workload(settings.workload)}\n"
-        f"a document takes {document_mib:.0f} MiB of KV, the GPU holds {settings.gpu_documents}, "
-        f"the CPU pool {settings.cpu_documents}"
+        f"a document takes {document_mib:.0f} MiB of KV; the GPU cache{stand_in} holds "
+        f"{settings.gpu_documents}, the CPU pool {settings.cpu_documents}"
     )
 
 

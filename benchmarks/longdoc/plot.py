@@ -6,16 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.longdoc.summary import Row, passes_total
+from benchmarks.longdoc.summary import LABELS, Row, passes_total
 
 __all__ = ["write_plot"]
 
-_LABELS = {
-    "plain": "no caching",
-    "prefix": "GPU prefix caching",
-    "native": "+ vLLM's own offloading",
-    "offload": "+ kv-offload",
-}
 _STYLES = {
     "plain": ("#8c8c8c", "s"),
     "prefix": ("#1f77b4", "o"),
@@ -61,7 +55,7 @@ def _draw(axis: Any, name: str, rows: Sequence[Row]) -> None:
         points = sorted((row["documents"], row["seconds"]) for row in rows if row["mode"] == mode)
         color, marker = _STYLES.get(mode, (None, "o"))
         x, y = zip(*points, strict=True)
-        axis.plot(x, y, color=color, marker=marker, label=_LABELS.get(mode, mode))
+        axis.plot(x, y, color=color, marker=marker, label=LABELS.get(mode, mode))
         axis.annotate(
             f"{y[-1]:.1f} s", (x[-1], y[-1]), xytext=(6, 0), textcoords="offset points", va="center"
         )

@@ -8,7 +8,15 @@ from typing import Any
 from benchmarks.longdoc.settings import Settings
 from benchmarks.report import format_table
 
-__all__ = ["Row", "format_gains", "format_summary", "notes", "passes_total"]
+__all__ = ["LABELS", "Row", "explain_modes", "format_gains", "format_summary", "notes", "passes_total"]
+
+LABELS = {
+    "plain": "no caching",
+    "prefix": "GPU prefix caching",
+    "native": "+ vLLM's own offloading",
+    "offload": "+ kv-offload",
+}
+"""What a mode is; + means: beside GPU prefix caching."""
 
 _COLUMNS = (
     "documents",
@@ -39,8 +47,8 @@ Row = dict[str, Any]
 def format_summary(rows: Sequence[Row]) -> str:
     """Return a table with a line per document count, pass and mode, then one over all passes.
 
-    Seconds throughout. `vs prefix` is how many times faster than mode `prefix` on the same work; hits
-    are shares of the prompt tokens.
+    Seconds throughout, for asking all documents once, and to the first token (TTFT). `vs prefix` is how many
+    times faster than mode `prefix` on the same work; hits are shares of the prompt tokens.
     """
     lines = [*rows, *passes_total(rows)]
     base = {(row["documents"], row["pass"]): row["seconds"] for row in lines if row["mode"] == "prefix"}
@@ -49,17 +57,23 @@ def format_summary(rows: Sequence[Row]) -> str:
     return format_table(_COLUMNS, [_cells(row, base.get((row["documents"], row["pass"]))) for row in lines])
 
 
+def explain_modes(modes: Sequence[str]) -> str:
+    """Return a line per mode that says what it is."""
+    texts = [LABELS[mode].replace("+", f"{LABELS['prefix']} and") for mode in modes]
+    return "\n".join(f"  {mode:8} {text}" for mode, text in zip(modes, texts, strict=True))
+
+
 def format_gains(rows: Sequence[Row]) -> list[str]:
-    """Return a line per mode with a connector: how many times faster than `prefix` its last pass was."""
+    """Return a line per document count and mode with a connector: the last pass beside that of `prefix`."""
     last = max(row["pass"] for row in rows)
-    seconds = {(row["mode"], row["documents"]): row["seconds"] for row in rows if row["pass"] == last}
-    lines = []
-    for mode in dict.fromkeys(row["mode"] for row in rows):
-        pairs = [(n, base / seconds[mode, n]) for (of, n), base in seconds.items() if of == "prefix"]
-        if mode not in ("plain", "prefix") and pairs:
-            gains = ", ".join(f"{n} documents {gain:.2f}x" for n, gain in pairs)
-            lines.append(f"{mode} against prefix in pass {last}: {gains}")
-    return lines
+    seconds = {(row["documents"], row["mode"]): row["seconds"] for row in rows if row["pass"] == last}
+    asked = f"asked again (pass {last})" if last > 1 else "asked once"
+    return [
+        f"{documents} documents {asked}: {base:.2f} s with prefix, {ours:.2f} s with {mode}, "
+        f"{base / ours:.2f} times as fast"
+        for (documents, mode), ours in sorted(seconds.items())
+        if mode not in ("plain", "prefix") and (base := seconds.get((documents, "prefix")))
+    ]
 
 
 def passes_total(rows: Sequence[Row]) -> list[Row]:

@@ -26,7 +26,7 @@ def test_demo(tmp_path: Path) -> None:
     done = subprocess.run(command.split(), capture_output=True, text=True, timeout=_SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "starting 2 engines (prefix, offload) ..." in done.stderr
-    first = done.stdout.index("offload against prefix in pass 2: 3 documents ")
+    first = done.stdout.index("3 documents asked again (pass 2): ")
     assert first < done.stdout.index("documents  pass  mode"), "the comparison comes before the table"
     rows = json.loads(rows_file.read_text())["rows"]
     assert [(row["mode"], row["pass"], row["requests"]) for row in rows] == [
