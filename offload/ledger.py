@@ -73,6 +73,8 @@ class Restore:
         """
         ours = self.chain
         low, high = max(self.first, known), min(len(ours), len(chain))
+        if low < high and ours[high - 1] == chain[high - 1]:  # as most of those who wait ask for all of it
+            return high - self.first
         while low < high:  # bisect with a key takes three times as long
             middle = (low + high) // 2
             if ours[middle] == chain[middle]:

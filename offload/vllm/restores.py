@@ -9,6 +9,7 @@ from vllm.v1.request import RequestStatus
 from allocator import CpuOffloadingBlockAllocator
 from offload import planner
 from offload.breaker import CircuitBreaker
+from offload.carryover import Carryover
 from offload.layout import Ids
 from offload.ledger import JobLedger, LoadJob, Progress, Restore
 from offload.metrics import Metrics
@@ -19,6 +20,9 @@ from offload.vllm.stores import block_ids_of
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
+
+SHARED_AT_ONCE = 512
+"""Blocks handed to the GPU's prefix cache in one step: vLLM takes about 1.5 µs for each."""
 
 
 class _Followed(NamedTuple):
@@ -35,6 +39,10 @@ class Restores:
     more than what it shares and loads none of it again: as soon as that has landed, it is handed to the
     GPU's prefix cache. Not before somebody needs it, because the scheduler would look at all of it again
     for every waiting request in every step.
+
+    Many restores may end in one step. So much of them is handed over in it, and so many pins end; the rest
+    is carried over. vLLM itself hands over a restore that has ended, as soon as its request goes on: until
+    then those who follow it wait, or are given it in one of the next steps.
     """
 
     def __init__(
@@ -70,7 +78,10 @@ class Restores:
         self._manager = kv_cache_manager
         self._block_pool = kv_cache_manager.block_pool
         self._block_size = block_size
+        self.carryover = Carryover(allocator)
+        self.shared_at_once = self._may_share = SHARED_AT_ONCE
         self._restores: dict[int, Restore] = {}
+        self._landed: dict[str, Restore] = {}  # by request: have ended, and are yet to be handed over
         self._followed: dict[str, _Followed] = {}  # what requests were last told to wait for
         self._index = RestoreIndex()  # of those that somebody may wait for
         self._is_filling = np.zeros(self._block_pool.num_gpu_blocks, dtype=np.bool_)
@@ -105,7 +116,11 @@ class Restores:
             return False
         restore, depth = followed
         is_awaited = restore.parts_left and not (restore.is_void or restore.is_cancelled)
-        if not is_awaited or depth <= restore.num_shared or not 0 <= position - restore.first < depth:
+        if (
+            not (is_awaited or self._has_landed(restore))
+            or depth <= restore.num_shared
+            or not 0 <= position - restore.first < depth
+        ):
             del self._followed[request_id]
             return False
         if restore.num_landed >= depth:
@@ -113,8 +128,19 @@ class Restores:
         return True
 
     def forget(self, request_id: str) -> None:
-        """That request is over, so it waits for nothing."""
+        """That request is over: it waits for nothing, and nobody for it."""
         self._followed.pop(request_id, None)
+        self.went_on(request_id)
+
+    def went_on(self, request_id: str) -> None:
+        """That request is admitted, so vLLM has handed over what was restored for it before."""
+        if self._landed:
+            self._landed.pop(request_id, None)
+
+    def tidy(self) -> None:
+        """A step ends: what is carried over goes on."""
+        self._may_share = self.shared_at_once
+        self.carryover.tidy()
 
     def open(self, request: "Request", positions: range, filled_by: Ids) -> LoadOrder:
         """Begin to load these chain positions, all resident, for a request that has blocks for them.
@@ -143,6 +169,8 @@ class Restores:
             if is_meant(restore.request):
                 restore.is_cancelled = True
                 self._index.remove(restore)
+        for restore in [each for each in self._landed.values() if is_meant(each.request)]:
+            del self._landed[restore.request.request_id]
         return [job.job_id for job in self._ledger.loads() if job.restore.is_cancelled]
 
     def are_filling(self, block_ids: Collection[int]) -> bool:
@@ -161,7 +189,7 @@ class Restores:
             restore.is_void = True
             self._index.remove(restore)
             if not restore.is_cancelled:
-                self._allocator.drop(restore.chain, restore.first + job.start + job.num_copied)
+                self.carryover.drop(restore.chain, restore.first + job.start + job.num_copied)
         if progress.gave_up:
             if not restore.was_stuck:
                 self._metrics.count("failed_jobs")
@@ -175,9 +203,14 @@ class Restores:
             self._block_pool.touch(job.blocks)
         if not progress.ended:
             return
-        self._block_pool.free_blocks(reversed(job.blocks))
-        self._share(restore, restore.num_wanted)
+        if job.blocks:
+            self._block_pool.free_blocks(reversed(job.blocks))
+        num_wanted = restore.num_wanted
+        self._share(restore, num_wanted)
         if not restore.parts_left:
+            is_wanted = restore.num_shared < num_wanted and not (restore.is_void or restore.is_cancelled)
+            if is_wanted and _waits_for(restore):
+                self._landed[restore.request.request_id] = restore
             self._end(restore)
 
     def check_invariants(self) -> None:
@@ -190,11 +223,16 @@ class Restores:
             assert restore.followers[request_id] == depth, (
                 f"{request_id} does not follow {restore} to {depth}"
             )
+        self.carryover.check_invariants()
+        for request_id, restore in self._landed.items():
+            assert restore.request.request_id == request_id, f"{restore} is filed under {request_id}"
+            assert not restore.parts_left and not restore.is_cancelled, f"{restore} has not landed"
+            assert not (restore.is_void or restore.request.is_finished()), f"nobody may wait for {restore}"
         for restore in self:
             assert restore.depths == sorted(set(restore.followers.values())), f"{restore} has other depths"
 
     def _end(self, restore: Restore) -> None:
-        self._allocator.unpin(restore.pin)
+        self.carryover.unpin(restore.pin)
         del self._restores[restore.restore_id]
         self._index.remove(restore)
         if not restore.was_stuck:
@@ -212,14 +250,26 @@ class Restores:
             self.breaker.failed(restore.restore_id)
 
     def _share(self, restore: Restore, num_blocks: int) -> None:
-        """Hand over that many leading blocks, which have landed.
+        """Hand over that many leading blocks, which have landed, as far as this step has time for it.
 
         Also if the request was aborted: the scheduler keeps its blocks until the restore has ended. Not
         once a part is stuck, because then the request gives its blocks up before that.
         """
-        request = restore.request
-        is_held = request.status is RequestStatus.WAITING_FOR_REMOTE_KVS or request.is_finished()
+        is_held = _waits_for(restore) or restore.request.is_finished()
         is_good = not (restore.is_cancelled or restore.was_stuck)
+        num_blocks = min(num_blocks, restore.num_shared + self._may_share)
         if num_blocks > restore.num_shared and is_held and is_good:
+            self._may_share -= num_blocks - restore.num_shared
             restore.num_shared = num_blocks
-            self._manager.cache_blocks(request, (restore.first + num_blocks) * self._block_size)
+            self._manager.cache_blocks(restore.request, (restore.first + num_blocks) * self._block_size)
+
+    def _has_landed(self, restore: Restore) -> bool:
+        """Whether it has ended, and is neither handed over yet nor has its request gone on."""
+        if not self._landed or self._landed.get(restore.request.request_id) is not restore:
+            return False
+        return _waits_for(restore)
+
+
+def _waits_for(restore: Restore) -> bool:
+    """Whether its request waits for a restore, or for the step after it."""
+    return bool(restore.request.status is RequestStatus.WAITING_FOR_REMOTE_KVS)

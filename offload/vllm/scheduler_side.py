@@ -120,6 +120,7 @@ class SchedulerSide:
     def allocated(self, request: "Request", num_external: int) -> None:
         """The scheduler admitted ``request`` and expects ``num_external`` tokens from us, maybe none."""
         request_id = request.request_id
+        self.restores.went_on(request_id)
         num_local = self._local_tokens.pop(request_id, 0)
         self.stores.room.was_given(request, num_local, num_external)
         may_store = self.adapters.may_store(request, num_local // self.block_size)
@@ -145,6 +146,7 @@ class SchedulerSide:
 
     def build_plan(self, output: "SchedulerOutput") -> StepPlan:
         """Everything the workers are to do in this step."""
+        self.restores.tidy()
         self.allocator.tidy()
         plan, self._next = self._next, StepPlan(self._fingerprint)
         had_queue = self.stores.backlog.num_queued > 0
@@ -196,7 +198,8 @@ class SchedulerSide:
         Not for jobs past their deadline, which would keep it from ever coming to rest or shutting down. The
         queue moves, or is given up when its time is over.
         """
-        return len(self.ledger) > self.ledger.num_given_up or self.stores.backlog.num_queued > 0
+        is_busy = len(self.ledger) > self.ledger.num_given_up or len(self.restores.carryover) > 0
+        return is_busy or self.stores.backlog.num_queued > 0
 
     def take_metrics(self) -> dict[str, float]:
         """Counts since the last call, and the gauges; nothing if nothing has happened."""
@@ -227,7 +230,7 @@ class SchedulerSide:
             return 0
         if self.restores.is_coming(request, num_local // self.block_size):
             return None
-        if not self.restores.breaker.allows:
+        if self.restores.carryover.has_drops or not self.restores.breaker.allows:
             return 0
         depth = self.allocator.resident_depth(request.block_hashes)
         num_tokens = planner.loadable_tokens(depth, num_local, request.num_tokens, self.block_size)

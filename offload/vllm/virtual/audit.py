@@ -157,8 +157,8 @@ class Audit(SchedulerAudit):
             side._admitted or side._local_tokens or len(side.stores.backlog) or list(side.restores)
         ), f"{side._admitted} {side._local_tokens} {list(side.restores)} are gone"
         assert not side.stores.room._restoring, f"{side.stores.room._restoring} are gone"
-        assert not (side._hints or side.restores._followed), (
-            f"{side._hints} {list(side.restores._followed)} are gone"
+        assert not (side._hints or side.restores._followed or side.restores._landed), (
+            f"{side._hints} {list(side.restores._followed)} {list(side.restores._landed)} are gone"
         )
         assert len(allocator._uncached) == 0, "owners of uncached blocks that are gone"
         super().check_drained()
@@ -181,8 +181,13 @@ class Audit(SchedulerAudit):
     def _check_failed_slots(self) -> None:
         """Slots that just failed a load serve nobody.
 
-        A slot may have failed because another chain has it, which may go on using it.
+        A slot may have failed because another chain has it, which may go on using it. Those that are yet to
+        be dropped are looked at later; until then nobody is offered any.
         """
+        carryover = self._engine.side.restores.carryover
+        waiting = {each for chain, position in carryover._drops for each in chain[position:]}
+        later = [block for block in self._failed if block.prefix_hash in waiting]
+        self._failed = [block for block in self._failed if block.prefix_hash not in waiting]
         if self._failed:
             nodes = self._engine.side.allocator._tree.nodes()
             served = {
@@ -195,7 +200,7 @@ class Audit(SchedulerAudit):
                 f"slots {resident} failed a load and are still resident\n"
                 f"{self._engine.history.of_slot(resident[0])}"
             )
-            self._failed.clear()
+        self._failed = later
 
     def _check_pinned_slots(self) -> None:
         """What a load reads cannot be evicted."""

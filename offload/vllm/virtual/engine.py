@@ -93,6 +93,10 @@ class VirtualEngine:
             )
             self.side = connector._scheduler
             self.side.restores.first_part = settings.first_part
+            if settings.step_restores:
+                self.side.restores.shared_at_once = settings.step_restores
+                self.side.restores.carryover.step_work = settings.step_restores
+                self.side.restores.tidy()
             self.side.stores.backlog.answer_run = settings.answer_run
             self.side.stores.backlog.answer_interval = settings.answer_interval
         self._inputs: dict[str, Inputs] = {}

@@ -5,7 +5,7 @@ import json
 import random
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class VirtualSettings:
         first_part: blocks in the first part of a load.
         answer_run: blocks of an answer that are stored at a time, at least.
         answer_interval: steps from one answer's store to the next one's.
+        step_restores: blocks that are handed over in a step, and pins that end in it; 0: as many as usual.
         step_seconds: time that the connector's clock advances with each step.
         rot_rate: how often, per step, a byte of a resident slot changes by itself.
         copies: when copies end, and which of them fail.
@@ -91,6 +92,7 @@ class VirtualSettings:
     first_part: int = 16
     answer_run: int = 1
     answer_interval: int = 1
+    step_restores: int = 0
     step_seconds: float = 1.0
     rot_rate: float = 0.0
     copies: CopySchedule = field(default_factory=CopySchedule)
@@ -134,7 +136,7 @@ def draw_settings(
         kinds += [Fault.STUCK, Fault.DIE]
     if verify == "always" and seals_of_blocks:  # nothing less finds a copy that lies
         kinds.append(Fault.WRONG_BYTES)
-    return VirtualSettings(
+    settings = VirtualSettings(
         num_ranks=num_ranks or rng.choice([1, 1, 2, 3]),
         gpu_blocks=gpu_blocks,
         cpu_slots=rng.choice([3, gpu_blocks // 2, 2 * gpu_blocks, 6 * gpu_blocks]),
@@ -163,6 +165,7 @@ def draw_settings(
         log_stats=rng.random() < 0.2,
         eviction_policy=rng.choice(available_policies()),
     )
+    return replace(settings, step_restores=int(settings.first_part == 1))
 
 
 def make_vllm_config(settings: VirtualSettings, transfer: dict[str, Any] | None = None) -> VllmConfig:
