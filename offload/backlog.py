@@ -18,6 +18,9 @@ _ANSWERS_AT_ONCE = 4
 LONGEST_WAIT_SECONDS = 30.0
 """For the next store to begin or end, while requests that are over wait for theirs."""
 
+_LONGEST_STEP_SECONDS = 10.0
+"""More than that from step to step does not count: nobody has called the engine."""
+
 
 @dataclass(slots=True, eq=False)
 class Pending:
@@ -29,6 +32,7 @@ class Pending:
         chain: its prefix hashes; the list grows with the request.
         num_prompt_blocks: full blocks of its prompt.
         keep: how to keep its blocks.
+        has_run: it has computed since its last admission, so no KV is on its way into its blocks.
         num_full: blocks that were full when it was last looked at, and are noted.
         num_planned: how far stores were planned since its last admission, or the last fault. What was
             stored and then evicted is not stored a second time while the request runs: requests whose
@@ -44,6 +48,7 @@ class Pending:
     chain: Sequence[bytes]
     num_prompt_blocks: int
     keep: KeepHints | None = None
+    has_run: bool = False
     num_full: int = 0
     num_planned: int = 0
     blocks: list[Any] = field(default_factory=list)
@@ -107,7 +112,7 @@ class Backlog:
         self._steps_to_turn = 0
         self._queue: deque[Pending] = deque()
         self._clock = clock
-        self._moved_at = 0.0
+        self._moved_at = self._stepped_at = clock()
         self.num_queued = 0
         """GPU blocks held for requests that have ended."""
 
@@ -130,6 +135,7 @@ class Backlog:
         """It was preempted, and has blocks again."""
         pending = self._pending.get(request_id)
         if pending is not None:
+            pending.has_run = False
             self._start_over(pending)
 
     def set_aside(self, request_id: str, *, is_back: bool) -> None:
@@ -173,7 +179,7 @@ class Backlog:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the queue has not moved for ``LONGEST_WAIT_SECONDS``."""
+        """Whether the queue has not moved for ``LONGEST_WAIT_SECONDS`` in which the engine has stepped."""
         return bool(self._queue) and self._clock() - self._moved_at > LONGEST_WAIT_SECONDS
 
     def end(self, pending: Pending, start: int, blocks: list[Any]) -> None:
@@ -230,6 +236,9 @@ class Backlog:
         ``busy`` compute more than one token in it. The others are those whose turn it is by the lookout: it
         counts on a token per step, so it may be early, and never late.
         """
+        now = self._clock()
+        self._moved_at += max(0.0, now - self._stepped_at - _LONGEST_STEP_SECONDS)
+        self._stepped_at = now
         request_ids = [*self._lookout.due(), *busy]
         return [self._pending[request_id] for request_id in request_ids if request_id in self._pending]
 

@@ -26,7 +26,6 @@ METRICS = (
     MetricSpec("unstored_blocks_outage", True, "Full blocks not stored: stores failed or hung."),
     MetricSpec("unstored_blocks_overdue", True, "Full blocks not stored: they waited too long."),
     MetricSpec("unstored_blocks_reset", True, "Full blocks not stored: the cache was reset."),
-    MetricSpec("unstored_blocks_aborted", True, "Full blocks not stored: their request was aborted."),
     MetricSpec("pool_blocks", False, "Blocks the CPU pool can hold."),
     MetricSpec("pool_used_blocks", False, "Blocks of the CPU pool that are not free."),
     MetricSpec("jobs_in_flight", False, "Loads and stores that have not ended."),

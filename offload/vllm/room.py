@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from offload import planner
@@ -11,7 +12,7 @@ from offload.metrics import Metrics
 from offload.patience import Patience
 
 if TYPE_CHECKING:
-    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
@@ -27,7 +28,7 @@ class Room:
         self,
         backlog: Backlog,
         ledger: JobLedger,
-        block_pool: "BlockPool",
+        kv_cache_manager: "KVCacheManager",
         metrics: Metrics,
         clock: Callable[[], float],
         *,
@@ -39,7 +40,7 @@ class Room:
         Args:
             backlog: has the queue.
             ledger: of the jobs.
-            block_pool: the scheduler's.
+            kv_cache_manager: the scheduler's.
             metrics: counts what is not stored.
             clock: in seconds.
             block_size: tokens per block.
@@ -47,7 +48,8 @@ class Room:
         """
         self._backlog = backlog
         self._ledger = ledger
-        self._block_pool = block_pool
+        self._manager = kv_cache_manager
+        self._block_pool = kv_cache_manager.block_pool
         self._metrics = metrics
         self._block_size = block_size
         self._step_tokens = step_tokens
@@ -55,9 +57,9 @@ class Room:
         self._in_flight: dict[int, Pending] = {}  # whose blocks a store job holds
         self._num_left = 0  # of these, blocks of requests that are over
         self._restoring: dict[str, int] = {}  # blocks that requests need when their KV has been loaded
-        self._last_to_ask: str | None = None  # for which there was enough room, as it seemed
+        self._asking: str | None = None  # who asked last in this step, and has got no blocks yet
+        self._refused: str | None = None  # who asked last in the step before, and got none
         self._to_run_with = 0  # blocks that running requests can take in the next step
-        self._is_waited_for = False  # in this step a request waits for blocks that stores hold
         self.is_short = False
         """Whether it waits for more of them than the queue has, and without patience."""
 
@@ -70,39 +72,55 @@ class Room:
 
     # Requests
 
-    def make(self, request: "Request", num_local: int) -> None:
+    def make(self, request: "Request", num_local: int, num_external: int) -> None:
         """A waiting request is about to ask the scheduler for blocks, some of which stores may hold.
 
         It waits for them while there is patience. Then the queue gives way, at once and by no more than the
-        request lacks; if it had to wait all the same, though there seemed to be enough, by all. A request
-        that lacks more than the queue has waits for what is in flight, and meanwhile nothing more of the
-        queue is stored. Nor does the queue give way to one that waits for others anyway.
+        request lacks. A request that lacks more than the queue has waits for what is in flight, and meanwhile
+        nothing more of the queue is stored. Nor does the queue give way to one that waits for others anyway,
+        or for something else than blocks.
 
         Args:
             request: the request.
             num_local: leading tokens that the GPU has.
+            num_external: tokens that we offer behind them.
         """
-        num_queued = self._backlog.num_queued
-        if not num_queued + self._num_left:
+        self._asking = None
+        num_held = self._backlog.num_queued + self._num_left
+        if not num_held:
             return
+        num_free = self._block_pool.get_num_free_blocks()
         num_needed = planner.blocks_to_admit(request.num_tokens, num_local, self._block_size)
-        num_lacking = num_needed - self._block_pool.get_num_free_blocks()
-        was_refused, self._last_to_ask = request.request_id == self._last_to_ask, None
-        if num_lacking <= 0 and not was_refused:
-            self._last_to_ask = request.request_id
-        elif num_lacking <= num_queued + self._num_left:
-            self._is_waited_for = True
-            if self._patience.is_over:
-                self.is_short = num_lacking > num_queued
-                if was_refused:
-                    self.give_up("gave_way")
-                elif not self.is_short:
-                    self._give_way(num_needed)
-                    self._last_to_ask = request.request_id
+        num_needed += self._manager.watermark_blocks
+        might_suffice = num_free >= num_needed + num_local // self._block_size
+        if num_needed > num_free + num_held or (might_suffice and not num_external):
+            return
+        self._asking = request.request_id
+        if not self._patience.is_over:
+            return
+        num_needed += self._num_free_of(request, num_local)
+        num_lacking = num_needed - num_free
+        if num_lacking > num_held:
+            self._asking = None
+        elif num_lacking > 0:
+            self.is_short = num_lacking > self._backlog.num_queued
+            if not self.is_short:
+                self._give_way(num_needed)
+        elif num_external and self._refused == self._asking:
+            self.give_up(
+                "gave_way"
+            )  # the scheduler reserves blocks for others that prefill: nobody knows how many
+
+    def _num_free_of(self, request: "Request", num_local: int) -> int:
+        """How many of the leading blocks that the GPU has are free. O(these), as for the scheduler itself."""
+        find, group = self._block_pool.get_cached_block, [0]
+        num_blocks = num_local // self._block_size
+        found = [find(prefix_hash, group) for prefix_hash in islice(request.block_hashes, num_blocks)]
+        return sum(not blocks[0].ref_cnt for blocks in found if blocks)
 
     def was_given(self, request: "Request", num_local: int, num_external: int) -> None:
         """It has got the blocks that it asked for, and asks for no more when ``num_external`` tokens come."""
-        self._last_to_ask = None
+        self._asking = None
         self._restoring.pop(request.request_id, None)
         if num_external:
             num_computed = num_local + num_external
@@ -141,18 +159,25 @@ class Room:
         """The scheduler is done with a step, and stores are to be planned."""
         if output.preempted_req_ids:
             self.give_up("gave_way")
-        self._patience.spend(self._is_waited_for)
+        self._patience.spend(self._asking is not None)
+        self._refused, self._asking = self._asking, None
 
-    def end_step(self, output: "SchedulerOutput", busy: list[str]) -> None:
-        """Stores are planned; ``busy`` requests compute more than one token in this step."""
-        self.is_short = self._is_waited_for = False
+    def end_step(self, output: "SchedulerOutput", busy: list[str], num_admitted: int) -> None:
+        """Stores are planned.
+
+        Args:
+            output: the step's.
+            busy: requests that compute more than one token in it.
+            num_admitted: requests that have begun and are not over.
+        """
+        self.is_short = False
         for request_id in [
             request_id for request_id in self._restoring if request_id in output.num_scheduled_tokens
         ]:
             del self._restoring[request_id]
-        num_prefill = self._tokens_to_prefill(output, busy)
-        num_running = len(output.num_scheduled_tokens)
-        num_blocks = planner.blocks_to_run(num_running, num_prefill, self._block_size)
+        num_without_turn = num_admitted - len(self._restoring) - len(output.num_scheduled_tokens)
+        num_prefill = self._step_tokens if num_without_turn > 0 else self._tokens_to_prefill(output, busy)
+        num_blocks = planner.blocks_to_run(num_admitted, num_prefill, self._block_size)
         self._to_run_with = num_blocks + sum(self._restoring.values())
         self.let_run()
 
@@ -164,7 +189,7 @@ class Room:
         """Prompt tokens that the next step computes at most, of requests that run already."""
         pending = [self._backlog.get(request_id) for request_id in busy]
         if output.total_num_scheduled_tokens >= self._step_tokens or None in pending:
-            return self._step_tokens  # others may have had no turn, or are not known here
+            return self._step_tokens  # some may have had less than a turn, or are not known here
         requests = [each.request for each in pending if each is not None]
         num_left: int = sum(request.num_tokens - request.num_computed_tokens for request in requests)
         num_left -= sum(output.num_scheduled_tokens[request_id] for request_id in busy)
@@ -208,7 +233,7 @@ class Room:
         assert num_held == self._ledger.num_held_blocks, (
             f"{num_held} of requests, {self._ledger.num_held_blocks}"
         )
-        assert not (self.is_short or self._is_waited_for), "somebody waits since an earlier step"
+        assert not (self.is_short or self._asking), "somebody asks since an earlier step"
         assert all(num >= 0 for num in self._restoring.values()), f"{self._restoring}"
         queued = Counter(block.block_id for block in self._backlog.queued_blocks())
         for block_id, num in queued.items():

@@ -114,7 +114,7 @@ class SchedulerSide:
         self._local_tokens[request.request_id] = num_local
         num_tokens = self._offer(request, num_local)
         if num_tokens is not None:
-            self.stores.room.make(request, num_local)
+            self.stores.room.make(request, num_local, num_tokens)
         return num_tokens
 
     def allocated(self, request: "Request", num_external: int) -> None:
@@ -150,7 +150,7 @@ class SchedulerSide:
         self.allocator.tidy()
         plan, self._next = self._next, StepPlan(self._fingerprint)
         had_queue = self.stores.backlog.num_queued > 0
-        plan.stores += self.stores.plan(output)
+        plan.stores += self.stores.plan(output, len(self._admitted))
         self._has_news = self._has_news or bool(plan.stores or plan.loads or had_queue)
         return plan
 

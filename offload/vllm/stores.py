@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COMPLETED = frozenset(
     {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION}
 )
-"""Ends that a request reaches by computing. An aborted one may count blocks that were never filled."""
+"""Ends that a request reaches by computing. A stop string is none: the core sees an aborted request."""
 
 _ENDED_AT_ONCE = 16
 """Stores of requests that have ended which begin in one step."""
@@ -89,7 +89,7 @@ class Stores:
         self.room = Room(
             self.backlog,
             ledger,
-            self._block_pool,
+            kv_cache_manager,
             metrics,
             clock,
             block_size=block_size,
@@ -102,8 +102,8 @@ class Stores:
         pending = Pending(request.request_id, request, request.block_hashes, num_prompt_blocks, keep)
         self.backlog.admit(pending)
 
-    def plan(self, output: "SchedulerOutput") -> list[StoreOrder]:
-        """What to store once this step has run."""
+    def plan(self, output: "SchedulerOutput", num_admitted: int) -> list[StoreOrder]:
+        """What to store once this step has run; ``num_admitted`` requests have begun and are not over."""
         backlog, scheduled = self.backlog, output.num_scheduled_tokens
         for request_id in output.preempted_req_ids or ():
             preempted = backlog.get(request_id)
@@ -123,33 +123,20 @@ class Stores:
                 pending = backlog.get(run.owner) if run.owner in scheduled else None
                 if pending is not None and self._may_store():
                     orders += self._open(pending, run.start, run.stop)
-        self.room.end_step(output, busy)
+        self.room.end_step(output, busy, num_admitted)
         return orders
 
     def finish(self, request: "Request") -> list[StoreOrder]:
         """What to store of a request that is over; its blocks are freed right after this returns.
 
-        What has no copy yet of a completed one is held, and stored now or in the next steps.
+        What has no copy yet is held, and stored now or in the next steps.
         """
         pending, is_waiting = self.backlog.finish(request.request_id)
         self.room.finish(request.request_id, pending)
         if pending is None:
             return []
-        if request.status not in COMPLETED:
-            if is_waiting:
-                known = self._allocator.known_depth(pending.chain, pending.num_full)
-                self.room.count_unstored(pending.num_full - known, "aborted")
-            return []
-        num_full = planner.storable_blocks_at_finish(
-            request.num_computed_tokens,
-            request.num_output_placeholders,
-            request.num_prompt_tokens,
-            self._storable_tokens(request),
-            len(request.block_hashes),
-            self._block_size,
-        )
         table = self._table_of(pending)
-        num_full = min(num_full, len(table))
+        num_full = min(self._num_full_at_end(pending), len(table))
         if num_full <= pending.num_full and not is_waiting:
             return []
         start = self._allocator.known_depth(pending.chain, num_full)
@@ -196,11 +183,33 @@ class Stores:
         if num_scheduled is None:  # it waits for its KV, or for its turn
             self.backlog.look_later(pending)
             return
+        pending.has_run = True
         num_tokens = pending.request.num_computed_tokens + num_scheduled
         num_full = planner.storable_blocks(
             num_tokens, self._storable_tokens(pending.request), len(pending.chain), self._block_size
         )
         self.backlog.look(pending, num_tokens, num_full, has_turn=has_turn)
+
+    def _num_full_at_end(self, pending: Pending) -> int:
+        """Full blocks of a request that is over, whatever ended it.
+
+        One that failed, or that waited for its KV, counts tokens as computed that nobody has computed. An
+        aborted one counts those of steps that are still under way.
+        """
+        request = pending.request
+        num_unconfirmed = request.num_output_placeholders
+        if request.status not in COMPLETED:
+            if request.status is not RequestStatus.FINISHED_ABORTED or not pending.has_run:
+                return 0
+            num_unconfirmed = request.num_in_flight_tokens
+        return planner.storable_blocks_at_finish(
+            request.num_computed_tokens,
+            num_unconfirmed,
+            request.num_prompt_tokens,
+            self._storable_tokens(request),
+            len(request.block_hashes),
+            self._block_size,
+        )
 
     def _storable_tokens(self, request: "Request") -> int:
         num_tokens: int = request.num_tokens if self._store_answers else request.num_prompt_tokens

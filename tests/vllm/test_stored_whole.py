@@ -3,15 +3,30 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from offload import planner
 from offload.copiers import Fault
+from offload.vllm.messages import StoreOrder
 from offload.vllm.virtual import VirtualEngine
 from offload.vllm.virtual.copier import CopySchedule
-from tests.vllm.driver import STORE, come_to_rest, depth_of, hold, release, serve, step_until, tokens, watch
+from tests.vllm.driver import (
+    LOAD,
+    LOADING,
+    STORE,
+    come_to_rest,
+    depth_of,
+    hold,
+    release,
+    serve,
+    step_until,
+    tokens,
+    watch,
+)
 
 Engines = Callable[..., VirtualEngine]
 BLOCK = 4
@@ -158,19 +173,70 @@ def test_no_running_request_is_preempted_for_the_queue(engines: Engines, unstore
     assert unstored["gave_way"] and depth_of(engine, ended) == 50 - unstored["gave_way"]
 
 
+def test_requests_without_a_turn_in_a_step_find_room_in_the_next(
+    engines: Engines, unstored: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With pipeline parallelism each step schedules some of those that run; the others may still prefill."""
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK, step_seconds=0.1)
+    runs = [engine.add(tokens(3, first=3 + index), 20) for index in range(3)]
+    step_until(engine, lambda: all(run.num_output_tokens > 0 for run in runs))
+    hold(engine, STORE)
+    fill(engine, 40)
+    engine.step()
+    assert engine.side.stores.backlog.num_queued == 8
+    plan = engine.side.stores.plan
+
+    def plan_for_others(output: SchedulerOutput, num_admitted: int) -> list[StoreOrder]:
+        scheduled = {run.request_id: 1 for run in runs[1:]}
+        return plan(
+            replace(output, num_scheduled_tokens=scheduled, total_num_scheduled_tokens=2), num_admitted
+        )
+
+    monkeypatch.setattr(engine.side.stores, "plan", plan_for_others)
+    engine.step()
+    assert engine.side.stores.backlog.num_queued == 0 and unstored == {"gave_way": 8}
+    monkeypatch.undo()
+    come_to_rest(engine)
+
+
 def test_a_restored_request_finds_room_for_the_rest_of_its_prompt(
     engines: Engines, unstored: Counter[str]
 ) -> None:
-    """The scheduler does not ask about it again when its KV is there."""
+    """The scheduler does not ask about it again when its KV is there, and others have come meanwhile."""
     engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK, max_num_seqs=2)
     head = tokens(4 * BLOCK, first=5)
     serve(engine, head)
     assert engine.reset(connector=False)
-    long = engine.add(prompts(1, 50 * BLOCK)[0], 1)
-    restored = engine.add(head + tokens(8 * BLOCK, first=6), 1)
     hold(engine, STORE)
-    step_until(engine, long.is_finished)
-    step_until(engine, restored.is_finished, max_steps=8)
+    hold(engine, LOAD)
+    fill(engine, 56)
+    restored = engine.add(head + tokens(8 * BLOCK, first=6), 1)
+    step_until(engine, lambda: restored.status == LOADING)
+    other = engine.add(tokens(8 * BLOCK - 1, first=7), 40)
+    step_until(engine, lambda: other.num_output_tokens > 0)
+    for copier in engine.copiers:
+        copier.held.discard(LOAD)
+    step_until(engine, restored.is_finished, max_steps=5)
+    assert not other.is_finished() and unstored
+    come_to_rest(engine)
+
+
+def test_while_a_request_lacks_more_than_the_queue_has_no_store_begins(
+    engines: Engines, unstored: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would keep it waiting for one more copy."""
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK, step_seconds=0.1)
+    steps = [0]
+    monkeypatch.setattr(planner, "holdable_blocks", lambda _, num_held, **__: len(steps) - num_held)
+    hold(engine, STORE)
+    fill(engine, 60)
+    other = engine.add(prompts(1, 60 * BLOCK - 1)[0], 1)
+    while len(steps) < 20:
+        steps.append(len(steps))
+        engine.step()
+    assert engine.side.ledger.num_held_blocks == 7 and not unstored, "it has stored on after half a second"
+    release(engine)
+    step_until(engine, other.is_finished, max_steps=4)
     come_to_rest(engine)
 
 
@@ -234,17 +300,102 @@ def test_what_the_policy_declines_is_counted_and_not_tried_for_ever(
     assert depth_of(engine, ended) == 10 and unstored == {"not_admitted": 50}
 
 
-def test_an_aborted_request_leaves_nothing_in_the_queue(engines: Engines, unstored: Counter[str]) -> None:
-    """Its client has gone. What is in flight is stored all the same."""
+def test_an_idle_time_without_steps_drops_nothing(
+    engines: Engines, unstored: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine in its caller's process steps when it is called."""
     engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK)
     hold(engine, STORE)
-    request = engine.add(prompts(1, 60 * BLOCK)[0], 8)
-    step_until(engine, lambda: request.num_output_tokens > 0)
-    engine.abort(request.request_id)
-    assert not engine.side.stores.backlog.num_queued
+    ended = fill(engine, 60)
+    clock, idle = engine.side.stores.backlog._clock, 3600.0
+    monkeypatch.setattr(engine.side.stores.backlog, "_clock", lambda: clock() + idle)
     come_to_rest(engine)
-    assert depth_of(engine, request) == (CACHE + 1) // 2
-    assert unstored == {"aborted": 60 - (CACHE + 1) // 2}
+    assert depth_of(engine, ended) == 60 and not unstored
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("num_prompt_blocks", [1, 60])
+def test_an_aborted_request_is_stored_as_far_as_it_was_computed(
+    engines: Engines, unstored: Counter[str], num_prompt_blocks: int, overlapped: bool
+) -> None:
+    """Its client has gone; or an answer ended with a stop string, which only the front end sees."""
+    engine = engines(
+        gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK, overlapped=overlapped, answer_run=100
+    )
+    request = engine.add(prompts(1, num_prompt_blocks * BLOCK)[0], 15)
+    step_until(engine, lambda: request.num_output_tokens > 2 * BLOCK)
+    engine.abort(request.request_id)
+    come_to_rest(engine)
+    assert num_prompt_blocks + 2 <= depth_of(engine, request) == full_blocks(request)
+    assert not unstored
+
+
+def test_a_prompt_that_is_aborted_half_way_is_stored_half(engines: Engines, unstored: Counter[str]) -> None:
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=20 * BLOCK + 1)
+    hold(engine, STORE)
+    request = engine.add(prompts(1, 60 * BLOCK)[0], 8)
+    step_until(engine, lambda: request.num_computed_tokens == 2 * (20 * BLOCK + 1))
+    engine.abort(request.request_id)
+    come_to_rest(engine)
+    assert depth_of(engine, request) == 40 and not unstored
+
+
+def test_a_request_that_is_aborted_before_it_resumes_is_not_stored(
+    engines: Engines, unstored: Counter[str]
+) -> None:
+    """It ran and was preempted; its KV is on its way back into other blocks, with nothing in them yet."""
+    engine = engines(gpu_blocks=10, cpu_slots=50, policy="priority", max_num_seqs=2)
+    hog, victim = engine.add(tokens(4), 31), engine.add(tokens(12, first=1), 16, priority=2)
+    step_until(engine, lambda: victim.num_preemptions > 0)
+    hold(engine, LOAD)
+    step_until(engine, lambda: victim.status == LOADING)
+    assert hog.is_finished() or hog.num_output_tokens
+    engine.side.allocator.drop(victim.block_hashes, 0)  # as when another's load of it fails
+    engine.abort(victim.request_id)
+    assert engine.side.allocator.known_depth(victim.block_hashes, 3) == 0
+    come_to_rest(engine)
+    assert depth_of(engine, victim) == 0
+
+
+@pytest.mark.parametrize("num_cached", [0, 20])
+def test_what_the_gpu_has_of_a_waiting_request_counts_as_lacking(
+    engines: Engines, unstored: Counter[str], num_cached: int
+) -> None:
+    """Its cached blocks lie among the free ones: taking them leaves as few to others as new ones would."""
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK, step_seconds=0.1)
+    begins = tokens(20 * BLOCK, first=3)
+    if num_cached:
+        serve(engine, begins)
+    hold(engine, STORE)
+    fill(engine, 40)
+    assert engine.side.stores.backlog.num_queued == 8
+    other = engine.add(begins + tokens(8 * BLOCK - 1, first=5), 2)
+    steps = 0
+    while not other.num_output_tokens:
+        engine.step()
+        steps += 1
+    assert steps == 7, "half a second of patience, and a step each to give way and to compute"
+    assert unstored == {"gave_way": 28 - 24 + 1}, "more than it lacks, and one to go on with"
+    come_to_rest(engine)
+
+
+def test_nothing_gives_way_to_a_request_that_lacks_no_blocks(
+    engines: Engines, unstored: Counter[str]
+) -> None:
+    """It waits for a step that can compute all of it: without chunks, beside one that runs, there is none."""
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=20 * BLOCK, step_seconds=0.1)
+    engine.scheduler.scheduler_config.enable_chunked_prefill = False
+    runs = engine.add(tokens(3), 20)
+    step_until(engine, lambda: runs.num_output_tokens > 0)
+    hold(engine, STORE)
+    for ended in [engine.add(prompt, 1) for prompt in prompts(2, 19 * BLOCK)]:
+        step_until(engine, ended.is_finished)
+    before = unstored.copy()
+    assert engine.side.stores.backlog.num_queued
+    other = engine.add(prompts(1, 20 * BLOCK)[0], 1)
+    step_until(engine, runs.is_finished)
+    assert not other.num_output_tokens and unstored == before
+    come_to_rest(engine)
 
 
 def test_what_two_of_the_queue_share_is_stored_once(engines: Engines, unstored: Counter[str]) -> None:
