@@ -12,6 +12,7 @@ _PLANS = "allocator.in_flight:PlansInFlight"
 _HINTED = "evictor.hinted:HintedPolicy"
 _HAZARD = "evictor.hazard:HazardPolicy"
 _RANKED = "evictor.ranked:RankedPolicy"
+_CLAIMS = "evictor.hints:Claims"
 _LEDGER = "offload.ledger:JobLedger"
 _TRANSFER = "offload.transfer:TransferEngine"
 _SEALS = "offload.seals:Seals"
@@ -51,6 +52,18 @@ _ROWS = [
     ("evictor", f"{_HINTED}.inherit", "self._mark(heir, mark.claims, mark)", "self._mark(heir, mark.claims)"),
     ("evictor", f"{_HINTED}.evicted", "self._file(leaf, mark)", "pass"),
     ("evictor", f"{_HINTED}.forget", "self._num_marks -= 1", "pass"),
+    ("evictor", f"{_HAZARD}.choose", "self._newcomer_value < value", "self._newcomer_value <= value"),
+    ("evictor", f"{_HINTED}.ask", "self._expire(now)", "pass"),
+    ("evictor", f"{_HINTED}.choose", "state <= min(worth, Worth.LOW)", "state < min(worth, Worth.LOW)"),
+    ("evictor", f"{_HINTED}.dropped", "self._file(node, mark)", "pass"),
+    ("evictor", f"{_HINTED}._raise", "claims = before | asking", "claims = asking"),
+    ("evictor", f"{_CLAIMS}.of", "hints.worth >= each", "hints.worth > each"),
+    ("evictor", f"{_CLAIMS}.at", "last_use + self.ttl > now", "True"),
+    ("evictor", f"{_CLAIMS}.__or__", "max(self.normal, other.normal)", "self.normal"),
+    ("evictor", f"{_CLAIMS}.__or__", "max(self.high, other.high)", "other.high"),
+    ("evictor", f"{_CLAIMS}.unprotected", "Claims(self.low, self.normal, 0.0)", "self.not_high"),
+    ("evictor", f"{_RANKED}.enter", "if known.key is None", "if True"),
+    ("evictor", f"{_RANKED}._rank", "self.leave(node)", "pass"),
     ("ledger", f"{_LEDGER}.open_store", "self.num_held_blocks += len(blocks)", "pass"),
     ("ledger", f"{_LEDGER}.take_held", "self.num_held_blocks -= len(blocks)", "pass"),
     ("ledger", f"{_LEDGER}.take_held", "job.blocks, []", "job.blocks, job.blocks"),
