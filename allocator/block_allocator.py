@@ -147,6 +147,8 @@ class CpuOffloadingBlockAllocator:
     def unpin(self, pin: Pin) -> None:
         """End a pin's promise. Slots whose positions left the tree meanwhile become free.
 
+        O(log n), plus O(1) array work per slot that becomes free.
+
         Raises:
             StalePlanError: the pin was ended before.
         """
@@ -275,7 +277,9 @@ class CpuOffloadingBlockAllocator:
     def drop(self, chain: Sequence[bytes], position: int) -> None:
         """The slot of that position holds wrong bytes: it and everything after it leave the pool.
 
-        Nothing happens unless it is resident: what is filling has no bytes yet that could be wrong.
+        Nothing happens unless it is resident: what is filling has no bytes yet that could be wrong. O(log n),
+        and as much work on what it cuts off as ``tidy`` does, all calls of a step together. With events
+        recorded it is O(segments) that are cut off.
         """
         node = self._tree.node_at(chain, 0, position)
         if node is not None and node.start + node.resident > position:
@@ -300,7 +304,8 @@ class CpuOffloadingBlockAllocator:
 
         A drop or a reset ends at once what it cuts off: nobody finds it. Giving the slots back may take
         longer, for there may be a million. In one step no more than so much of it is done; the rest is
-        carried over, or done as soon as a store needs the slots.
+        carried over, or done as soon as a store needs the slots. How many drops and ends of pins there are
+        in a step is the caller's to bound.
         """
         self._orphan_plans()
         self._ranking.join_more()
@@ -359,14 +364,14 @@ class CpuOffloadingBlockAllocator:
             self.num_evicted += len(removed.slots)
             self._pool.move(flat(removed.slots), SlotState.RESIDENT, SlotState.FREE)
             if self._events is not None:
-                self._record(Evicted(list(removed.hashes)))
+                self._record(Evicted(removed.hashes))
 
     def _cut(self, place: Place) -> None:
         """Everything after ``place`` is unknown from now on, and goes as soon as there is time for that."""
         top = self._ranking.cut(place)
         if self._events is not None:
             for node in self._tree.below(top):
-                self._record(Evicted(node.hashes[: node.resident]))
+                self._record(Evicted(node.resident_hashes))
         self._has_cut = True
         self._work_left = self._take_away(self._work_left)
 

@@ -82,6 +82,13 @@ class Node:
         return unpacked(self._data, self._size)
 
     @property
+    def resident_hashes(self) -> "Hashes":
+        """Those of its resident positions as they are now. Made when they are asked for."""
+        size = self.resident
+        width = len(self._data) // max(self._size, 1)
+        return Hashes(bytes(self._data[: size * width]), size)
+
+    @property
     def data(self) -> bytes | bytearray:
         """Prefix hashes one after the other."""
         return self._data
@@ -115,13 +122,21 @@ class Node:
         self._size = needed
 
     def truncate(self, size: int) -> "Removed":
-        """Keep the first ``size`` positions and return the others."""
+        """Keep the first ``size`` positions and return the others. Amortized O(positions that go).
+
+        The first time it is O(positions): names become a row that shrinks in place.
+        """
         num_bytes = len(self._data) // self._size * size if size else 0
         data, slots = self._data[num_bytes:], self.slots[size:]
         removed = Removed(
             self, self.start + size, bytes(data), slots.copy(), max(0, self.resident - size), self.pins
         )
-        self._data = self._data[:num_bytes]
+        if not size:
+            self._data = b""
+        elif isinstance(self._data, bytes):
+            self._data = bytearray(self._data[:num_bytes])
+        else:
+            del self._data[num_bytes:]
         self._size = size
         self.resident = min(self.resident, size)
         if size * 4 < len(self._buffer):
@@ -215,6 +230,11 @@ class Hashes(Sequence[bytes]):
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(unpacked(self._data, self._size))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def unpacked(data: bytes | bytearray, num_hashes: int) -> list[bytes]:

@@ -67,4 +67,4 @@ class Stored(NamedTuple):
 class Evicted(NamedTuple):
     """Event: positions are no longer resident, by eviction, failure or reset."""
 
-    hashes: list[bytes]
+    hashes: Sequence[bytes]

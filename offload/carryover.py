@@ -39,12 +39,14 @@ class Carryover:
     def drop(self, chain: Sequence[bytes], position: int) -> None:
         """As the allocator's ``drop``, now or in one of the next steps."""
         self._drops.append((chain, position))
-        self._work()
+        if self._left > 0:
+            self._work()
 
     def unpin(self, pin: Pin) -> None:
         """As the allocator's ``unpin``, now or in one of the next steps."""
         self._pins.append(pin)
-        self._work()
+        if self._left > 0:
+            self._work()
 
     def tidy(self) -> None:
         """A step ends: go on with what waits, as long as the next one has time for it."""

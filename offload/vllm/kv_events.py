@@ -72,7 +72,7 @@ class KvEventStream:
             if isinstance(event, Evicted):
                 parts.append(Evicted(hashes))
             else:
-                parts.append(Stored(hashes, event.hashes[begun - 1] if begun else event.parent_hash))
+                parts.append(Stored(list(hashes), event.hashes[begun - 1] if begun else event.parent_hash))
             room -= len(hashes) + _EVENT_COST
             self._begun = begun + len(hashes)
             if self._begun == len(event.hashes):

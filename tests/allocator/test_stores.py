@@ -138,3 +138,20 @@ def test_events_are_not_kept_unless_asked_for() -> None:
     assert plan is not None
     allocator.commit(plan)
     assert allocator.take_events() == []
+
+
+def test_hashes_of_what_left_are_made_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reset may cut off a million; who publishes them takes so many at a time."""
+    allocator = CpuOffloadingBlockAllocator(6, record_events=True)
+    for chain in (OTHER, LONG[:2]):
+        plan = allocator.plan_store(chain, len(chain))
+        assert plan is not None
+        allocator.commit(plan)
+    allocator.take_events()
+    made = []
+    monkeypatch.setattr("allocator.node.unpacked", lambda *arguments: made.append(arguments))
+    allocator.reset()
+    events = allocator.take_events()
+    assert not made, "hashes were made though nobody asked for them"
+    monkeypatch.undo()
+    assert sorted(each for event in events for each in event.hashes) == sorted([*OTHER, *LONG[:2]])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gc_pause, splits
+from benchmarks import gc_pause, splits, storms
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -28,3 +28,11 @@ def test_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for policy in ("hazard", "lru"):
         assert [count for name, count in segments if name == policy] == [1, 64, 1]
     assert "they are gone" in capsys.readouterr().out
+
+
+def test_storms_writes_its_rows(tmp_path: Path) -> None:
+    out = tmp_path / "storms.json"
+    assert storms.main(["--slots", "2000", "--chains", "4", "--json", str(out)]) == 0
+    rows = {row["storm"]: row for row in json.loads(out.read_text())["rows"]}
+    assert rows["unpin, at once"]["steps"] == 1
+    assert rows["unpin, carried over"]["steps"] > 1, "500 pins ended in one step"
