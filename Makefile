@@ -5,10 +5,10 @@ python := .venv/bin/python
 # The benchmarks that `make bench` runs: python -m benchmarks.NAME, results in benchmarks/results/NAME.json.
 BENCHMARKS := long_document_qa overhead decode_latency shared_prefix verification control_plane engine_replay \
 	trace_replay copy_bandwidth waiting_requests stored_share served_share
-# More arguments for pytest, as in: make test ARGS="-k lru -x" (then on the newest vLLM only)
+# More arguments for pytest, as in: make test ARGS="-k lru -x" (then on the vLLM in .venv only)
 ARGS :=
-# What is tested on the oldest vLLM as well: whatever meets its scheduler or its worker.
-OLDEST_TESTS := tests/offload/vllm tests/vllm/test_faults.py tests/vllm/test_traps_bytes.py \
+# What is tested on the oldest and the newest vLLM as well: whatever meets its scheduler, its worker or its server.
+BORDER_TESTS := tests/offload/vllm tests/vllm/test_faults.py tests/vllm/test_traps_bytes.py \
 	tests/vllm/test_traps_contract.py tests/vllm/test_traps_liveness.py tests/vllm/test_traps_multi.py \
 	tests/vllm/test_virtual_engine.py tests/engine/test_kv_bytes.py tests/engine/test_restore.py tests/engine/test_serve.py
 
@@ -19,7 +19,7 @@ bench_targets := $(BENCHMARKS:%=bench-%)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test oldest soak lint bench clean $(bench_targets)
+.PHONY: help setup demo test oldest newest soak lint bench clean $(bench_targets)
 
 help: ## print this
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1	\2/p' Makefile
@@ -30,12 +30,16 @@ setup: ## make .venv: vLLM, this package in place, the tools
 demo: setup ## ask long documents again with and without offload; a table and a plot (ARGS=--full: all of it)
 	$(python) -m benchmarks.long_document_qa --demo $(ARGS)
 
-test: setup ## run the tests, also on the oldest vLLM (GPU tests skip themselves without one)
-	@$(if $(ARGS),$(python) -m pytest $(ARGS),.ci/test $(OLDEST_TESTS))
+test: setup ## run the tests, also on the oldest and the newest vLLM (GPU tests skip themselves without one)
+	@$(if $(ARGS),$(python) -m pytest $(ARGS),.ci/test $(BORDER_TESTS))
 
 oldest: setup ## run the tests of all that meets vLLM on the oldest one (where there is no GPU)
 	@.ci/setup-oldest
-	@[ ! -d .venv/oldest ] || PYTHONPATH=$(CURDIR)/.venv/oldest $(python) -m pytest $(OLDEST_TESTS)
+	@[ ! -d .venv/oldest ] || PYTHONPATH=$(CURDIR)/.venv/oldest $(python) -m pytest $(BORDER_TESTS)
+
+newest: setup ## run the same tests on the newest one (where there is no GPU)
+	@.ci/setup-newest
+	@[ ! -d .venv/newest ] || PYTHONPATH=$(CURDIR)/.venv/newest $(python) -m pytest $(BORDER_TESTS)
 
 soak: setup ## search on with fresh seeds, which are printed: SOAK_SECONDS of engines, then all tests without one
 	@seed=$${SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; set -x; \

@@ -101,7 +101,9 @@ class PlainCpuCopyWorker(OffloadingWorker):
         return True
 
     @override
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+    def submit_load(
+        self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
+    ) -> bool:
         self._jobs[job_id] = self._load_thread.submit(self._copy, dst_spec, src_spec, False)
         return True
 

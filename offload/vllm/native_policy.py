@@ -23,11 +23,11 @@ class HazardCachePolicy(CachePolicy):
     It keeps keys that were stored together as segments, hanging from what comes before them in their chain,
     and evicts tails before heads. A chunk that is in use keeps those before it, too.
 
-    A use is noted once per request, when vLLM first names it: with its first miss, before anything is stored
-    for it, else when it is over. The whole prompt counts, as the scheduler has recorded the positions of all
-    its keys by then; what is generated later counts as an answer. Of several KV cache groups, which need
-    not hold every chunk, only what is stored or asked to be counts. A key without a position is a segment
-    of its own.
+    A use is noted once per request: with its first miss, before anything is stored for it, else when it is
+    over. So it is with every vLLM, though from 0.33 on ``on_request_access`` tells of the first hit, too. The
+    whole prompt counts, as the scheduler has recorded the positions of all its keys by then; what is
+    generated later counts as an answer. Of several KV cache groups, which need not hold every chunk, only
+    what is stored or asked to be counts. A key without a position is a segment of its own.
 
     Nobody is kept out, though our own connector declines newcomers that are worth less than what is there. To
     decline would be to answer ``evict`` with None, for all chunks of the call at once, and vLLM's scheduler
@@ -57,7 +57,8 @@ class HazardCachePolicy(CachePolicy):
     def get(self, key: OffloadKey) -> ChunkStatus | None:
         return self._chunks.get(key)
 
-    def insert(self, key: OffloadKey, chunk: ChunkStatus) -> None:
+    def insert(self, key: OffloadKey, chunk: ChunkStatus, req_context: ReqContext | None = None) -> None:
+        """``req_context``: from vLLM 0.33 on. Not needed: the request was named when the chunk was missed."""
         self._chunks[key] = chunk
         self._inserted.append(key)
         if chunk.ref_cnt:

@@ -21,6 +21,8 @@ from offload.recorder import check_divides
 from offload.vllm.plugin import CONNECTOR
 
 _MULTI_CONNECTOR = "MultiConnector"
+SLEEP_BACKEND = "cumem"
+"""vLLM's own way to take the GPU's memory away while the engine sleeps."""
 
 
 def find_settings(transfer: KVTransferConfig | None) -> tuple[str, Mapping[str, Any]] | None:
@@ -103,6 +105,9 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
             "speculative decoding is on; its volatile tail blocks are not supported by this release, "
             "remove --speculative-config"
         )
+    _check_hashes(vllm_config)
+    _check_sparse_cache(vllm_config)
+    _check_sleep_mode(vllm_config)
     _check_parallelism(vllm_config)
     _check_one_block_fits(vllm_config, config)
     if config.record_trace is not None and vllm_config.cache_config.block_size:
@@ -114,8 +119,14 @@ def check_cache_groups(kv_cache_config: KVCacheConfig) -> None:
     """Refuse caches whose blocks are not simply one per chain position, kept while the request runs.
 
     Raises:
-        UnsupportedError: several cache groups, or a kind of attention other than full.
+        UnsupportedError: several cache groups, a kind of attention other than full, or a part in host memory.
     """
+    num_host_blocks = getattr(kv_cache_config, "hisparse_host_num_blocks", None)
+    if num_host_blocks is not None:
+        raise UnsupportedError(
+            f"HiSparse keeps {num_host_blocks} KV blocks in host memory (hisparse_host_num_blocks) and "
+            f"delays loads; this release does not serve it, remove hisparse_config from --attention-config"
+        )
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
         kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
@@ -173,6 +184,38 @@ def _check_multi_connector(vllm_config: VllmConfig) -> None:
             f"pipeline_parallel_size is {vllm_config.parallel_config.pipeline_parallel_size}, and inside "
             f"{_MULTI_CONNECTOR} the ranks' sizes do not reach our scheduler side; use {CONNECTOR} alone, or "
             f"--pipeline-parallel-size 1"
+        )
+
+
+def _check_hashes(vllm_config: VllmConfig) -> None:
+    """A slot is named by the hash of its tokens alone. vLLM says 0 where there is a connector, so far."""
+    num_tokens = getattr(vllm_config, "num_hash_lookahead_tokens", 0)
+    if num_tokens:
+        raise UnsupportedError(
+            f"num_hash_lookahead_tokens is {num_tokens}: prefix hashes would cover tokens after their block, "
+            f'which this release cannot read; set "disable_lookahead_block_hashes": true in '
+            f"--speculative-config, or remove --speculative-config"
+        )
+
+
+def _check_sparse_cache(vllm_config: VllmConfig) -> None:
+    """As ``check_cache_groups``, before the model is loaded."""
+    hisparse = getattr(vllm_config.attention_config, "hisparse_config", None)
+    if hisparse is not None:
+        raise UnsupportedError(
+            f"hisparse_config is {hisparse}; HiSparse keeps KV blocks in host memory itself and delays "
+            f"loads, which this release does not serve; remove hisparse_config from --attention-config"
+        )
+
+
+def _check_sleep_mode(vllm_config: VllmConfig) -> None:
+    """The backend must leave host memory and streams as they are, and the cache where it was."""
+    model = vllm_config.model_config
+    backend = getattr(model, "sleep_mode_backend", SLEEP_BACKEND)
+    if model.enable_sleep_mode and backend != SLEEP_BACKEND:
+        raise UnsupportedError(
+            f'sleep_mode_backend is "{backend}", and this release knows what "{SLEEP_BACKEND}" does to the '
+            f"KV cache only; set --sleep-mode-backend {SLEEP_BACKEND}, or remove --enable-sleep-mode"
         )
 
 

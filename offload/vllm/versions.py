@@ -6,7 +6,7 @@ import vllm
 
 from offload.errors import UnsupportedError
 
-SUPPORTED = ((0, 31), (0, 32))
+SUPPORTED = ((0, 31), (0, 32), (0, 33))
 """Supported vLLM releases as (major, minor), oldest first; every patch release of them."""
 
 

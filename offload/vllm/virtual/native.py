@@ -74,7 +74,9 @@ class SeededWorker(OffloadingWorker):
         return True
 
     @override
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+    def submit_load(
+        self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
+    ) -> bool:
         self._in_flight.add(job_id)
         self._copier.fence(Direction.LOAD)
         batch = self._layout.load(_ids(src_spec), _ids(dst_spec))

@@ -16,6 +16,7 @@ from vllm.v1.kv_offload.config import (
     OffloadingParallelConfig,
 )
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from offload.vllm.native_policy import HazardCachePolicy
@@ -352,6 +353,15 @@ def config_of(extra: dict[str, Any]) -> OffloadingConfig:
             is_parallelism_agnostic=True,
         ),
     )
+
+
+@pytest.mark.parametrize("context", [[], [ReqContext(req_id="0")]], ids=["before 0.33", "from 0.33 on"])
+def test_every_vllm_can_insert_a_chunk(context: list[ReqContext]) -> None:
+    policy = HazardCachePolicy(4)
+    [key] = keys_of(1)
+    policy.insert(key, ChunkStatus(0), *context)
+    assert policy.get(key) is not None
+    policy.check_invariants()
 
 
 @pytest.mark.parametrize("spec_class", [CPUOffloadingSpec, VirtualNativeSpec])

@@ -34,17 +34,20 @@ def test_the_connector_is_known_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("script", "variable", "supported"),
-    [("setup", "vllm_version", SUPPORTED[-1]), ("setup-oldest", "version", SUPPORTED[0])],
+    [
+        ("setup", "build=cuda vllm_version", SUPPORTED[-1]),
+        ("setup", "build=cpu vllm_version", SUPPORTED[-2]),
+        ("setup-oldest", "version", SUPPORTED[0]),
+        ("setup-newest", "version", SUPPORTED[-1]),
+    ],
 )
-def test_both_ends_of_what_is_supported_are_tested(
-    script: str, variable: str, supported: tuple[int, int]
-) -> None:
-    [version] = re.findall(rf"^{variable}=(\S+)", (ROOT / ".ci" / script).read_text(), re.MULTILINE)
+def test_what_is_supported_is_tested(script: str, variable: str, supported: tuple[int, int]) -> None:
+    [version] = re.findall(rf"^ *{variable}=(\S+)", (ROOT / ".ci" / script).read_text(), re.MULTILINE)
     assert tuple(map(int, version.split(".")[:2])) == supported
 
 
 def test_supported_versions_are_told() -> None:
     assert check_vllm_version("0.31.2") == "0.31.2"
-    assert check_vllm_version("0.32.7") == "0.32.7"
-    with pytest.raises(UnsupportedError, match=r"0\.31\.\*, 0\.32\.\*"):
+    assert check_vllm_version("0.33.7") == "0.33.7"
+    with pytest.raises(UnsupportedError, match=r"0\.31\.\*, 0\.32\.\*, 0\.33\.\*"):
         check_vllm_version("0.30.0")

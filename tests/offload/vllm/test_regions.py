@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -22,6 +21,11 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from offload import UnsupportedError
 from offload.layout import Region
 from offload.vllm.regions import block_bytes, block_regions, cache_address
+
+try:
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
+except ImportError:  # before vLLM 0.33
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 
 NUM_BLOCKS = 5
 

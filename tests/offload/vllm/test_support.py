@@ -9,6 +9,7 @@ import pytest
 import torch
 import vllm
 from vllm.config import VllmConfig
+from vllm.config.attention import HiSparseConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
@@ -166,17 +167,56 @@ def test_prefill_context_parallelism(configure: Configure) -> None:
     check_message(refused, "prefill_context_parallel_size is 2", "set --prefill-context-parallel-size 1")
 
 
-@pytest.mark.parametrize("version", ["0.30.4", "0.33.0", "1.32.0", "0.3.2", "unknown"])
+def test_a_cache_that_is_kept_in_host_memory_itself(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(transfer=ours())
+    monkeypatch.setattr(config.attention_config, "hisparse_config", HiSparseConfig())
+    with pytest.raises(UnsupportedError) as refused:
+        check_engine(config)
+    check_message(refused, "hisparse_config is HiSparseConfig(", "remove hisparse_config from")
+
+
+def test_hashes_that_cover_tokens_after_their_block(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(transfer=ours())
+    monkeypatch.setattr(VllmConfig, "num_hash_lookahead_tokens", 1, raising=False)
+    with pytest.raises(UnsupportedError) as refused:
+        check_engine(config)
+    check_message(
+        refused,
+        "num_hash_lookahead_tokens is 1",
+        '"disable_lookahead_block_hashes": true',
+        "--speculative-config",
+    )
+
+
+def test_ways_to_sleep_that_are_not_known(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configure(transfer=ours())
+    monkeypatch.setattr(config.model_config, "sleep_mode_backend", "checkpoint")
+    check_engine(config)
+    monkeypatch.setattr(config.model_config, "enable_sleep_mode", True)
+    with pytest.raises(UnsupportedError) as refused:
+        check_engine(config)
+    check_message(refused, 'sleep_mode_backend is "checkpoint"', "set --sleep-mode-backend cumem")
+    monkeypatch.setattr(config.model_config, "sleep_mode_backend", "cumem")
+    check_engine(config)
+
+
+@pytest.mark.parametrize("version", ["0.30.4", "0.34.0", "1.32.0", "0.3.3", "unknown"])
 def test_vllm_versions_that_were_not_tested(
     configure: Configure, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm, "__version__", version)
     with pytest.raises(UnsupportedError) as refused:
         configure(transfer=ours())
-    check_message(refused, f"vLLM {version} is not supported", "vLLM 0.31.*, 0.32.*", "install one of these")
+    check_message(
+        refused, f"vLLM {version} is not supported", "vLLM 0.31.*, 0.32.*, 0.33.*", "install one of these"
+    )
 
 
-@pytest.mark.parametrize("version", ["0.31.0", "0.32.0", "0.32.11", "0.32.1rc2+cpu"])
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.0", "0.32.11", "0.33.1rc2+cpu"])
 def test_vllm_versions_that_were(configure: Configure, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "__version__", version)
     configure(transfer=ours())
@@ -369,6 +409,13 @@ class TestCacheGroups:
             "3 KV cache groups (FullAttentionSpec, SlidingWindowSpec, SlidingWindowSpec)",
             "--disable-hybrid-kv-cache-manager",
         )
+
+    def test_a_part_in_host_memory_is_refused(self) -> None:
+        config = groups_of(attention())
+        config.hisparse_host_num_blocks = 7
+        with pytest.raises(UnsupportedError) as refused:
+            check_cache_groups(config)
+        check_message(refused, "7 KV blocks in host memory", "remove hisparse_config")
 
     def test_no_group_is_refused(self) -> None:
         with pytest.raises(UnsupportedError, match="0 KV cache groups"):
