@@ -1,16 +1,15 @@
-"""What a single request may ask for, through ``kv_transfer_params``."""
+"""What a single request may ask for: in ``kv_transfer_params``, ``vllm_xargs`` and ``kv_hints``."""
 
-import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
-from types import NoneType
-from typing import Any
+from typing import Any, NamedTuple
 
 from evictor import KeepHints, Worth
-
-logger = logging.getLogger(__name__)
+from offload import kv_hints
+from offload.client_values import quoted, warn_once, was_warned
+from offload.kv_hints import KvAction
 
 LONGEST_PIN = 24 * 3600.0
 """Seconds. A longer pin is one of that length."""
@@ -18,19 +17,14 @@ LONGEST_PIN = 24 * 3600.0
 MAX_OTHER_KEYS = 64
 """Keys of a request, beside the known ones, that are looked at to find misspelt ones."""
 
-MAX_QUOTED = 80
-"""Characters of a client's key or value that a warning quotes."""
-
 _PREFIX = "cpu_offload_"
 _PRIORITIES = {"low": Worth.LOW, "normal": Worth.NORMAL, "high": Worth.HIGH}
 _UNKNOWN_KEY = "unknown key"
-_MAX_BITS = 256  # of an integer that is written out: 78 digits
-_warned: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHints:
-    """Hints, by their names without the prefix ``cpu_offload_``.
+    """Hints by their names: ours without the prefix ``cpu_offload_``, then vLLM's own.
 
     Attributes:
         store: keep this request's KV in the pool.
@@ -39,6 +33,8 @@ class RequestHints:
         ttl_seconds: its KV goes first once it has not been used for that long; None: never for that.
         keep: False: its KV takes room only that nobody wants, and goes first, whatever else it asks for.
         pin_seconds: its KV is not evicted for that long after the request's start; None: not pinned.
+        max_load_tokens: restored at most, behind what the GPU has; None: all there is.
+        max_offload_tokens: leading tokens that are stored at most; None: all.
     """
 
     store: bool = True
@@ -47,6 +43,16 @@ class RequestHints:
     ttl_seconds: float | None = None
     keep: bool = True
     pin_seconds: float | None = None
+    max_load_tokens: int | None = None
+    max_offload_tokens: int | None = None
+
+    def may_load(self, block_size: int) -> bool:
+        """Whether a block of that many tokens may be restored for the request."""
+        return self.load and (self.max_load_tokens is None or self.max_load_tokens >= block_size)
+
+    def may_store(self, block_size: int) -> bool:
+        """Whether a block of that many tokens may be stored of the request."""
+        return self.store and (self.max_offload_tokens is None or self.max_offload_tokens >= block_size)
 
     def to_keep(self, now: float) -> KeepHints | None:
         """What the pool is told about a request that starts ``now``; None for nothing."""
@@ -76,8 +82,13 @@ def _is_duration(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1e9  # nan is not
 
 
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0  # as vLLM has it: true is no count
+
+
 _BOOLEAN = _is_boolean, "true or false"
 _DURATION = _is_duration, "a number of seconds above 0, 1e9 at most"
+_COUNT = _is_count, "a whole number of tokens, 0 or more"
 _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "store": _BOOLEAN,
     "load": _BOOLEAN,
@@ -85,78 +96,94 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "ttl_seconds": _DURATION,
     "keep": _BOOLEAN,
     "pin_seconds": _DURATION,
+    "max_load_tokens": _COUNT,
+    "max_offload_tokens": _COUNT,
 }
 assert list(_RULES) == [field.name for field in fields(RequestHints)]
-_KNOWN = {_PREFIX + name: name for name in _RULES}
+_VLLMS = {name: name for name in _RULES if name.startswith("max_")}
+_OURS = {_PREFIX + name: name for name in _RULES if name not in _VLLMS}
 _ABSENT = object()
 
 
-def read_hints(params: object) -> RequestHints:
-    """Read ``{"cpu_offload_store": false, "cpu_offload_priority": "low"}``.
+class _Source(NamedTuple):
+    """A place in a request where keys are read: which ones, and whether booleans arrive there as 1 and 0."""
+
+    name: str
+    keys: Mapping[str, str]
+    has_no_booleans: bool
+
+
+_PARAMS = _Source("kv_transfer_params", _OURS | _VLLMS, has_no_booleans=False)
+_XARGS = _Source("vllm_xargs", _OURS, has_no_booleans=True)
+
+
+def read_hints(params: object, xargs: object = None, actions: Sequence[KvAction] = ()) -> RequestHints:
+    """Read ``{"cpu_offload_store": false, "cpu_offload_priority": "low"}``, wherever a request says so.
 
     A key of ours that is unknown, or has a value that it cannot have, is ignored with one warning per kind
     for the life of the process; the request is served. Keys of others are left alone.
 
-    O(1), however much a client sends: one lookup per known key, then a look at ``MAX_OTHER_KEYS`` other keys.
-    Warnings quote no more than ``MAX_QUOTED`` characters of what a client sent.
+    O(1), however much a client sends: one lookup per known key and place, then a look at ``MAX_OTHER_KEYS``
+    other keys. Warnings quote little of what a client sent.
+
+    Args:
+        params: the request's ``kv_transfer_params``, which come first for each key.
+        xargs: its ``vllm_xargs``, which come second. vLLM turns true and false into 1 and 0 there.
+        actions: those of its ``kv_hints``, which come last.
     """
-    if not params:
-        return _DEFAULTS
-    if not isinstance(params, Mapping):
-        _warn_once("not an object", f"ignored: {_quoted(params)} is not an object of keys and values")
-        return _DEFAULTS
     accepted: dict[str, Any] = {}
-    for key, name in _KNOWN.items():
-        value = params.get(key, _ABSENT)
-        if value is _ABSENT:
-            continue
-        is_valid, values = _RULES[name]
-        if not is_valid(value):
-            _warn_once(key, f"ignored: {key!r} is {_quoted(value)}; use {values}")
-        elif name == "pin_seconds" and value > LONGEST_PIN:
-            _warn_once(
-                "long pin", f"shortened: {key!r} is {_quoted(value)}; the longest pin is {LONGEST_PIN:.0f}"
-            )
-            accepted[name] = LONGEST_PIN
-        else:
-            accepted[name] = value
-    if len(params) > len(accepted):
-        _warn_of_unknown_keys(params)
+    if params:
+        _read_keys(_PARAMS, params, accepted)
+    if xargs:
+        _read_keys(_XARGS, xargs, accepted)
+    if actions:
+        for name, value, said in kv_hints.wishes(actions):
+            if name not in accepted:
+                _accept(accepted, name, value, kv_hints.SOURCE, said)
     return RequestHints(**accepted) if accepted else _DEFAULTS
 
 
-def _warn_of_unknown_keys(params: Mapping[object, object]) -> None:
-    """Warn of a misspelt key. A client may send any number of keys, so not all are looked at."""
-    if _UNKNOWN_KEY in _warned:
+def _read_keys(source: _Source, said: object, accepted: dict[str, Any]) -> None:
+    """Add to ``accepted``, by name, what ``said`` has and ``accepted`` has not."""
+    if not isinstance(said, Mapping):
+        problem = f"ignored: {quoted(said)} is not an object of keys and values"
+        warn_once(source.name, "not an object", problem)
         return
-    others = (key for key in params if key not in _KNOWN)
+    num_known = 0
+    for key, name in source.keys.items():
+        value = said.get(key, _ABSENT) if name not in accepted else _ABSENT
+        if value is _ABSENT:
+            continue
+        num_known += 1
+        if value is None and name in _VLLMS:  # as vLLM has it: that is no value
+            continue
+        if source.has_no_booleans and _RULES[name] is _BOOLEAN and type(value) is int and value in (0, 1):
+            value = bool(value)
+        _accept(accepted, name, value, source.name, key)
+    if len(said) > num_known:
+        _warn_of_unknown_keys(source.name, said)
+
+
+def _accept(accepted: dict[str, Any], name: str, value: Any, source: str, said: str) -> None:
+    """Add one hint to ``accepted`` unless it cannot have that value; ``said``: what a client wrote."""
+    is_valid, values = _RULES[name]
+    if not is_valid(value):
+        warn_once(source, said, f"ignored: {said!r} is {quoted(value)}; use {values}")
+    elif name == "pin_seconds" and value > LONGEST_PIN:
+        problem = f"shortened: {said!r} is {quoted(value)}; the longest pin is {LONGEST_PIN:.0f}"
+        warn_once(source, "long pin", problem)
+        accepted[name] = LONGEST_PIN
+    else:
+        accepted[name] = value
+
+
+def _warn_of_unknown_keys(source: str, said: Mapping[object, object]) -> None:
+    """Warn of a misspelt key. A client may send any number of keys, so not all are looked at."""
+    if was_warned(source, _UNKNOWN_KEY):
+        return
+    others = (key for key in said if key not in _OURS)
     for key in islice(others, MAX_OTHER_KEYS):
         if isinstance(key, str) and key.startswith(_PREFIX):
-            _warn_once(_UNKNOWN_KEY, f"ignored: {_quoted(key)} is unknown; known are {', '.join(_KNOWN)}")
+            problem = f"ignored: {quoted(key)} is unknown; known are {', '.join(_OURS)}"
+            warn_once(source, _UNKNOWN_KEY, problem)
             return
-
-
-def _quoted(value: object) -> str:
-    """Type and text of what a client sent, for one line of a log.
-
-    Never the ``repr`` of all of it: that takes time without bound and raises for deep nesting and huge
-    integers. The ``repr`` of a short text has no line breaks or control characters in it.
-    """
-    kind = type(value)
-    name = kind.__name__[:MAX_QUOTED]
-    if kind is str:
-        assert isinstance(value, str)
-        return f"{name} {repr(value[:MAX_QUOTED])[:MAX_QUOTED]}"
-    if kind is int:
-        assert isinstance(value, int)
-        bits = value.bit_length()
-        return f"{name} {value}" if bits <= _MAX_BITS else f"{name} of {bits} bits"
-    if kind in (bool, float, NoneType):
-        return f"{name} {value}"
-    return name
-
-
-def _warn_once(kind: str, problem: str) -> None:
-    if kind not in _warned:
-        _warned.add(kind)
-        logger.warning("in kv_transfer_params, here and from now on, %s", problem)

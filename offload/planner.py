@@ -62,12 +62,18 @@ def storable_blocks_at_finish(
     return min(max(computed, 0) // block_size, num_hashes)
 
 
-def loadable_tokens(resident_blocks: int, num_local: int, num_tokens: int, block_size: int) -> int:
+def loadable_tokens(
+    resident_blocks: int, num_local: int, num_tokens: int, block_size: int, most: int | None = None
+) -> int:
     """Tokens the pool can add to ``num_local`` tokens the GPU has; a multiple of the block size.
 
     A full hit may be offered whole: for loads between steps the scheduler itself steps back one token.
+    ``most``: that the request allows, rounded down to blocks; None: it does not say.
     """
-    return max(min(resident_blocks, num_tokens // block_size) * block_size - num_local, 0)
+    stop = min(resident_blocks, num_tokens // block_size)
+    if most is not None:
+        stop = min(stop, (num_local + most) // block_size)
+    return max(stop * block_size - num_local, 0)
 
 
 def load_range(num_local: int, num_external: int, block_size: int) -> range:

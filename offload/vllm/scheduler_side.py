@@ -18,13 +18,14 @@ from evictor import HintedPolicy, make_policy
 from offload import planner
 from offload.breaker import CircuitBreaker
 from offload.config import OffloadConfig
-from offload.hints import RequestHints, read_hints
+from offload.hints import RequestHints
 from offload.ledger import JobLedger, LoadJob, Progress
 from offload.metrics import Metrics
 from offload.recorder import TraceRecorder
 from offload.vllm.adapters import Adapters
 from offload.vllm.fingerprint import Fingerprint
 from offload.vllm.messages import StepPlan, WorkerReport
+from offload.vllm.request_hints import hints_of
 from offload.vllm.restores import Restores
 from offload.vllm.stores import Stores
 
@@ -253,7 +254,7 @@ class SchedulerSide:
         """Read once per request: it asks in every step while it waits."""
         hints = self._hints.get(request.request_id)
         if hints is None:
-            hints = self._hints[request.request_id] = read_hints(request.kv_transfer_params)
+            hints = self._hints[request.request_id] = hints_of(request)
         return hints
 
     def _advance(self, progress: Progress) -> None:

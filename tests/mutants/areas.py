@@ -64,7 +64,14 @@ AREAS = {
     ),
     "ledger": Area(["offload.ledger"], ["tests/offload/test_ledger_machine.py"]),
     "planner": Area(["offload.planner"], ["tests/offload/test_planner.py"]),
-    "hints": Area(["offload.hints"], ["tests/offload/test_hints.py"]),
+    "hints": Area(
+        ["offload.hints", "offload.kv_hints", "offload.client_values"],
+        [
+            "tests/offload/test_hints.py",
+            "tests/offload/test_hint_sources.py",
+            "tests/offload/test_kv_hints.py",
+        ],
+    ),
     "seals": Area(
         ["offload.seals", "offload.transfer"],
         ["tests/offload/test_seals.py", "tests/offload/test_transfer.py"],

@@ -9,15 +9,22 @@ import pytest
 
 from allocator import CpuOffloadingBlockAllocator
 from evictor import HintedPolicy, KeepHints, LruPolicy, Worth
-from offload import hints
+from offload import client_values
 from offload.hints import LONGEST_PIN, MAX_OTHER_KEYS, RequestHints, read_hints
+from offload.planner import loadable_tokens
 from tests.offload.counted import Counted
 from tests.strategies import chain_of
 
 
 @pytest.fixture(autouse=True)
 def _never_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hints, "_warned", set())
+    monkeypatch.setattr(client_values, "_warned", set())
+
+
+COUNTS = ["max_load_tokens", "max_offload_tokens"]
+KEYS = {field.name: f"cpu_offload_{field.name}" for field in fields(RequestHints)} | {
+    name: name for name in COUNTS
+}
 
 
 def quoted(value: object) -> str:
@@ -48,6 +55,12 @@ def quoted(value: object) -> str:
         ({"cpu_offload_ttl_seconds": 90}, RequestHints(ttl_seconds=90)),
         ({"cpu_offload_pin_seconds": 0.5}, RequestHints(pin_seconds=0.5)),
         ({"cpu_offload_pin_seconds": LONGEST_PIN}, RequestHints(pin_seconds=86400)),
+        (
+            {"max_load_tokens": 0, "max_offload_tokens": 2**63},
+            RequestHints(max_load_tokens=0, max_offload_tokens=2**63),
+        ),
+        ({"max_load_tokens": None, "max_offload_tokens": None}, RequestHints()),
+        ({"max_load_token": 1, "max_tokens": "x"}, RequestHints()),
         ({"do_remote_prefill": "yes", 7: False, "store": False, "load": 3}, RequestHints()),
         ({"do_remote_prefill": True, "cpu_offload_store": False}, RequestHints(store=False)),
     ],
@@ -71,6 +84,35 @@ def test_a_value_that_is_no_boolean_is_ignored(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert f"{key!r} is {quoted(value)}; use true or false" in record.getMessage()
+
+
+@pytest.mark.parametrize("value", ["64", True, False, 64.0, -1, [64], {}, math.nan])
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_is_a_whole_number(name: str, value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_hints({name: value}) == RequestHints()
+    (record,) = caplog.records
+    assert f"{name!r} is {quoted(value)}; use a whole number of tokens, 0 or more" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("hints", "may_load", "may_store"),
+    [
+        (RequestHints(), True, True),
+        (RequestHints(load=False, store=False), False, False),
+        (RequestHints(max_load_tokens=15, max_offload_tokens=16), False, True),
+        (RequestHints(max_load_tokens=16, max_offload_tokens=15), True, False),
+        (RequestHints(load=False, max_load_tokens=99, store=False, max_offload_tokens=99), False, False),
+    ],
+    ids=str,
+)
+def test_less_than_a_block_is_nothing(hints: RequestHints, may_load: bool, may_store: bool) -> None:
+    assert (hints.may_load(16), hints.may_store(16)) == (may_load, may_store)
+
+
+@pytest.mark.parametrize("most", range(20))
+def test_something_may_be_loaded_if_a_block_may(most: int) -> None:
+    hints = read_hints({"max_load_tokens": most})
+    assert hints.may_load(8) == (loadable_tokens(9, 16, 100, 8, hints.max_load_tokens) > 0)
 
 
 @pytest.mark.parametrize("value", ["urgent", "HIGH", 1, True, None, ["low"], {}])
@@ -180,7 +222,7 @@ def test_any_number_of_keys_costs_the_same(prefix: str) -> None:
     assert read_hints(params) == RequestHints(load=False), "a known key is found wherever it is"
     assert params.num_lookups == num_known
     assert params.num_listed <= MAX_OTHER_KEYS
-    known: dict[str, Any] = {f"cpu_offload_{field.name}": 0 for field in fields(RequestHints)}
+    known: dict[str, Any] = dict.fromkeys(KEYS.values(), 0)
     params = Counted({**known, **others})
     read_hints(params)
     assert params.num_lookups == num_known
@@ -226,12 +268,19 @@ HOSTILE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
-@pytest.mark.parametrize("name", [field.name for field in fields(RequestHints)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param(name, value, id=f"{name}-{what}")
+        for name in KEYS
+        for what, value in HOSTILE.items()
+        if (name in COUNTS, what) != (True, "huge integer")
+    ],
+)
 def test_no_value_of_a_client_raises_or_fills_the_log(
     name: str, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert read_hints({f"cpu_offload_{name}": value}) == RequestHints()
+    assert read_hints({KEYS[name]: value}) == RequestHints()
     (record,) = caplog.records
     message = record.getMessage()
     assert type(value).__name__ in message

@@ -189,6 +189,47 @@ class TestLoads:
         assert one_more > num_tokens or one_more > resident * block_size
 
     @pytest.mark.parametrize(
+        ("num_local", "most", "tokens"),
+        [
+            (0, None, 96),
+            (0, 0, 0),
+            (0, 15, 0),  # less than a block
+            (0, 16, 16),
+            (0, 47, 32),
+            (32, 47, 32),  # counted from what the GPU has
+            (24, 39, 24),  # up to the end of a block
+            (32, 64, 64),
+            (32, 10**400, 64),
+            (96, 16, 0),
+        ],
+    )
+    def test_offers_up_to_what_the_request_allows(
+        self, num_local: int, most: int | None, tokens: int
+    ) -> None:
+        assert loadable_tokens(6, num_local, 200, 16, most) == tokens
+
+    @pytest.mark.parametrize("local_blocks", range(4))
+    def test_each_block_more_that_a_request_allows_is_offered(self, local_blocks: int) -> None:
+        offers = [loadable_tokens(5, 16 * local_blocks, 100, 16, 16 * most) // 16 for most in range(7)]
+        assert offers == [min(most, 5 - local_blocks) for most in range(7)]
+
+    @given(
+        resident=COUNTS,
+        local_blocks=COUNTS,
+        num_tokens=COUNTS,
+        block_size=BLOCK_SIZES,
+        most=st.integers(0, 400),
+    )
+    @thorough(200)
+    def test_what_a_request_allows_only_takes_away(
+        self, resident: int, local_blocks: int, num_tokens: int, block_size: int, most: int
+    ) -> None:
+        num_local = min(local_blocks, num_tokens // block_size) * block_size
+        unlimited = loadable_tokens(resident, num_local, num_tokens, block_size)
+        offer = loadable_tokens(resident, num_local, num_tokens, block_size, most)
+        assert offer == min(unlimited, most // block_size * block_size)
+
+    @pytest.mark.parametrize(
         ("num_local", "num_external", "positions"),
         [
             (0, 64, range(4)),

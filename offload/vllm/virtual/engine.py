@@ -16,6 +16,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_hints import KvHintsEnvelope
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -142,23 +143,26 @@ class VirtualEngine:
         priority: int = 0,
         salt: str | None = None,
         hints: Mapping[str, Any] | None = None,
+        xargs: Mapping[str, Any] | None = None,
+        kv_hints: KvHintsEnvelope | None = None,
         resumable: bool = False,
         lora: LoRARequest | None = None,
         features: Sequence[MultiModalFeatureSpec] = (),
         embeds: torch.Tensor | None = None,
         is_pooled: bool = False,
     ) -> Request:
-        """Send a request: token ids, tokens to generate, and what ``kv_transfer_params`` say.
+        """Send a request: token ids, tokens to generate, and what ``kv_transfer_params`` say (``hints``).
 
-        ``features`` are multimodal items; with ``embeds`` (one row per position) there is no other prompt;
-        ``is_pooled``: it wants an embedding instead of tokens, as scoring and embedding requests do.
+        ``xargs`` are further ``extra_args``. ``features`` are multimodal items; with ``embeds`` (one row per
+        position) there is no other prompt; ``is_pooled``: it wants an embedding instead of tokens, as scoring
+        and embedding requests do.
         """
         num_prompt = len(prompt) if embeds is None else len(embeds)
         assert num_prompt + max_tokens <= self.settings.longest, "the request can never fit"
         req_id = f"r{self._next_id}"
         self._next_id += 1
-        extra = {"kv_transfer_params": hints} if hints else None
-        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
+        extra = {**(xargs or {}), **({"kv_transfer_params": hints} if hints else {})}
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra or None)
         request = Request(
             request_id=req_id,
             prompt_token_ids=list(prompt) if embeds is None else None,
@@ -172,6 +176,7 @@ class VirtualEngine:
             priority=priority,
             block_hasher=self._hasher,
             resumable=resumable,
+            kv_hints=kv_hints,
         )
         self._inputs[req_id] = Inputs.of(request)
         self.audit.follow(request)
