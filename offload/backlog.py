@@ -30,8 +30,9 @@ class Pending:
         request_id: names it.
         request: the engine's own view of it, opaque here.
         chain: its prefix hashes; the list grows with the request.
-        num_prompt_blocks: full blocks of its prompt.
+        num_prompt_blocks: full blocks of its prompt, as far as they may be stored.
         keep: how to keep its blocks.
+        max_blocks: leading blocks that may be stored; None: all.
         has_run: it has computed since its last admission, so no KV is on its way into its blocks.
         num_full: blocks that were full when it was last looked at, and are noted.
         num_planned: how far stores were planned since its last admission, or the last fault. What was
@@ -48,6 +49,7 @@ class Pending:
     chain: Sequence[bytes]
     num_prompt_blocks: int
     keep: KeepHints | None = None
+    max_blocks: int | None = None
     has_run: bool = False
     num_full: int = 0
     num_planned: int = 0
@@ -55,6 +57,12 @@ class Pending:
     start: int = 0
     num_in_flight: int = 0
     is_over: bool = False
+
+    @property
+    def num_storable(self) -> int:
+        """Leading blocks that have a prefix hash and may be stored."""
+        num_hashes = len(self.chain)
+        return num_hashes if self.max_blocks is None else min(num_hashes, self.max_blocks)
 
     @property
     def stop(self) -> int:
@@ -263,6 +271,7 @@ class Backlog:
         Note these blocks, or have the request stand in line, if there are enough of them.
         """
         num_prompt_blocks, run = pending.num_prompt_blocks, self.answer_run
+        is_last = num_full == pending.max_blocks
         if planner.is_worth_storing(num_full, pending.num_full, num_prompt_blocks, run):
             if num_full > num_prompt_blocks and not has_turn:
                 noted = max(min(num_full, pending.num_full), num_prompt_blocks)
@@ -273,7 +282,7 @@ class Backlog:
                 pending.num_full = num_full
                 pending.num_planned = min(pending.num_planned, num_full)
                 self._allocator.note_full(pending.request_id, pending.chain, num_full)
-        if pending.request_id in self._line:
+        if is_last or pending.request_id in self._line:
             self._lookout.forget(pending.request_id)
         elif num_full < num_prompt_blocks or self._store_answers:
             steps = planner.tokens_to_next_look(

@@ -138,8 +138,8 @@ class SchedulerSide:
             hints = self._hints_of(request)
             keep = hints.to_keep(self._clock())
             self.allocator.touch(request.block_hashes, keep)
-            if may_store and hints.store and not request.resumable:
-                self.stores.admit(request, keep)
+            if may_store and hints.may_store(self.block_size) and not request.resumable:
+                self.stores.admit(request, keep, hints.max_offload_tokens)
         if not num_external:
             return
         positions = planner.load_range(num_local, num_external, self.block_size)
@@ -227,14 +227,17 @@ class SchedulerSide:
     def _offer(self, request: "Request", num_local: int) -> int | None:
         if not self._admitted.get(request.request_id, True):
             return 0
-        if not (self._hints_of(request).load and self.adapters.may_load(request)):
+        hints = self._hints_of(request)
+        if not (hints.may_load(self.block_size) and self.adapters.may_load(request)):
             return 0
         if self.restores.is_coming(request, num_local // self.block_size):
             return None
         if self.restores.carryover.has_drops or not self.restores.breaker.allows:
             return 0
         depth = self.allocator.resident_depth(request.block_hashes)
-        num_tokens = planner.loadable_tokens(depth, num_local, request.num_tokens, self.block_size)
+        num_tokens = planner.loadable_tokens(
+            depth, num_local, request.num_tokens, self.block_size, hints.max_load_tokens
+        )
         num_stuck = self.ledger.num_stuck_blocks
         if not planner.may_load(self._num_gpu_blocks, num_stuck, num_tokens // self.block_size):
             return 0

@@ -96,10 +96,18 @@ class Stores:
             step_tokens=step_tokens,
         )
 
-    def admit(self, request: "Request", keep: KeepHints | None) -> None:
-        """The scheduler gave ``request`` blocks for the first time; ``keep`` says how to keep them."""
+    def admit(self, request: "Request", keep: KeepHints | None, max_tokens: int | None) -> None:
+        """The scheduler gave ``request`` blocks for the first time.
+
+        ``keep`` says how to keep them, ``max_tokens`` how many leading tokens may be stored; None: all.
+        """
         num_prompt_blocks = request.num_prompt_tokens // self._block_size
-        pending = Pending(request.request_id, request, request.block_hashes, num_prompt_blocks, keep)
+        max_blocks = None if max_tokens is None else max_tokens // self._block_size
+        if max_blocks is not None:
+            num_prompt_blocks = min(num_prompt_blocks, max_blocks)
+        pending = Pending(
+            request.request_id, request, request.block_hashes, num_prompt_blocks, keep, max_blocks
+        )
         self.backlog.admit(pending)
 
     def plan(self, output: "SchedulerOutput", num_admitted: int) -> list[StoreOrder]:
@@ -186,7 +194,7 @@ class Stores:
         pending.has_run = True
         num_tokens = pending.request.num_computed_tokens + num_scheduled
         num_full = planner.storable_blocks(
-            num_tokens, self._storable_tokens(pending.request), len(pending.chain), self._block_size
+            num_tokens, self._storable_tokens(pending.request), pending.num_storable, self._block_size
         )
         self.backlog.look(pending, num_tokens, num_full, has_turn=has_turn)
 
@@ -207,7 +215,7 @@ class Stores:
             num_unconfirmed,
             request.num_prompt_tokens,
             self._storable_tokens(request),
-            len(request.block_hashes),
+            pending.num_storable,
             self._block_size,
         )
 
