@@ -99,6 +99,9 @@ class SchedulerSide:
         self._fingerprint = fingerprint
         self._next = StepPlan(fingerprint)
         self._num_evicted_seen = 0
+        self.metrics.show("pool_blocks", num_slots)
+        self.metrics.show("pool_tokens", num_slots * block_size)
+        self.metrics.show("pool_bytes", num_slots * slot_bytes)
         self._has_news = True  # something may have changed a figure since the last take_metrics
 
     # One step
@@ -209,8 +212,9 @@ class SchedulerSide:
         self._has_news = False
         self.metrics.count("evicted_blocks", self.allocator.num_evicted - self._num_evicted_seen)
         self._num_evicted_seen = self.allocator.num_evicted
-        self.metrics.show("pool_blocks", self.allocator.capacity)
-        self.metrics.show("pool_used_blocks", self.allocator.capacity - self.allocator.num_free)
+        num_used = self.allocator.capacity - self.allocator.num_free
+        self.metrics.show("pool_used_blocks", num_used)
+        self.metrics.show("pool_used_tokens", num_used * self.block_size)
         self.metrics.show("jobs_in_flight", len(self.ledger))
         self.metrics.show("queued_blocks", self.stores.backlog.num_queued)
         self.metrics.show("stuck_jobs", self.ledger.num_given_up)

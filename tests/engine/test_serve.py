@@ -62,6 +62,9 @@ def test_answers_are_restored_and_counted(server: VllmServer) -> None:
     assert after["vllm:cpu_offload_loaded_bytes"] == 6 * 40 * BLOCK_BYTES
     assert after["vllm:cpu_offload_pool_used_blocks"] == 3 * 40
     assert after["vllm:cpu_offload_pool_blocks"] == 512
+    assert after["vllm:cpu_offload_pool_used_tokens"] == 3 * 40 * BLOCK_SIZE
+    assert after["vllm:cpu_offload_pool_tokens"] == 512 * BLOCK_SIZE
+    assert after["vllm:cpu_offload_pool_bytes"] == 512 * BLOCK_BYTES
     assert after["vllm:cpu_offload_failed_jobs"] == 0
     assert after["vllm:external_prefix_cache_hits"] == 6 * 40 * BLOCK_SIZE
 

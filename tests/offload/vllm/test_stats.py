@@ -6,11 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import vllm
+from packaging.version import Version
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging, KVConnectorProm
 
 from offload.metrics import METRICS, Metrics
+from offload.vllm import stats
 from offload.vllm.plugin import CONNECTOR, register
 from offload.vllm.stats import OffloadPromMetrics, OffloadStats
 
@@ -103,6 +106,67 @@ def test_counters_add_up_and_gauges_are_set_per_engine(
     prom.observe({"stored_bytes": 1}, engine_idx=1)
     shown = {name: value for name, value in page().items() if value}
     assert shown == {sample("stored_bytes"): 12, sample("pool_used_blocks"): 2, sample("stored_bytes", 1): 1}
+
+
+INFO = "vllm:kv_offload_config_info"
+POOL = {"pool_blocks": 512, "pool_tokens": 16384, "pool_bytes": 1 << 26, "pool_used_tokens": 64}
+
+
+def info_sample(engine: int, blocks: int, nbytes: int, tokens: int) -> str:
+    return (
+        f'{INFO}{{cpu_blocks_per_chunk="1",cpu_kv_cache_size_bytes="{nbytes}",'
+        f'cpu_kv_cache_size_tokens="{tokens}",cpu_num_chunks="{blocks}",engine="{engine}",model_name="tiny"}}'
+    )
+
+
+def test_vllms_name_for_the_size_of_a_pool() -> None:
+    """From vLLM 0.33 on it has one, and these are its labels."""
+    has_one = Version(vllm.__version__).release >= (0, 33)
+    assert (stats.CONFIG_INFO is not None) == has_one
+    if has_one:
+        from vllm.v1.kv_offload.cpu.common import CPUOffloadingInfo
+
+        assert stats.CONFIG_INFO == INFO
+        assert tuple(stats._INFO_LABELS) == CPUOffloadingInfo.config_info_keys()
+
+
+def test_the_size_of_the_pool_under_vllms_name(
+    prom: KVConnectorProm, page: Callable[[], dict[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each engine's own, from its first values on."""
+    monkeypatch.setattr(stats, "CONFIG_INFO", INFO)
+    prom.observe({"stored_bytes": 5})
+    assert not [name for name in page() if name.startswith(INFO)]
+    for _ in range(2):
+        prom.observe(POOL)
+    prom.observe({**POOL, "pool_blocks": 7, "pool_tokens": 224, "pool_bytes": 99}, engine_idx=1)
+    shown = {name: value for name, value in page().items() if name.startswith(INFO)}
+    assert shown == {info_sample(0, 512, 1 << 26, 16384): 1, info_sample(1, 7, 99, 224): 1}
+
+
+def test_without_vllms_name_there_are_our_own_gauges(
+    prom: KVConnectorProm, page: Callable[[], dict[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats, "CONFIG_INFO", None)
+    prom.observe(POOL)
+    shown = {name: value for name, value in page().items() if value}
+    assert shown == {sample(name): value for name, value in POOL.items()}
+
+
+def test_a_sibling_that_has_vllms_name_keeps_it(
+    prom: KVConnectorProm, page: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whichever of the two a ``MultiConnector`` asks first: ours registers the name with its first values."""
+    monkeypatch.setattr(stats, "CONFIG_INFO", INFO)
+    theirs = Gauge(INFO, "Theirs.", ["model_name", "engine", "cpu_num_chunks"], registry=page.registry)
+    theirs.labels("tiny", "0", "3").set(1)
+    for _ in range(2):
+        prom.observe(POOL)
+    shown = {name: value for name, value in page().items() if value}
+    ours = {sample(name): value for name, value in POOL.items()}
+    assert shown == {f'{INFO}{{cpu_num_chunks="3",engine="0",model_name="tiny"}}': 1, **ours}
+    (record,) = caplog.records
+    assert "is another connector's; this pool's size is in vllm:cpu_offload_pool_*" in record.getMessage()
 
 
 def test_the_log_line_tells_each_interval() -> None:
