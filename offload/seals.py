@@ -56,6 +56,10 @@ class Seals:
         self._num_samples = 0
         self._fills: Ids = np.full(num_slots, _BROKEN, dtype=np.int64)
 
+    def relocate(self, layout: BlockLayout) -> None:
+        """The cache lies elsewhere now; slots hold what they held."""
+        self._layout = layout
+
     def unseal(self, slots: Ids) -> None:
         """Other bytes are about to come into these slots."""
         self._fills[slots] = _BROKEN

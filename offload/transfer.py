@@ -23,6 +23,7 @@ HOLD_SECONDS = 0.5
 """No store is held back for longer than that: it holds GPU blocks."""
 
 _STORE_BURST_BYTES = 32 << 20
+_PAUSE_SECONDS = 0.001
 
 DEADLINE_SECONDS = 30.0
 """A copy takes milliseconds. One that has not ended by then has failed, whatever it does later."""
@@ -163,6 +164,25 @@ class TransferEngine:
         self._give_up_overdue()
         ended, self._ended = self._ended, []
         return ended
+
+    def rest(self, seconds: float) -> int:
+        """Wait until no copy and no checksum is under way, so long at most; ``poll`` still reports the ends.
+
+        Returns how many jobs may still be copying, those that were given up included.
+        """
+        until = time.monotonic() + seconds
+        ended = self.poll()
+        while self._jobs and time.monotonic() < until:
+            time.sleep(_PAUSE_SECONDS)
+            ended += self.poll()
+        self._ended = ended
+        return len(self._jobs)
+
+    def relocate(self, layout: BlockLayout) -> None:
+        """The engine's cache lies elsewhere now. Slots hold what they held."""
+        assert not self._jobs, f"{len(self._jobs)} copies are under way"
+        self._layout = layout
+        self._seals.relocate(layout)
 
     def close(self, seconds: float) -> bool:
         """Wait for a checksum that is being made, and for copies in flight, these so long at most.

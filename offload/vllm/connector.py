@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from vllm.config import VllmConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_events import KVCacheEvent
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -66,6 +66,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
+        self._facts: dict[tuple[int, int], WorkerFacts] = {}
         config = check_engine(vllm_config)
         if config is None:
             raise UnsupportedError(
@@ -98,6 +99,11 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return "BLHNC" if current_platform.is_cuda() else None
 
     @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:
+        """On CUDA (not measured). A CPU engine has no sleep mode: vLLM refuses it itself."""
+        return bool(current_platform.is_cuda() or current_platform.is_cpu())
+
+    @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats:
         return OffloadStats(data=data or {})
 
@@ -124,6 +130,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Ranks may hold different layers and so different numbers of slots: all use the least.
 
+        From vLLM 0.33 on an engine that wakes up tells it again. What is in the pool is still known then.
+
         Raises:
             UnsupportedError: a worker sees the cache in another way than the scheduler.
         """
@@ -131,7 +139,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         for (pipeline_rank, tensor_rank), fact in facts.items():
             who = f"the worker of pipeline rank {pipeline_rank}, tensor rank {tensor_rank}"
             check_fingerprint(self._fingerprint, fact.fingerprint, who)
-        if self._scheduler is not None and facts:
+        if self._scheduler is not None and facts and facts != self._facts:
+            self._facts = facts
             self._make_scheduler_side(list(facts.values()))
 
     def get_num_new_matched_tokens(
@@ -191,6 +200,14 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self._worker is not None:
             self._worker.register(kv_caches)
+
+    def unregister_kv_caches(self) -> None:
+        if self._worker is not None:
+            self._worker.unregister()
+
+    def restore_kv_caches(self) -> None:
+        if self._worker is not None:
+            self._worker.restore()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """What ranks tell the scheduler side at start.

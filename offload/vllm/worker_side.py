@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _QUIET_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0  # vLLM kills a worker that has not left after 5
+_AWAY = "the engine sleeps, and its KV cache has no memory"
 
 
 _still_in_use: list[HostMemory | None] = []
@@ -88,6 +89,8 @@ class WorkerSide:
             )
         self._memory: HostMemory | None = None
         self._engine: TransferEngine | None = None
+        self._kv_caches: Mapping[str, torch.Tensor] = {}
+        self._is_away = False  # the cache's memory, while the engine sleeps
         self._restores: dict[int, _Restore] = {}  # by load job
         self._refusal: str | None = None
         self._loads: list[LoadOrder] = []
@@ -115,10 +118,8 @@ class WorkerSide:
             node=_node_of(device),
             huge_pages=self._huge_pages,
         )
-        regions = block_regions(self._kv_cache_config, cache_address(kv_caches, self._kv_cache_config))
-        layout = BlockLayout(
-            regions, self._memory.address, slots_per_registration=self._memory.slots_per_registration
-        )
+        self._kv_caches = kv_caches
+        layout = self._layout(self._memory)
         seals = Seals(layout, num_slots, self._verify, of_blocks=not on_gpu)
         copier = self._make_copier(device, layout, self._kv_cache_config.num_blocks, num_slots)
         self._engine = TransferEngine(
@@ -131,6 +132,32 @@ class WorkerSide:
             slot_bytes,
             self._memory.nbytes / 2**30,
         )
+
+    def unregister(self) -> None:
+        """The cache's memory is about to be taken away. Until ``restore`` all orders fail. Idempotent.
+
+        The pool stays as it is, mapped and pinned.
+
+        Raises:
+            RuntimeError: a copy is still under way, perhaps one that hangs. Then nothing has changed.
+        """
+        if self._engine is None or self._is_away:
+            return
+        num_left = self._engine.rest(_CLOSE_SECONDS)
+        if num_left:
+            raise RuntimeError(
+                f"{num_left} copies between KV cache and CPU pool have not ended after {_CLOSE_SECONDS:g} s; "
+                f"the cache must stay until then. Wake the engine up and try again when the metric "
+                f"stuck_jobs is 0; with several ranks, of which others sleep now, restart it"
+            )
+        self._is_away = True
+
+    def restore(self) -> None:
+        """The cache that ``register`` was given has memory again, perhaps at other addresses. Idempotent."""
+        if self._engine is None or self._memory is None or not self._is_away:
+            return
+        self._engine.relocate(self._layout(self._memory))
+        self._is_away = False
 
     def bind(self, plan: StepPlan) -> None:
         """A step begins. Loads of this plan wait for what the engine has enqueued up to here, not more.
@@ -146,7 +173,7 @@ class WorkerSide:
             self._refusal = f"the scheduler is another one: {plan.fingerprint}, not {self.facts.fingerprint}"
         if self._engine is None:
             return
-        if plan.loads:
+        if plan.loads and not self._is_away:
             self._engine.fence(Direction.LOAD)
 
     def start_loads(self) -> None:
@@ -155,15 +182,16 @@ class WorkerSide:
         cancelled, self._cancelled = self._cancelled, []
         if self._engine is None:
             return
+        refusal = _AWAY if self._is_away else self._refusal
         for order in orders:
             restore = _Restore(order.request_id, len(order.parts))
             for job_id, start, stop in order.parts:
                 self._restores[job_id] = restore
                 part = slice(start, stop)
-                if self._refusal is None:
+                if refusal is None:
                     self._engine.load(job_id, order.slots[part], order.fills[part], order.block_ids[part])
                 else:
-                    self._engine.refuse(job_id, Direction.LOAD, order.block_ids[part], self._refusal)
+                    self._engine.refuse(job_id, Direction.LOAD, order.block_ids[part], refusal)
         for job_id in cancelled:
             self._engine.cancel(job_id)
 
@@ -172,12 +200,14 @@ class WorkerSide:
         orders, self._stores = self._stores, []
         if self._engine is None or not orders:
             return
-        self._engine.fence(Direction.STORE)
+        refusal = _AWAY if self._is_away else self._refusal
+        if refusal is None:
+            self._engine.fence(Direction.STORE)
         for order in orders:
-            if self._refusal is None:
+            if refusal is None:
                 self._engine.store(order.job_id, order.block_ids, order.slots)
             else:
-                self._engine.refuse(order.job_id, Direction.STORE, order.block_ids, self._refusal)
+                self._engine.refuse(order.job_id, Direction.STORE, order.block_ids, refusal)
 
     def poll(self) -> KVConnectorTransferResults:
         """Jobs that ended: restores by request for the engine, all jobs for the next report."""
@@ -210,11 +240,21 @@ class WorkerSide:
         atexit.unregister(self.close)
         engine, self._engine = self._engine, None
         memory, self._memory = self._memory, None
+        self._kv_caches = {}
         if engine is not None and not engine.close(_CLOSE_SECONDS):
             _still_in_use.append(memory)
             logger.warning("copies have not ended after %g s; the CPU pool stays mapped", _CLOSE_SECONDS)
         elif memory is not None:
             memory.close()
+
+    def _layout(self, memory: HostMemory) -> BlockLayout:
+        """Of the pool, and of the cache where it lies now."""
+        address = cache_address(self._kv_caches, self._kv_cache_config)
+        return BlockLayout(
+            block_regions(self._kv_cache_config, address),
+            memory.address,
+            slots_per_registration=memory.slots_per_registration,
+        )
 
     def _warn(self, end: TransferEnd) -> None:
         """Log a failed copy; while copies keep failing, one in so many seconds."""

@@ -94,3 +94,15 @@ def test_only_the_first_runner_on_a_gpu_samples_after_saving(
         vllm_config, KVConnectorRole.WORKER, make_kv_cache_config(VirtualSettings())
     )
     assert made._samples_late == samples_late
+
+
+@pytest.mark.parametrize(
+    ("platform", "sleeps"), [("cuda", True), ("cpu", True), ("rocm", False), ("xpu", False)]
+)
+def test_sleep_mode_is_claimed_where_its_memory_is_known(
+    platform: str, sleeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = SimpleNamespace(is_cuda=lambda: platform == "cuda", is_cpu=lambda: platform == "cpu")
+    monkeypatch.setattr(connector, "current_platform", known)
+    transfer = make_vllm_config(VirtualSettings()).kv_transfer_config
+    assert connector.CpuOffloadConnector.supports_sleep_mode(transfer) is sleeps
