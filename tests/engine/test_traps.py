@@ -50,3 +50,21 @@ def test_trap_47_sleep_waits_for_copies_and_empties_the_pool(engine: EngineProce
     [again] = engine.run(Engine.ask, [PROMPT])
     assert again.num_cached == 0
     assert difference(again, cold) <= TOLERANCE
+
+
+def sleep_and_wake_up(engine: Engine) -> bool:
+    side = engine.scheduler.connector._scheduler
+    engine.llm.sleep(level=1)
+    engine.llm.wake_up()
+    return engine.scheduler.connector._scheduler is side
+
+
+def test_trap_48_what_a_worker_tells_again_on_waking_up_empties_nothing(inner_engine: EngineProcess) -> None:
+    """From vLLM 0.33 on. Jobs would begin at 0 again, which workers take for those they know."""
+    inner_engine.run(Engine.ask, [PROMPT])
+    inner_engine.run(Engine.settle)
+    assert inner_engine.run(sleep_and_wake_up), "jobs are counted anew"
+    inner_engine.run(Engine.ask, [PROMPT])
+    assert inner_engine.run(Engine.forget_gpu)
+    [answer] = inner_engine.run(Engine.ask, [PROMPT])
+    assert answer.num_cached == 12 * BLOCK_SIZE
