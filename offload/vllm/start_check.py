@@ -8,7 +8,6 @@ from pydantic import TypeAdapter
 from vllm import envs
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -17,6 +16,11 @@ from offload.errors import ConfigError, OffloadError, UnsupportedError
 from offload.host_limits import check_room
 from offload.vllm.plugin import CONNECTOR, PLUGIN, register
 from offload.vllm.support import check_connector, check_engine, check_machine, pool_bytes_here
+
+try:
+    from vllm.entrypoints.common.cli_args import make_arg_parser
+except ImportError:  # before vLLM 0.33
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
 
 
 def flag_value(settings: Mapping[str, Any]) -> str:
