@@ -17,7 +17,7 @@ def hints_of(request: "Request") -> RequestHints:
     """The hints of a request. O(1); never raises.
 
     ``vllm_xargs`` are ``extra_args`` of the sampling parameters. A pooling request has none, nor
-    ``kv_transfer_params``: only ``kv_hints``.
+    ``kv_transfer_params``: only ``kv_hints``, and those from ``add_request`` alone.
     """
     sampling = request.sampling_params
     xargs = None if sampling is None else sampling.extra_args
