@@ -17,6 +17,8 @@ _HINTS: tuple[dict[str, Any], ...] = (
     {"cpu_offload_priority": "high", "cpu_offload_ttl_seconds": 20},
     {"cpu_offload_ttl_seconds": 20},
     {"cpu_offload_pin_seconds": 40},
+    {"max_load_tokens": 9},
+    {"max_offload_tokens": 30},
 )
 _WEATHER = (0.05, 0.2, 0.5, 1.5)
 """Requests arriving per step; one of these blows for a while."""
