@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.serving.process import START_SECONDS, environment, held_port, serve_command
+from offload.vllm.stats import CONFIG_INFO
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt
 from tests.engine.server import SIZES, VOCAB_SIZE, VllmServer, served_model
 
@@ -67,6 +68,17 @@ def test_answers_are_restored_and_counted(server: VllmServer) -> None:
     assert after["vllm:cpu_offload_pool_bytes"] == 512 * BLOCK_BYTES
     assert after["vllm:cpu_offload_failed_jobs"] == 0
     assert after["vllm:external_prefix_cache_hits"] == 6 * 40 * BLOCK_SIZE
+
+
+def test_the_size_of_the_pool_under_vllms_name(server: VllmServer) -> None:
+    server.complete(LONG[0])
+    with server.http.open("/metrics") as response:
+        page = response.read().decode().splitlines()
+    shown = [line for line in page if line.startswith("vllm:kv_offload_config_info{")]
+    assert len(shown) == (CONFIG_INFO is not None), "vLLM has it from 0.33 on"
+    for line in shown:
+        assert f'cpu_kv_cache_size_tokens="{512 * BLOCK_SIZE}"' in line
+        assert f'cpu_kv_cache_size_bytes="{512 * BLOCK_BYTES}"' in line
 
 
 def test_the_log_tells_transfers(server: VllmServer) -> None:
