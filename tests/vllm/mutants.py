@@ -181,8 +181,8 @@ def _added(mine: WorkerReport, other: Any) -> dict[int, Any]:
 
 @mutant
 def blocks_computed_in_part_are_stored(patch: pytest.MonkeyPatch) -> None:
-    def storable(num_computed: int, num_scheduled: int, num_tokens: int, num_hashes: int, size: int) -> int:
-        return min(-(-(num_computed + num_scheduled) // size), num_hashes)
+    def storable(num_computed: int, num_tokens: int, num_hashes: int, size: int) -> int:
+        return min(-(-num_computed // size), num_hashes)
 
     patch.setattr(planner, "storable_blocks", storable)
 
@@ -216,7 +216,7 @@ def stores_in_flight_survive_a_reset(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def failed_slots_stay_resident(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CpuOffloadingBlockAllocator, "drop", lambda self, prefix_hash: None)
+    patch.setattr(CpuOffloadingBlockAllocator, "drop", lambda self, chain, first: None)
 
 
 @mutant

@@ -26,6 +26,8 @@ def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> No
             steps += run_seed(seed, _TURNS).steps
         except RunFailedError as failure:
             steps += failure.step
+            if isinstance(failure.cause, TypeError):
+                pytest.fail(f"{mutant.name} does not fit our code: {failure.cause}")
             cause = str(failure.cause).splitlines()[0]
             print(
                 f"{mutant.name}: caught at seed {seed} after {steps} steps: "
