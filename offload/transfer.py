@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,6 +27,10 @@ _PAUSE_SECONDS = 0.001
 
 DEADLINE_SECONDS = 30.0
 """A copy takes milliseconds. One that has not ended by then has failed, whatever it does later."""
+
+
+CHECK_SECONDS = 0.001
+"""What ``poll`` waits at most for checks of loads that have been copied. The next one is a step later."""
 
 
 class TransferEnd(NamedTuple):
@@ -158,6 +162,7 @@ class TransferEngine:
         for copied in copies:
             self._after_copy(copied)
         self._begin_stores()
+        self._await_checks()
         checking, self._checking = self._checking, []
         for job_id in checking:
             self._end_if_checked(job_id)
@@ -284,6 +289,14 @@ class TransferEngine:
             failed = Future[int]()
             failed.set_exception(error)
             return failed
+
+    def _await_checks(self) -> None:
+        """Checks of loaded blocks begin when the copy has ended, and a sample takes much less than a step."""
+        if self._checking and self._seals.of_blocks:
+            jobs = [self._jobs[job_id] for job_id in self._checking if job_id in self._jobs]
+            checks = [job.checked for job in jobs if job.checked and job.direction is Direction.LOAD]
+            if checks:
+                wait(checks, CHECK_SECONDS)
 
     def _end_if_checked(self, job_id: int) -> None:
         job = self._jobs.get(job_id)

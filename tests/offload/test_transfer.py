@@ -617,6 +617,30 @@ def test_a_load_fails_for_a_store_that_is_held_back_too(loading: Bench, verify: 
     assert end.error == "the slot of block 1 was filled by another store"
 
 
+@pytest.mark.parametrize("is_done_in_time", [True, False])
+def test_a_check_that_takes_no_time_costs_no_step(
+    monkeypatch: pytest.MonkeyPatch, is_done_in_time: bool
+) -> None:
+    """It begins when the copy has ended, and requests wait for it."""
+    with HostPlaces(NUM_BYTES) as places:
+        bench = Bench(places, LAYOUTS["one piece"], of_blocks=True)
+        checksum = Future[int]()
+        bench.engine._executors[Direction.LOAD] = Late(checksum)
+
+        def wait(checks: list[Future[int]], seconds: float) -> None:
+            assert checks == [checksum] and 0 < seconds <= 0.001
+            if is_done_in_time:
+                checksum.set_result(3)
+
+        monkeypatch.setattr(transfer, "wait", wait)
+        bench.submit(1, LOAD)
+        bench.copier.drain()
+        assert [end.job_id for end in bench.engine.poll()] == [1] * is_done_in_time
+        if not is_done_in_time:
+            checksum.set_result(3)
+            assert [end.job_id for end in bench.engine.poll()] == [1]
+
+
 def test_a_slot_filled_again_after_the_copy_has_ended_is_no_fault(bench: Bench) -> None:
     """Its checksum may be late; the bytes that were copied are the right ones."""
     checksum = Future[int]()
