@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,6 +18,7 @@ from tests.vllm.driver import (
     LOAD,
     LOADING,
     STORE,
+    Engines,
     come_to_rest,
     depth_of,
     hold,
@@ -28,7 +29,6 @@ from tests.vllm.driver import (
     watch,
 )
 
-Engines = Callable[..., VirtualEngine]
 BLOCK = 4
 CACHE = 64
 
