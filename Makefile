@@ -2,9 +2,10 @@
 
 python := .venv/bin/python
 
-# The benchmarks that `make bench` runs: python -m benchmarks.NAME, results in benchmarks/results/NAME.json.
+# The benchmarks that `make bench` runs: python -m benchmarks.NAME, results in benchmarks/out/NAME.json.
 BENCHMARKS := long_document_qa overhead decode_latency shared_prefix verification control_plane engine_replay \
-	trace_replay copy_bandwidth waiting_requests stored_share served_share
+	trace_replay copy_bandwidth waiting_requests stored_share served_share splits \
+	storms gc_pause
 # More arguments for pytest, as in: make test ARGS="-k lru -x" (then on the vLLM in .venv only)
 ARGS :=
 # What is tested on the oldest and the newest vLLM as well: whatever meets its scheduler, its worker or its server.
@@ -53,11 +54,11 @@ lint: setup ## check format, style and types
 	$(python) -m ruff check .
 	$(python) -m mypy
 
-bench: $(bench_targets) ## run the benchmarks, results as JSON in benchmarks/results/
+bench: $(bench_targets) ## run the benchmarks, results as JSON in benchmarks/out/
 
 $(bench_targets): bench-%: setup
-	@mkdir -p benchmarks/results
-	$(python) -m benchmarks.$* --json benchmarks/results/$*.json
+	@mkdir -p benchmarks/out
+	$(python) -m benchmarks.$* --json benchmarks/out/$*.json
 
 clean: ## remove caches and build output (not .venv)
 	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage htmlcov benchmarks/out

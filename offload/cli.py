@@ -15,7 +15,8 @@ from offload.size_command import add_size_command
 
 _NEW_WEIGHTS = """\
 note     After new weights, empty the pool: reset_prefix_cache(reset_connector=True), or over HTTP
-         POST /reset_prefix_cache?reset_external=true. Without it the pool keeps KV of the old weights.
+         POST /reset_prefix_cache?reset_external=true (vLLM has that route with VLLM_SERVER_DEV_MODE=1 only).
+         Without it the pool keeps KV of the old weights.
 """
 _NO_ENGINE = """\
 note     The model and vLLM's other arguments were not checked: add them after --, as in

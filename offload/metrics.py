@@ -33,7 +33,9 @@ METRICS = (
     MetricSpec("pool_bytes", False, "Size of the CPU pool, all ranks."),
     MetricSpec("jobs_in_flight", False, "Loads and stores that have not ended."),
     MetricSpec("queued_blocks", False, "GPU blocks of requests that are over, held until they are stored."),
-    MetricSpec("stuck_jobs", False, "Of these, past their deadline; they keep their slots until they end."),
+    MetricSpec(
+        "stuck_jobs", False, "Loads and stores past their deadline; they keep their memory until they end."
+    ),
     MetricSpec("paused", False, "1 while restores or stores pause after faults or try a single one."),
 )
 

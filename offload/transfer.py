@@ -88,8 +88,9 @@ class TransferEngine:
     away when it is submitted, on this same thread and before it copies, also if it is held back. So slots
     that have theirs when the copy has ended were written by nobody while it ran.
 
-    Requests wait for loads and nobody waits for stores. So while loads are under way stores are held back, as
-    long as they would take more than ``STORE_BYTES_PER_SECOND``, but none for more than ``HOLD_SECONDS``.
+    Requests wait for loads, and for stores only where these hold GPU blocks. So while loads are under way
+    stores are held back, as long as they would take more than ``STORE_BYTES_PER_SECOND``, but none for more
+    than ``HOLD_SECONDS``.
     """
 
     def __init__(

@@ -149,7 +149,7 @@ class Stores:
             return []
         start = self._allocator.known_depth(pending.chain, num_full)
         if start < pending.num_planned:
-            self.room.count_unstored(max(0, num_full - pending.num_planned), "not_admitted")
+            self.room.count_unstored(max(0, num_full - pending.num_planned), "cut_off")
         elif start < num_full:
             blocks = table[start:num_full]
             self._block_pool.touch(blocks)

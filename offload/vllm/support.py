@@ -92,6 +92,7 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
     config = check_connector(vllm_config.kv_transfer_config)
     if config is None:
         return None
+    _check_platform()
     _check_memory(vllm_config, config)
     _check_multi_connector(vllm_config)
     _check_model(vllm_config)
@@ -113,6 +114,14 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
     if config.record_trace is not None and vllm_config.cache_config.block_size:
         check_divides(vllm_config.cache_config.block_size)
     return config
+
+
+def _check_platform() -> None:
+    if not (current_platform.is_cuda() or current_platform.is_cpu()):
+        raise UnsupportedError(
+            f'vLLM runs on "{current_platform.device_name}" here; kv-offload knows NVIDIA GPUs and the CPU '
+            "backend only; remove the connector"
+        )
 
 
 def check_cache_groups(kv_cache_config: KVCacheConfig) -> None:

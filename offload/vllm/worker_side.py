@@ -296,4 +296,5 @@ def _copier_for(device: torch.device, layout: BlockLayout, num_blocks: int, num_
     if device.type == "cuda":
         paths = pick_paths(device, layout, num_blocks, num_slots)
         return CudaCopier(device, paths[Direction.STORE], paths[Direction.LOAD])
+    assert device.type == "cpu", f"the start should have refused {device}"
     return CpuCopier()

@@ -151,6 +151,15 @@ def test_engines_that_cannot_be_served(
     check_message(refused, *parts)
 
 
+def test_a_platform_whose_memory_no_copier_reaches(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform = SimpleNamespace(is_cuda=lambda: False, is_cpu=lambda: False, device_name="xpu")
+    monkeypatch.setattr(support, "current_platform", platform)
+    with pytest.raises(UnsupportedError, match=r'"xpu".*NVIDIA'):
+        configure("llama", transfer=ours())
+
+
 @pytest.mark.skipif(not current_platform.is_cpu(), reason="needs vLLM's CPU backend: ranks without devices")
 def test_context_parallelism(configure: Configure) -> None:
     with pytest.raises(UnsupportedError) as refused:
@@ -321,7 +330,9 @@ class TestPinning:
     def test_a_refusal_is_one_before_the_start(
         self, configure: Configure, refusing: None, cuda: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(support, "current_platform", SimpleNamespace(is_cuda=lambda: cuda))
+        monkeypatch.setattr(
+            support, "current_platform", SimpleNamespace(is_cuda=lambda: cuda, is_cpu=lambda: not cuda)
+        )
         if not cuda:
             configure(transfer=ours())
             return
