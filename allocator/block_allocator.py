@@ -236,7 +236,8 @@ class CpuOffloadingBlockAllocator:
         Raises:
             StalePlanError: the plan was ended before.
         """
-        self._orphan_plans()
+        if self._is_gone(plan):
+            self._plans.orphan(plan)
         if self._ends_orphan(plan):
             return
         self._plans.land(plan)
@@ -259,11 +260,11 @@ class CpuOffloadingBlockAllocator:
         Raises:
             StalePlanError: the plan was ended before.
         """
-        self._orphan_plans()
         if self._plans.orphan(plan):
-            node = self._tree.node_at(plan.hashes, plan.start, plan.start, plan.lead)
-            assert node is not None, f"store plan {plan.plan_id} is in flight but not in the tree"
-            self._cut(Place(node, plan.start))
+            node = self._node_of(plan)
+            assert node or self._has_cut, f"store plan {plan.plan_id} is in flight but not in the tree"
+            if node is not None:
+                self._cut(Place(node, plan.start))
 
     def evict(self, num_slots: int) -> int:
         """Evict until ``num_slots`` more are free or nothing is evictable; return how many became free.
@@ -299,17 +300,19 @@ class CpuOffloadingBlockAllocator:
         self._cut(Place(self._tree.root, 0))
         self._uncached.clear()
 
-    def tidy(self) -> None:
+    def tidy(self) -> bool:
         """A step of the engine ends: go on giving back the slots of what was cut off.
 
         A drop or a reset ends at once what it cuts off: nobody finds it. Giving the slots back may take
         longer, for there may be a million. In one step no more than so much of it is done; the rest is
         carried over, or done as soon as a store needs the slots. How many drops and ends of pins there are
-        in a step is the caller's to bound.
+        in a step is the caller's to bound. Returns whether slots may have been given back.
         """
         self._orphan_plans()
         self._ranking.join_more()
+        had_dead = self._tree.has_dead
         self._work_left = self._take_away(self._step_work)
+        return had_dead
 
     def take_events(self) -> list[Stored | Evicted]:
         """Events since the last call, oldest first."""
@@ -389,10 +392,16 @@ class CpuOffloadingBlockAllocator:
         if not self._has_cut:
             return
         self._has_cut = False
-        for plan in self._plans.orphan_all(
-            lambda plan: self._tree.node_at(plan.hashes, plan.start, plan.start, plan.lead) is None
-        ):
+        for plan in self._plans.orphan_all(lambda plan: self._node_of(plan) is None):
             self._pool.move(flat(plan.slots), SlotState.FILLING, SlotState.FREE)
+
+    def _node_of(self, plan: StorePlan) -> Node | None:
+        """Where the positions of a plan begin; None once they have left the tree."""
+        return self._tree.node_at(plan.hashes, plan.start, plan.start, plan.lead)
+
+    def _is_gone(self, plan: StorePlan) -> bool:
+        """Whether its positions have left the tree since plans were last asked. Asks no other plan."""
+        return self._has_cut and self._node_of(plan) is None
 
     def _ends_orphan(self, plan: StorePlan) -> bool:
         """Free the slots of an orphaned plan. False if the plan is still wanted."""
@@ -401,7 +410,9 @@ class CpuOffloadingBlockAllocator:
         return is_orphan
 
     def _settle(self, plan: StorePlan) -> bool:
-        """Make a landed plan resident, if what is before it is."""
+        """Make a landed plan resident, if what is before it is, and if it is wanted still."""
+        if self._is_gone(plan):
+            return False
         stop = plan.start + len(plan.hashes)
         last = self._tree.node_at(plan.hashes, plan.start, stop - 1, plan.lead)
         assert last is not None, f"store plan {plan.plan_id} has landed but is not in the tree"

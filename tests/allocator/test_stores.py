@@ -1,8 +1,11 @@
 """Stores in flight: committed in any order, failed, no longer wanted; events."""
 
+from typing import Any
+
 import pytest
 
 from allocator import CapacityError, ChainError, CpuOffloadingBlockAllocator, Evicted, StalePlanError, Stored
+from allocator.prefix_tree import PrefixTree
 from tests.allocator.pair import LruPair
 from tests.allocator.scenes import FORK, LONG, OTHER, pair_with
 
@@ -155,3 +158,28 @@ def test_hashes_of_what_left_are_made_when_they_are_asked_for(monkeypatch: pytes
     assert not made, "hashes were made though nobody asked for them"
     monkeypatch.undo()
     assert sorted(each for event in events for each in event.hashes) == sorted([*OTHER, *LONG[:2]])
+
+
+def test_many_stores_that_fail_at_once_ask_for_none_but_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each used to ask for all others whether they were cut off, too: 2,000 of them took seconds."""
+    allocator = CpuOffloadingBlockAllocator(400)
+    chains = [[f"{number} {position}".encode().ljust(16) for position in range(2)] for number in range(200)]
+    plans = [allocator.plan_store(chain, 2) for chain in chains]
+    asked = 0
+    node_at = PrefixTree.node_at
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return node_at(*arguments)
+
+    monkeypatch.setattr(PrefixTree, "node_at", counted)
+    for number, plan in enumerate(plans):
+        assert plan is not None
+        if number % 2:
+            allocator.commit(plan)
+        else:
+            allocator.abort(plan)
+    assert asked <= 4 * len(plans)
+    allocator.check_invariants()
+    assert [allocator.resident_depth(chain) for chain in chains] == [0, 2] * 100
