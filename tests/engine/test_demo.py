@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="there a demo has large engines"),
 ]
 
-_SECONDS = 240
+_SECONDS = 550  # on a busy machine
 
 
 def test_demo(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import resource
 import select
 import signal
 import sys
@@ -25,8 +26,11 @@ from tests.mutants.candidates import candidates_of
 from tests.mutants.edits import Edit
 from tests.mutants.mutants import MUTANTS
 
-_SECONDS = 120
-"""After that a mutant is said to hang."""
+_CPU_SECONDS = 60
+"""After that of its own processor time a mutant is said to hang, however busy the machine is."""
+
+_SECONDS = 1800
+"""After that it is said to hang without computing."""
 
 
 @dataclass
@@ -140,6 +144,8 @@ class Judge:
         if pid:
             os.close(writing)
             return _Child(edit or Edit("nothing", "", ""), pid, reading, time.monotonic())
+        resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         began = time.monotonic()
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
@@ -168,7 +174,9 @@ class Judge:
     def _read(child: _Child) -> Verdict:
         with os.fdopen(child.pipe, "rb") as pipe:
             said = pipe.read()
-        os.waitpid(child.pid, 0)
+        _, status = os.waitpid(child.pid, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
+            return Verdict(child.edit, hangs=True)
         if not said:
             return Verdict(child.edit, {"the process": "died"})
         return Verdict(**{**json.loads(said), "edit": child.edit})
