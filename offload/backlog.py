@@ -152,10 +152,11 @@ class Backlog:
         if not is_back:
             self._forget(request_id)
 
-    def finish(self, request_id: str) -> tuple[Pending | None, bool]:
-        """It is over. Returns what is known of it, and whether noted blocks may have no copy."""
+    def finish(self, request_id: str) -> Pending | None:
+        """It is over. Returns what is known of it."""
         self._forget(request_id)
-        return self._pending.pop(request_id, None), self._allocator.forget_owner(request_id)
+        self._allocator.forget_owner(request_id)
+        return self._pending.pop(request_id, None)
 
     def drop(self, is_meant: Callable[[Any], bool]) -> list[Any]:
         """Nothing that was computed for these requests is ever stored. O(all requests).
@@ -313,6 +314,12 @@ class Backlog:
     def was_evicted(self, pending: Pending) -> None:
         """What it would store now, it has stored before."""
         self._allocator.forget_owner(pending.request_id)
+
+    def spoil(self) -> None:
+        """Nothing that was noted is sure to hold KV: all of it is looked at anew."""
+        for request_id in self._pending:
+            self._allocator.forget_owner(request_id)
+        self.plan_anew()
 
     def plan_anew(self) -> None:
         """Something has left the pool that was not evicted; whose chains went with it is not known here."""

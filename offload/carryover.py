@@ -48,10 +48,15 @@ class Carryover:
         if self._left > 0:
             self._work()
 
-    def tidy(self) -> None:
-        """A step ends: go on with what waits, as long as the next one has time for it."""
+    def tidy(self) -> bool:
+        """A step ends: go on with what waits, as long as the next one has time for it.
+
+        Returns whether slots were dropped that had to wait.
+        """
+        had_drops = self.has_drops
         self._left = self.step_work
         self._work()
+        return had_drops
 
     def check_invariants(self) -> None:
         """Nothing waits while there is time for it."""

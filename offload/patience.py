@@ -35,6 +35,10 @@ class Patience:
         self._seconds = min(max(self._seconds, -DEEPEST_DEBT_SECONDS), LONGEST_WAIT_SECONDS)
         self._is_spent = is_spent
 
+    def exhaust(self) -> None:
+        """A request lost its blocks while stores held some: that is as bad as the longest wait."""
+        self._seconds = max(min(self._seconds - LONGEST_WAIT_SECONDS, 0.0), -DEEPEST_DEBT_SECONDS)
+
     def check_invariants(self) -> None:
         """Never more than the longest wait, nor less than the deepest debt."""
         assert -DEEPEST_DEBT_SECONDS <= self._seconds <= LONGEST_WAIT_SECONDS, f"{self._seconds} s are left"

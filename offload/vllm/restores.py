@@ -137,10 +137,10 @@ class Restores:
         if self._landed:
             self._landed.pop(request_id, None)
 
-    def tidy(self) -> None:
-        """A step ends: what is carried over goes on."""
+    def tidy(self) -> bool:
+        """A step ends: what is carried over goes on. Returns whether slots were dropped that had to wait."""
         self._may_share = self.shared_at_once
-        self.carryover.tidy()
+        return self.carryover.tidy()
 
     def open(self, request: "Request", positions: range, filled_by: Ids) -> LoadOrder:
         """Begin to load these chain positions, all resident, for a request that has blocks for them.

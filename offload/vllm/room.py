@@ -141,12 +141,16 @@ class Room:
         self._in_flight[job.job_id] = pending
         self._count_in_flight(pending, len(job.blocks))
 
-    def release_held(self, job: StoreJob) -> None:
-        """A store has ended, or is given up: release its blocks."""
+    def release_held(self, job: StoreJob) -> int:
+        """A store has ended, or is given up: release its blocks.
+
+        Returns how many of them no request has any more.
+        """
         pending = self._in_flight.pop(job.job_id, None)
         if pending is not None:
             self._count_in_flight(pending, -len(job.blocks))
         self._block_pool.free_blocks(reversed(job.blocks))
+        return len(job.blocks) if pending is not None and pending.is_over else 0
 
     def _count_in_flight(self, pending: Pending, num_blocks: int) -> None:
         pending.num_in_flight += num_blocks
@@ -158,6 +162,8 @@ class Room:
     def begin_step(self, output: "SchedulerOutput") -> None:
         """The scheduler is done with a step, and stores are to be planned."""
         if output.preempted_req_ids:
+            if self._backlog.num_queued + self._num_left:
+                self._patience.exhaust()
             self.give_up("gave_way")
         self._patience.spend(self._asking is not None)
         self._refused, self._asking = self._asking, None

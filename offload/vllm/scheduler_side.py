@@ -102,6 +102,7 @@ class SchedulerSide:
         self.metrics.show("pool_blocks", num_slots)
         self.metrics.show("pool_tokens", num_slots * block_size)
         self.metrics.show("pool_bytes", num_slots * slot_bytes)
+        self._has_losses = False  # a job of the report at hand fell short, so something left the pool
         self._has_news = True  # something may have changed a figure since the last take_metrics
 
     # One step
@@ -150,8 +151,9 @@ class SchedulerSide:
 
     def build_plan(self, output: "SchedulerOutput") -> StepPlan:
         """Everything the workers are to do in this step."""
-        self.restores.tidy()
-        self.allocator.tidy()
+        if self.restores.tidy():
+            self.stores.backlog.plan_anew()
+        self._has_news |= self.allocator.tidy()
         plan, self._next = self._next, StepPlan(self._fingerprint)
         had_queue = self.stores.backlog.num_queued > 0
         plan.stores += self.stores.plan(output, len(self._admitted))
@@ -169,6 +171,9 @@ class SchedulerSide:
             progress = self.ledger.report(job_id, *job_report)
             if progress is not None:
                 self._advance(progress)
+        if self._has_losses:
+            self._has_losses = False
+            self.stores.backlog.plan_anew()
 
     def finish(self, request: "Request") -> None:
         """``request`` is over, in whatever state; its blocks are freed right after this returns."""
@@ -267,7 +272,7 @@ class SchedulerSide:
     def _advance(self, progress: Progress) -> None:
         job = progress.job
         if progress.fell_short or (progress.ended and job.num_copied < job.num_blocks):
-            self.stores.backlog.plan_anew()
+            self._has_losses = True
         if not isinstance(job, LoadJob):
             self.stores.advance(job, progress)
             return

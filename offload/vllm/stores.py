@@ -30,7 +30,7 @@ COMPLETED = frozenset(
 """Ends that a request reaches by computing. A stop string is none: the core sees an aborted request."""
 
 _ENDED_AT_ONCE = 16
-"""Stores of requests that have ended which begin in one step."""
+"""Stores of requests that have ended which begin from one step to the next."""
 
 _block_id = attrgetter("block_id")
 
@@ -85,6 +85,7 @@ class Stores:
         self._block_size = block_size
         self._slot_bytes = slot_bytes
         self._store_answers = store_answers
+        self._num_ended_left = _ENDED_AT_ONCE
         self.backlog = Backlog(allocator, clock, block_size=block_size, store_answers=store_answers)
         self.room = Room(
             self.backlog,
@@ -125,6 +126,7 @@ class Stores:
             self._look(due, scheduled, has_turn=False)
         for due in backlog.turns():
             self._look(due, scheduled, has_turn=True)
+        self._num_ended_left = _ENDED_AT_ONCE
         orders = [] if self.room.is_short else self._store_ended()
         if backlog.has_runs and self._may_store():
             for run in backlog.runs():
@@ -139,13 +141,13 @@ class Stores:
 
         What has no copy yet is held, and stored now or in the next steps.
         """
-        pending, is_waiting = self.backlog.finish(request.request_id)
+        pending = self.backlog.finish(request.request_id)
         self.room.finish(request.request_id, pending)
         if pending is None:
             return []
         table = self._table_of(pending)
         num_full = min(self._num_full_at_end(pending), len(table))
-        if num_full <= pending.num_full and not is_waiting:
+        if not num_full:
             return []
         start = self._allocator.known_depth(pending.chain, num_full)
         if start < pending.num_planned:
@@ -161,6 +163,7 @@ class Stores:
     def spoil(self) -> None:
         """Some GPU blocks hold no valid KV; which others were computed on top of them cannot be told."""
         self._ledger.spoil_stores()
+        self.backlog.spoil()
         self.room.give_up("outage")
 
     def reset(self) -> None:
@@ -181,7 +184,7 @@ class Stores:
             self._end(job)
         elif progress.gave_up:
             self._allocator.abandon(job.plan)
-            self.room.release_held(job)
+            self.room.count_unstored(self.room.release_held(job), "outage")
             self._ledger.take_held(job)
 
     # Which blocks
@@ -253,10 +256,11 @@ class Stores:
         orders: list[StoreOrder] = []
         if self.backlog.is_overdue:
             self.room.give_up("overdue")
-        for _ in range(_ENDED_AT_ONCE):
+        while self._num_ended_left and self._may_store():
             pending = self.backlog.first
-            if pending is None or not self._may_store():
+            if pending is None:
                 break
+            self._num_ended_left -= 1
             orders += self._open_ended(pending)
         if self.breaker.is_outage:
             self.room.give_up("outage")
@@ -297,7 +301,7 @@ class Stores:
         return 1 if self.breaker.is_outage else self.room.num_holdable  # a trial that hangs costs its slots
 
     def _end(self, job: StoreJob) -> None:
-        self.room.release_held(job)
+        num_left = self.room.release_held(job)
         self.backlog.moved()
         if job.num_copied == job.num_blocks:
             self._metrics.count("stored_bytes", job.num_copied * self._slot_bytes)
@@ -305,6 +309,7 @@ class Stores:
             self._allocator.commit(job.plan)
             return
         self._allocator.abort(job.plan)
+        self.room.count_unstored(num_left, "outage")
         if job.is_spoiled:
             self.breaker.dismissed(job.job_id)
         elif not job.given_up:

@@ -166,9 +166,9 @@ class BacklogMachine(RuleBasedStateMachine):
     def finish(self, index: int, start: int, num: int) -> None:
         """What it has not stored is queued, in the order in which it is to be stored."""
         request = self.requests.pop(index % len(self.requests))
-        pending, _ = self.backlog.finish(request.name)
+        pending = self.backlog.finish(request.name)
         assert pending is not None and pending.request is request
-        assert self.backlog.finish(request.name) == (None, False)
+        assert self.backlog.finish(request.name) is None
         if num:
             blocks = [(request.name, position) for position in range(start, start + num)]
             self.backlog.end(pending, start, list(blocks))

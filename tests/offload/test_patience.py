@@ -64,3 +64,18 @@ def test_what_could_not_be_avoided_is_paid_back() -> None:
     clock.now += DEEPEST_DEBT_SECONDS / SHARE_OF_TIME + 1
     patience.spend(False)
     assert not patience.is_over
+
+
+def test_a_preemption_is_as_bad_as_the_longest_wait() -> None:
+    clock = Clock()
+    patience = Patience(clock)
+    for _ in range(3):
+        patience.exhaust()
+        patience.check_invariants()
+        assert patience.is_over
+    clock.now += 2 * LONGEST_WAIT_SECONDS / SHARE_OF_TIME - 0.1
+    patience.spend(False)
+    assert patience.is_over
+    clock.now += 0.2
+    patience.spend(False)
+    assert not patience.is_over

@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 
 from offload import planner
 from offload.copiers import Fault
-from offload.vllm.messages import StoreOrder
+from offload.vllm.messages import StepPlan, StoreOrder
 from offload.vllm.virtual import VirtualEngine
 from offload.vllm.virtual.copier import CopySchedule
 from tests.vllm.driver import (
@@ -25,6 +25,7 @@ from tests.vllm.driver import (
     release,
     serve,
     step_until,
+    table_of,
     tokens,
     watch,
 )
@@ -395,6 +396,71 @@ def test_nothing_gives_way_to_a_request_that_lacks_no_blocks(
     other = engine.add(prompts(1, 20 * BLOCK)[0], 1)
     step_until(engine, runs.is_finished)
     assert not other.num_output_tokens and unstored == before
+    come_to_rest(engine)
+
+
+def test_what_follows_blocks_that_were_evicted_is_counted(engines: Engines, unstored: Counter[str]) -> None:
+    """A prompt is stored, and evicted while its request answers. It is not stored a second time."""
+    engine = engines(gpu_blocks=129, cpu_slots=20, chunk=64 * BLOCK, eviction_policy="lru", answer_run=BLOCK)
+    answers = engine.add(prompts(1, 4 * BLOCK)[0], 24 * BLOCK + 1)
+    step_until(engine, lambda: depth_of(engine, answers) == 4)
+    engine.add(prompts(1, 20 * BLOCK)[0], 1)
+    step_until(engine, answers.is_finished)
+    come_to_rest(engine)
+    assert unstored == {"cut_off": full_blocks(answers) - 4}
+
+
+def test_blocks_of_requests_that_are_over_count_when_their_store_fails(
+    engines: Engines, unstored: Counter[str]
+) -> None:
+    engine = engines(gpu_blocks=CACHE + 1, cpu_slots=300, chunk=CACHE * BLOCK)
+    hold(engine, STORE)
+    ended = fill(engine, 20)
+    engine.copiers[0].held.clear()
+    engine.side.ledger.spoil_stores()
+    come_to_rest(engine)
+    assert depth_of(engine, ended) == 0 and unstored == {"outage": 20}
+
+
+def test_few_stores_begin_at_once_however_many_requests_end(
+    engines: Engines, unstored: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines(gpu_blocks=2000, cpu_slots=2000, chunk=2000 * BLOCK, max_num_seqs=100, answer_run=100)
+    requests = [engine.add(tokens(1, first=number), 40) for number in range(100)]
+    step_until(engine, lambda: all(request.num_output_tokens > 3 * BLOCK for request in requests))
+    began: list[int] = []
+    begin_step = engine.side.build_plan
+
+    def watched(output: SchedulerOutput) -> StepPlan:
+        plan = begin_step(output)
+        began.append(len(plan.stores))
+        return plan
+
+    monkeypatch.setattr(engine.side, "build_plan", watched)
+    for request in requests:
+        engine.abort(request.request_id)
+    come_to_rest(engine)
+    assert sum(began) == 100 and max(began) <= 32, "16 as they end, and 16 in the step after that"
+    assert all(depth_of(engine, request) == 3 for request in requests) and not unstored
+
+
+def test_nothing_that_was_noted_before_a_siblings_load_failed_is_stored(
+    engines: Engines, unstored: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM takes back what was computed on top of the blocks, and computes it anew."""
+    engine = engines(gpu_blocks=600, cpu_slots=900, chunk=16, max_num_seqs=16, answer_run=100)
+    others = [engine.add(tokens(3, first=3 + number), 200) for number in range(15)]
+    step_until(engine, lambda: all(request.num_output_tokens > 0 for request in others))
+    with monkeypatch.context() as patch:
+        patch.setattr(planner, "holdable_blocks", lambda *_, **__: 0)
+        request = engine.add(prompts(1, 15 * BLOCK)[0], 4)
+        step_until(engine, lambda: request.num_computed_tokens == 10 * BLOCK)
+        table = table_of(engine, request)
+        engine.scheduler._update_requests_with_invalid_blocks(engine.scheduler.running, {table[1]}, {})
+        engine.side.receive(None, {table[1]})
+        for rank in engine.ranks:
+            rank.cells[:, table[1:10]] = 12345
+    step_until(engine, request.is_finished)  # after every step, what is resident is looked at
     come_to_rest(engine)
 
 
