@@ -10,7 +10,6 @@ from evictor import EvictionPolicy, HintedPolicy, KeepHints, Newcomer
 _NODE_WORK = 256
 """Positions that can be taken away in the time it takes to remove a node."""
 
-
 _MAX_JOINED = 512
 """Nodes that become one with others in one call."""
 
@@ -24,9 +23,7 @@ class Ranking:
         self._policy = policy
         self._hinted = policy if isinstance(policy, HintedPolicy) else None
         self._max_joined = _MAX_JOINED
-        self._to_join: Node | None = (
-            None  # where a path ends whose nodes may be joined, too many for one call
-        )
+        self._to_join: Node | None = None  # where a path ends that one call could not join whole
 
     def use(self, chain: Sequence[bytes], hints: KeepHints | None) -> None:
         """A request asks for ``chain``. O(log n), O(segments) of the chain."""

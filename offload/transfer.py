@@ -28,7 +28,6 @@ _PAUSE_SECONDS = 0.001
 DEADLINE_SECONDS = 30.0
 """A copy takes milliseconds. One that has not ended by then has failed, whatever it does later."""
 
-
 CHECK_SECONDS = 0.001
 """What ``poll`` waits at most for checks of loads that have been copied. The next one is a step later."""
 
