@@ -1,6 +1,7 @@
 """LoRA adapters that are loaded again in place: KV of their old weights is neither served nor kept."""
 
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
 from allocator import CpuOffloadingBlockAllocator
@@ -8,7 +9,8 @@ from allocator import CpuOffloadingBlockAllocator
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-_SMALLEST_PRUNING = 1024
+_LOOKED_AT = 2
+"""Roots looked at for each that is added: no fewer are dropped than added once half of them are lost."""
 
 
 class Adapters:
@@ -19,13 +21,14 @@ class Adapters:
     its end nothing under that adapter is stored or restored, and what was stored before is forgotten.
     Requests are of one adapter if they have its name or its id in common: a worker replaces adapters by id.
 
-    Memory: the first prefix hash of each chain that the pool holds under an adapter, twice that at most.
+    Memory: the first prefix hash of each chain that the pool holds under an adapter, for its name and its id.
+    With those that the pool has lost they are about twice as many in the long run.
     """
 
     def __init__(self, allocator: CpuOffloadingBlockAllocator) -> None:
         """``allocator``: of the pool."""
         self._allocator = allocator
-        self._roots: dict[Hashable, _Roots] = {}  # by name and by id
+        self._roots = _Roots(allocator)
         self._reloading: dict[str, frozenset[Hashable]] = {}  # by request: names and ids
         self._reloaded: set[Hashable] = set()  # ever
 
@@ -57,7 +60,7 @@ class Adapters:
             return False
         names = self._reloading[request.request_id] = _names(request)
         self._reloaded |= names
-        for root in {root for name in names if name in self._roots for root in self._roots.pop(name)}:
+        for root in self._roots.take(names):
             self._allocator.forget(root)
         return True
 
@@ -66,9 +69,9 @@ class Adapters:
         self._reloading.pop(request_id, None)
 
     def stored(self, request: "Request") -> None:
-        """A store of a chain of ``request`` has begun. Amortized O(log n)."""
+        """A store of a chain of ``request`` has begun. O(1)."""
         for name in _names(request):
-            self._roots.setdefault(name, _Roots()).add_known(request.block_hashes[0], self._allocator)
+            self._roots.add(name, request.block_hashes[0])
 
     def share_one(self, request: "Request", other: "Request") -> bool:
         """Whether two requests are of one adapter."""
@@ -76,26 +79,60 @@ class Adapters:
 
     def check_invariants(self) -> None:
         """Who loads an adapter again is known to have done so, and nothing is stored under it meanwhile."""
+        self._roots.check_invariants()
         for request_id, names in self._reloading.items():
             assert names <= self._reloaded, f"{request_id} loads {names} again, known are {self._reloaded}"
-            held = names & self._roots.keys()
+            held = self._roots.names & names
             assert not held, f"chains of {held} were stored while {request_id} loads it again"
 
     def _is_reloading(self, names: frozenset[Hashable]) -> bool:
         return not all(map(names.isdisjoint, self._reloading.values()))
 
 
-class _Roots(set[bytes]):
-    """First prefix hashes of chains. Those that the pool has lost are dropped before they are the most."""
+class _Roots:
+    """First prefix hashes of chains, by name or id. Those that the pool has lost are dropped little by little."""
 
-    limit = _SMALLEST_PRUNING
+    def __init__(self, allocator: CpuOffloadingBlockAllocator) -> None:
+        self._allocator = allocator
+        self._by_name: dict[Hashable, set[bytes]] = {}
+        self._line: deque[tuple[Hashable, bytes]] = deque()  # each once; the first is looked at next
 
-    def add_known(self, root: bytes, allocator: CpuOffloadingBlockAllocator) -> None:
-        """Remember one that ``allocator`` knows."""
-        self.add(root)
-        if len(self) > self.limit:
-            self.intersection_update([each for each in self if allocator.known_depth([each], 1)])
-            self.limit = max(2 * len(self), _SMALLEST_PRUNING)
+    @property
+    def names(self) -> frozenset[Hashable]:
+        return frozenset(self._by_name)
+
+    def add(self, name: Hashable, root: bytes) -> None:
+        """Remember a root that the pool knows. O(1)."""
+        roots = self._by_name.setdefault(name, set())
+        if root in roots:
+            return
+        roots.add(root)
+        self._line.append((name, root))
+        for _ in range(min(_LOOKED_AT, len(self._line) - 1)):
+            self._look_at_first()
+
+    def take(self, names: Iterable[Hashable]) -> set[bytes]:
+        """Remove and return all of these names. O(all roots) if there are any."""
+        taken = [self._by_name.pop(name) for name in names if name in self._by_name]
+        if taken:
+            self._line = deque(each for each in self._line if each[0] in self._by_name)
+        return set().union(*taken)
+
+    def check_invariants(self) -> None:
+        """What is in line is what is remembered."""
+        named = [(name, root) for name, roots in self._by_name.items() for root in roots]
+        assert sorted(map(repr, named)) == sorted(map(repr, self._line)), f"{len(named)}, {len(self._line)}"
+        assert all(self._by_name.values()), "a name without roots is remembered"
+
+    def _look_at_first(self) -> None:
+        name, root = self._line.popleft()
+        if self._allocator.known_depth([root], 1):
+            self._line.append((name, root))
+            return
+        roots = self._by_name[name]
+        roots.discard(root)
+        if not roots:
+            del self._by_name[name]
 
 
 def _reloads(request: "Request") -> bool:

@@ -173,25 +173,31 @@ def test_without_the_flag_a_new_path_is_another_adapter(engine: VirtualEngine) -
     assert computed[moved.request_id] == len(PROMPT)
 
 
-def test_the_roots_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stored:
-        lora_request = LORA
+@pytest.mark.parametrize("num_adapters", [1, 1000])
+def test_the_roots_that_are_remembered_are_bounded(num_adapters: int) -> None:
+    """By what the pool holds, however many adapters there have been."""
 
-        def __init__(self, number: int) -> None:
+    class Stored:
+        def __init__(self, number: int, lora: LoRARequest) -> None:
+            self.request_id = str(number)
             self.block_hashes = hash_chain([number], 1)
+            self.lora_request = lora
+
+    def adapter(number: int, load_inplace: bool = False) -> LoRARequest:
+        return LoRARequest(f"{number}", number + 1, f"/adapters/{number}", load_inplace=load_inplace)
 
     pool = CpuOffloadingBlockAllocator(16)
     adapters = Adapters(pool)
     for number in range(5000):
-        request = Stored(number)
+        request = Stored(number, adapter(number % num_adapters))
         plan = pool.plan_store(request.block_hashes, 1)
         assert plan is not None
         pool.commit(plan)
         adapters.stored(request)  # type: ignore[arg-type]
+        assert len(adapters._roots._line) <= 2 * 2 * 16 + 4
+        if number % 100 == 0:
+            adapters.check_invariants()
+    for number in range(num_adapters):
+        assert adapters.admit(Stored(number, adapter(number, load_inplace=True)))  # type: ignore[arg-type]
         adapters.check_invariants()
-    assert {len(roots) for roots in adapters._roots.values()} <= set(range(1026))
-    reload = Stored(0)
-    reload.lora_request = RELOADED
-    reload.request_id = "r"  # type: ignore[attr-defined]
-    assert adapters.admit(reload)  # type: ignore[arg-type]
     assert pool.num_free == 16
