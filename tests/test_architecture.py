@@ -1,6 +1,9 @@
 """What the packages promise about each other, read from their source: nothing is imported here."""
 
 import ast
+import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -110,6 +113,34 @@ def test_vllm_is_imported_in_one_folder_and_torch_not_below_offload(module: str)
         assert "vllm" not in tops
     if not f"{module}.".startswith("offload."):
         assert "torch" not in tops
+
+
+def test_what_is_required_is_imported_and_what_is_imported_is_required() -> None:
+    """But torch comes with vLLM, and matplotlib with an extra. Below offload.vllm vLLM brings more."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {re.split(r"\W", each.replace("-", "_"))[0] for each in project["dependencies"]}
+    modules = [module for module in OURS if not f"{module}.".startswith("offload.vllm.")]
+    tops = {name.partition(".")[0] for module in modules for name in imports_anywhere(module)}
+    assert tops - sys.stdlib_module_names - {*PACKAGES, "torch", "matplotlib"} == required
+
+
+def files_of_the_design() -> list[str]:
+    """Files that docs/design.md lists: in the first cells of its tables, each below the name of a folder."""
+    text = (ROOT / "docs" / "design.md").read_text().partition("\n## Files\n")[2]
+    folder, files = "", []
+    for line in text.splitlines():
+        if heading := re.match(r"`([\w/]+/)`", line):
+            folder = heading[1]
+        elif line.startswith("|"):
+            files += [folder + name for name in re.findall(r"`(\w+\.py)`", line.split("|")[1])]
+    return files
+
+
+def test_the_design_lists_every_file_once() -> None:
+    """A new file of the three packages gets its place in "Files" of docs/design.md."""
+    files = [path.relative_to(ROOT).as_posix() for name in PACKAGES for path in (ROOT / name).rglob("*.py")]
+    wanted = [file for file in files if not file.endswith("/__init__.py")]
+    assert sorted(files_of_the_design()) == sorted(wanted)
 
 
 def test_no_circular_imports() -> None:
