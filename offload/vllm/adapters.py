@@ -90,7 +90,7 @@ class Adapters:
 
 
 class _Roots:
-    """First prefix hashes of chains, by name or id. Those that the pool has lost are dropped little by little."""
+    """First prefix hashes of chains, by name or id. Those the pool has lost are dropped little by little."""
 
     def __init__(self, allocator: CpuOffloadingBlockAllocator) -> None:
         self._allocator = allocator
