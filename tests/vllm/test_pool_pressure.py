@@ -5,7 +5,7 @@ import random
 import pytest
 
 from offload.vllm.virtual import VirtualEngine, VirtualSettings
-from offload.vllm.virtual.copier import CopySchedule
+from tests.vllm import driver
 
 BLOCK = 4
 
@@ -38,9 +38,7 @@ def test_running_requests_do_not_evict_each_others_blocks_in_turns(cpu_slots: in
 
 def test_what_was_computed_on_top_of_a_siblings_failed_load_is_not_kept() -> None:
     """Under a MultiConnector a store may hold none of the unfilled blocks and still be worthless."""
-    settings = VirtualSettings(
-        gpu_blocks=100, cpu_slots=100, block_size=BLOCK, chunk=256, copies=CopySchedule(longest_delay=3)
-    )
+    settings = VirtualSettings(gpu_blocks=100, cpu_slots=100, block_size=BLOCK, chunk=256)
     engine = VirtualEngine(settings, random.Random(1))
     rng = random.Random(2)
     head = drawn(rng, 6)
@@ -48,12 +46,14 @@ def test_what_was_computed_on_top_of_a_siblings_failed_load_is_not_kept() -> Non
     engine.drain()
     assert engine.reset(connector=False)
     engine.side.matched_tokens = lambda request, num_local: 0  # type: ignore[method-assign]
+    driver.hold(engine, driver.STORE)
     request = engine.add(head + drawn(rng, 6), 1)
     engine.step()
     (job,) = engine.side.ledger._jobs.values()
     assert job.plan.start == 6
     unfilled = set(range(1, 100)) - {block.block_id for block in job.blocks}
     engine.side.receive(None, unfilled)
+    driver.release(engine)
     engine.drain()
     assert engine.side.allocator.resident_depth(request.block_hashes) == 6
     engine.close()
