@@ -8,9 +8,9 @@ from allocator.conservation import check_pins, check_slots
 from allocator.errors import ChainError, StalePlanError
 from allocator.giving_back import give_back
 from allocator.in_flight import PlansInFlight
-from allocator.node import NO_PINS, Node, Pin
+from allocator.node import NO_PINS, Node, Pin, Place
 from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
-from allocator.prefix_tree import Place, PrefixTree
+from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
 from allocator.slot_pool import SlotPool, SlotState, flat
 from allocator.uncached import UncachedBlocks

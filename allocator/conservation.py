@@ -5,8 +5,8 @@ from collections.abc import Collection
 import numpy as np
 
 from allocator.in_flight import PlansInFlight
-from allocator.node import Pin
-from allocator.prefix_tree import Place, PrefixTree
+from allocator.node import Pin, Place
+from allocator.prefix_tree import PrefixTree
 from allocator.slot_pool import SlotPool, SlotState, flat
 
 

@@ -168,6 +168,13 @@ class Node:
                 node._data, node._buffer, node._size, node.resident = b"", node._buffer[:0].copy(), 0, 0
 
 
+class Place(NamedTuple):
+    """A point in the tree: the first ``depth`` positions of some chain, the deepest of them in ``node``."""
+
+    node: Node
+    depth: int
+
+
 class Pin:
     """A promise that ``slots``, of positions that end where ``node`` ends, stay what they are.
 

@@ -6,48 +6,22 @@
 A node covers chain positions ``start <= p < end``. Its leading ``resident`` positions have complete
 bytes, the rest is filling; below a filling position nothing is resident.
 
-The known part of a chain is found by a binary search, not by walking: ``index`` maps prefix hashes to
-nodes. Not all of them: every ``stride``-th position is *marked* and has an entry, counted from the start
-of its chain, so that the same positions are marked in all chains that share them. From the last marked
-one the rest of the way goes from node to node, at most ``stride - 1`` positions. A stride of 16 makes the
-index, and all work on it, 16 times smaller; it is what kept a pool of millions of blocks from stalling
-the engine each time the dict grew.
-
-The first position of each segment has an entry, too: a child is found by its hash.
-
 What is cut off is *dead* at once: nobody finds it. Its nodes hang where they hung until ``trim`` takes them
 away one after the other, so that a cut of a million positions need not be done in one go.
 
 The tree moves positions, nothing else: slots, policy and jobs are the allocator's.
 """
 
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice, repeat
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 
 from allocator.errors import ChainError
-from allocator.node import NO_PINS, NOBODY, Node, Removed
+from allocator.index import STRIDE, PositionIndex
+from allocator.node import NO_PINS, NOBODY, Node, Place, Removed
 from allocator.node_table import NodeTable
 from allocator.slot_pool import Slots
-from evictor.untracked import untrack
-
-STRIDE = 16
-"""Every so manieth position of a chain is marked."""
-
-
-class Place(NamedTuple):
-    """A point in the tree: the first ``depth`` positions of some chain, the deepest of them in ``node``."""
-
-    node: Node
-    depth: int
-
-
-_Border = tuple[Place, bytes | None, bytes | None]
-"""A place where the known part of a chain ends, and the hashes before it and after it."""
 
 
 class PrefixTree:
@@ -55,13 +29,9 @@ class PrefixTree:
 
     def __init__(self, columns: int = 1, stride: int = STRIDE) -> None:
         self.columns = columns
-        self.stride = stride
         self._width: int | None = None  # bytes per prefix hash, all of one length
-        self._index: dict[bytes, int] = {}  # ids of nodes; see evictor.untracked
-        untrack(self._index)
         self._table = NodeTable(columns)
-        self._no_border: _Border = Place(self.root, 0), None, None
-        self._border: _Border = self._no_border
+        self._index = PositionIndex(self._table, stride)
 
     @property
     def root(self) -> Node:
@@ -74,23 +44,11 @@ class PrefixTree:
         return self._table.has_dead
 
     def find(self, chain: Sequence[bytes], stop: int) -> Place:
-        """The longest known part of the first ``stop`` positions of ``chain``, resident or filling.
+        """The longest known part of the first ``stop`` positions of ``chain``, resident or filling. O(log n).
 
-        Membership along a chain is a run of yes and then a run of no, so a binary search finds the
-        border in O(log n) probes; both common cases, all of it and none of it, take a few. A request is
-        looked up several times before anything changes, so the border found last is tried first. While
-        something dead is yet to be taken away, each probe costs O(segments before it).
+        While something dead is yet to be taken away, it is O(log n) times O(segments).
         """
-        size = min(stop, len(chain))
-        place, before, after = self._border
-        depth = place.depth
-        is_before_here = depth <= size and (not depth or chain[depth - 1] == before)
-        if is_before_here and (depth == size or chain[depth] == after):
-            return place
-        place = self._search(chain, size)
-        depth = place.depth
-        self._border = place, chain[depth - 1] if depth else None, chain[depth] if depth < size else None
-        return place
+        return self._index.find(chain, stop)
 
     def node_at(
         self, hashes: Sequence[bytes], start: int, position: int, lead: Sequence[bytes] = ()
@@ -99,18 +57,11 @@ class PrefixTree:
 
         ``hashes`` are those of positions ``start, start + 1, ...``, and ``lead`` what comes before.
         """
-        mark = position - position % self.stride
-        if mark < start:
-            hashes, start = [*lead, *hashes[: self.stride]], start - len(lead)
-        node = self._marked_node(hashes[mark - start])
-        if node is None:
-            return None
-        place = self._descend(node, hashes, start, mark + 1, position + 1)
-        return place.node if place.depth > position else None
+        return self._index.node_at(hashes, start, position, lead)
 
     def lead(self, chain: Sequence[bytes], start: int) -> list[bytes]:
         """Hashes right before ``start``: what ``node_at`` may need, and always that of ``start - 1``."""
-        return list(chain[max(start - 1, 0) // self.stride * self.stride : start])
+        return self._index.lead(chain, start)
 
     def resident_part(self, place: Place) -> Place:
         """The resident part of the chain that leads to ``place``. O(segments being filled)."""
@@ -181,10 +132,10 @@ class PrefixTree:
         assert depth == node.end, f"{place} is not at the end of its node; split first"
         if node.parent is None or node.child or node.pins or not may_grow:
             node = self._table.make(node, depth, data, slots.copy())
-            self._index[hashes[0]] = node.id
+            self._index.point_first(node)
         else:
             node.extend(data, slots)
-        self._point(self._marked(hashes, depth), node)
+        self._index.point(hashes, depth, node)
         return node
 
     def packed(self, hashes: Sequence[bytes]) -> bytes:
@@ -209,8 +160,8 @@ class PrefixTree:
         node, depth = place
         size = depth - node.start
         assert 0 < size < len(node), f"{place} is not inside its node"
-        limit = size // self.stride + 1
-        is_head_larger = self._work((len(node) - size) // self.stride, node, limit) < limit
+        limit = size // self._index.stride + 1
+        is_head_larger = self._work((len(node) - size) // self._index.stride, node, limit) < limit
         return self._split_off_tail(node, size) if is_head_larger else self._split_off_head(node, size)
 
     def join(self, path: Sequence[Node]) -> Node:
@@ -220,7 +171,7 @@ class PrefixTree:
         remains. O(1) array work per position, and O(nodes).
         """
         last, top = path[0], path[-1]
-        works = [len(node) // self.stride for node in path]
+        works = [len(node) // self._index.stride for node in path]
         works[0] = self._work(works[0], last, max(works) + 1)
         heir = path[works.index(max(works))]
         if heir is not top:
@@ -236,12 +187,7 @@ class PrefixTree:
             heir.pins, last.pins = last.pins, NO_PINS
             for pin in heir.pins:
                 pin.node = heir
-        for node in path:
-            if node is not heir:
-                self._point(node.hashes_of(self._marks(node.start, len(node))), heir)
-            if node is not top and node.start % self.stride:
-                del self._index[node.hash_at(0)]
-        self._index[top.hash_at(0)] = heir.id
+        self._index.join(path, heir)
         heir.absorb(path[::-1])
         for node in path:
             if node is not heir:
@@ -273,17 +219,12 @@ class PrefixTree:
         assert not node.child, f"{node!r} has children"
         size = len(node)
         left = max(0, size - num_positions)
-        marks = node.hashes_of(self._marks(node.start + left, size - left, node.start))
-        if not left and node.start % self.stride:
-            marks.append(node.hash_at(0))
+        entries = self._index.entries(node, left)
         removed = node.truncate(left)
         if node.pins:
             for pin in node.pins:
                 pin.kept = max(0, node.end - pin.start)
-        self._border = self._no_border
-        if self.has_dead:  # what is dead may be known anew
-            marks = [each for each in marks if self._index.get(each) == node.id]
-        deque(map(self._index.__delitem__, marks), maxlen=0)
+        self._index.remove(entries, node)
         if not left:
             self._table.remove(node)
         return removed
@@ -294,8 +235,7 @@ class PrefixTree:
         It is taken away by ``trim`` of ``next_dead``; until then it keeps what is before it from eviction.
         """
         self._table.kill(node)
-        self._no_border = Place(self.root, 0), None, None
-        self._border = self._no_border
+        self._index.begin_anew()
 
     def next_dead(self) -> Node | None:
         """A childless dead node, until there are none. O(1) amortized over the nodes removed."""
@@ -304,85 +244,23 @@ class PrefixTree:
     def check_invariants(self) -> None:
         """Index, links and borders agree."""
         self._table.check_invariants()
-        (node, depth), before, _ = self._border
-        assert not depth or node.hash_at(depth - 1 - node.start) == before, (
-            f"no border at {depth} of {node!r}"
-        )
-        known: dict[bytes, Node] = {}
-        for node in self.nodes():
-            self._check_node(node)
-            known.update(zip(self._marked(node.hashes, node.start), repeat(node)))
-            known[node.hash_at(0)] = node
-        for prefix_hash, node in known.items():
-            found = self._table.get(self._index.get(prefix_hash, NOBODY))
-            assert found is node, f"index says {found!r} for a hash of {node!r}"
-        dead = list(self.dead_nodes())
-        for node in dead:
-            self._check_node(node)
-            for prefix_hash in [*self._marked(node.hashes, node.start), node.hash_at(0)]:
-                if self._index.get(prefix_hash) == node.id:
-                    known[prefix_hash] = node
-        assert len(known) == len(self._index), f"{len(known)} marked, {len(self._index)} in the index"
-
-    def _check_node(self, node: Node) -> None:
-        parent = node.parent
-        assert len(node), f"{node!r} is empty"
-        assert parent is not None
-        assert node.start == parent.end, f"{node!r} hangs below {parent!r}"
-        assert 0 <= node.resident <= len(node), f"{node!r} has its border outside"
-        if parent.parent is not None and parent.resident < len(parent):
-            assert node.resident == 0, f"{node!r} is resident below filling {parent!r}"
-        assert node.slots.shape == (len(node), self.columns), f"{node!r} has slots {node.slots.shape}"
-        assert len(node.data) == len(node) * (self._width or 0), (
-            f"{node!r} has {len(node.data)} bytes of hashes"
-        )
-        for pin in node.pins:
-            assert pin.node is node, f"a pin of {node!r} says it hangs on {pin.node!r}"
+        for node in (*self.nodes(), *self.dead_nodes()):
+            parent = node.parent
+            assert len(node), f"{node!r} is empty"
+            assert parent is not None
+            assert node.start == parent.end, f"{node!r} hangs below {parent!r}"
+            assert 0 <= node.resident <= len(node), f"{node!r} has its border outside"
+            if parent.parent is not None and parent.resident < len(parent):
+                assert node.resident == 0, f"{node!r} is resident below filling {parent!r}"
+            assert node.slots.shape == (len(node), self.columns), f"{node!r} has slots {node.slots.shape}"
+            assert len(node.data) == len(node) * (self._width or 0), (
+                f"{node!r} has {len(node.data)} bytes of hashes"
+            )
+            for pin in node.pins:
+                assert pin.node is node, f"a pin of {node!r} says it hangs on {pin.node!r}"
+        self._index.check_invariants()
 
     # Private
-
-    def _search(self, chain: Sequence[bytes], size: int) -> Place:
-        index, stride = self._index, self.stride
-        is_known: Callable[[bytes], bool] = self._is_live if self.has_dead else index.__contains__
-        if size < 1 or not is_known(chain[0]):
-            return Place(self.root, 0)
-        last = (size - 1) // stride
-        if not is_known(chain[last * stride]):
-            last = bisect_left(range(1, last), True, key=lambda mark: not is_known(chain[mark * stride]))
-            size = (last + 1) * stride
-        return self._descend(self._table.node(index[chain[last * stride]]), chain, 0, last * stride + 1, size)
-
-    def _descend(self, node: Node, hashes: Sequence[bytes], first: int, depth: int, stop: int) -> Place:
-        """The longest known part up to ``stop`` of a chain whose first ``depth`` positions are known.
-
-        ``node`` holds the last of these, ``hashes`` begin at position ``first``.
-        """
-        while depth < stop:
-            start, end = node.start, node.end
-            if depth == end:
-                child = self._table.get(self._index.get(hashes[depth - first], NOBODY))
-                if child is None or child.parent is not node or child.is_dead:
-                    break
-                node = child
-                continue
-            if end > stop:
-                end = stop
-            if node.hash_at(end - 1 - start) == hashes[end - 1 - first]:
-                depth = end
-            else:
-                rest, offset = range(depth - start, end - 1 - start), start - first
-                hash_at = node.hash_at
-                depth += bisect_left(rest, True, key=lambda i: hash_at(i) != hashes[i + offset])
-                break
-        return Place(node, depth)
-
-    def _marked_node(self, prefix_hash: bytes) -> Node | None:
-        """The node that holds a marked position; None if it is unknown."""
-        node = self._table.get(self._index.get(prefix_hash, NOBODY))
-        return None if node is None or self._table.is_dead(node) else node
-
-    def _is_live(self, prefix_hash: bytes) -> bool:
-        return self._marked_node(prefix_hash) is not None
 
     def _work(self, num_marks: int, node: Node, limit: int) -> int:
         """What it takes to re-point so many marks and the children of ``node``; ``limit`` if it is more."""
@@ -402,7 +280,7 @@ class PrefixTree:
             child.parent = tail
         for pin in tail.pins:
             pin.node = tail
-        self._point_all(tail)
+        self._index.point_all(tail)
         return tail
 
     def _split_off_head(self, node: Node, size: int) -> Node:
@@ -414,23 +292,6 @@ class PrefixTree:
         head.resident = min(node.resident, size)
         node.behead(size)
         self._table.link(node, head)
-        self._point_all(head)
-        self._index[node.hash_at(0)] = node.id
+        self._index.point_all(head)
+        self._index.point_first(node)
         return head
-
-    def _marks(self, start: int, num_positions: int, first: int | None = None) -> range:
-        """Which of so many positions from ``start`` on are marked, counted from ``first`` or ``start`` on."""
-        offset = start - (start if first is None else first)
-        return range(offset + -start % self.stride, offset + num_positions, self.stride)
-
-    def _marked(self, hashes: Sequence[bytes], start: int) -> Sequence[bytes]:
-        """Those of consecutive positions from ``start`` on that are marked."""
-        return hashes[-start % self.stride :: self.stride]
-
-    def _point_all(self, node: Node) -> None:
-        self._point(node.hashes_of(self._marks(node.start, len(node))), node)
-        self._index[node.hash_at(0)] = node.id
-
-    def _point(self, marked: Sequence[bytes], node: Node) -> None:
-        self._border = self._no_border
-        self._index.update(zip(marked, repeat(node.id)))

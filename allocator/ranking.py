@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from allocator.node import Node, Removed
-from allocator.prefix_tree import Place, PrefixTree
+from allocator.node import Node, Place, Removed
+from allocator.prefix_tree import PrefixTree
 from allocator.slot_pool import Slots
 from evictor import EvictionPolicy, HintedPolicy, KeepHints, Newcomer
 

@@ -24,7 +24,7 @@ class Pair:
         self.allocator = CpuOffloadingBlockAllocator(
             capacity, columns=columns, policy=policy, record_events=True
         )
-        self.allocator._tree.stride = stride  # chains here are short
+        self.allocator._tree._index.stride = stride  # chains here are short
         self.model = AllocatorModel(capacity, columns)
         self.seen: Counter[str] = Counter()
         """How often each of the rarer situations came up."""

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from allocator import CpuOffloadingBlockAllocator
-from allocator.node import Node
-from allocator.prefix_tree import Place
+from allocator.node import Node, Place
 from allocator.slot_pool import SlotState
 from tests.allocator.scenes import FORK, LONG, OTHER
 
@@ -57,17 +56,17 @@ def slot_of_two_positions(allocator: CpuOffloadingBlockAllocator) -> None:
 
 @seen_as("index says <Node")
 def index_points_elsewhere(allocator: CpuOffloadingBlockAllocator) -> None:
-    allocator._tree._index[LONG[0]] = _node_at(allocator, LONG[5]).id
+    allocator._tree._index._ids[LONG[0]] = _node_at(allocator, LONG[5]).id
 
 
 @seen_as("13 in the index")
 def index_keeps_a_position(allocator: CpuOffloadingBlockAllocator) -> None:
-    allocator._tree._index[b"gone"] = _node_at(allocator, LONG[5]).id
+    allocator._tree._index._ids[b"gone"] = _node_at(allocator, LONG[5]).id
 
 
 @seen_as("index says None")
 def position_not_in_index(allocator: CpuOffloadingBlockAllocator) -> None:
-    del allocator._tree._index[LONG[4]]
+    del allocator._tree._index._ids[LONG[4]]
 
 
 @seen_as("not its parent's child")
@@ -210,7 +209,7 @@ def full_blocks_without_hashes(allocator: CpuOffloadingBlockAllocator) -> None:
 @pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
 def test_damage_is_seen(damage: Damage, message: str) -> None:
     allocator = CpuOffloadingBlockAllocator(17)
-    allocator._tree.stride = 1
+    allocator._tree._index.stride = 1
     for chain in (LONG, OTHER):
         plan = allocator.plan_store(chain, len(chain))
         assert plan is not None
@@ -224,4 +223,4 @@ def test_damage_is_seen(damage: Damage, message: str) -> None:
 
 
 def _node_at(allocator: CpuOffloadingBlockAllocator, prefix_hash: bytes) -> Node:
-    return allocator._tree._table.node(allocator._tree._index[prefix_hash])
+    return allocator._tree._table.node(allocator._tree._index._ids[prefix_hash])

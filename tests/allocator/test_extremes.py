@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from allocator import CpuOffloadingBlockAllocator, hash_chain
-from allocator.node import Node
-from allocator.prefix_tree import Place, PrefixTree
+from allocator.node import Node, Place
+from allocator.prefix_tree import PrefixTree
 from evictor import LruPolicy
 from tests.allocator.pair import LruPair
 from tests.allocator.scenes import LONG, OTHER

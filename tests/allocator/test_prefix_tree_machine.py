@@ -16,8 +16,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from allocator.node import Node, Pin, Removed
-from allocator.prefix_tree import Place, PrefixTree
+from allocator.node import Node, Pin, Place, Removed
+from allocator.prefix_tree import PrefixTree
 from tests.allocator.scenes import FORK, LONG, OTHER
 from tests.models import PinModel, Position, TreeModel
 from tests.strategies import chains, depths, thorough

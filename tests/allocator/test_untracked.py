@@ -30,7 +30,7 @@ def _fill(allocator: CpuOffloadingBlockAllocator, first: int, num_chains: int) -
 def test_nodes_and_index_are_not_looked_at() -> None:
     tree = CpuOffloadingBlockAllocator(20_000, policy=LruPolicy())._tree
     assert not gc.is_tracked(tree.root)
-    assert not any(map(gc.is_tracked, (tree._index, tree._table._nodes, tree._table._free_ids)))
+    assert not any(map(gc.is_tracked, (tree._index._ids, tree._table._nodes, tree._table._free_ids)))
 
 
 def test_what_is_looked_at_does_not_grow_with_the_tree() -> None:
@@ -43,7 +43,7 @@ def test_what_is_looked_at_does_not_grow_with_the_tree() -> None:
     assert len(list(allocator._tree.nodes())) > 1000
     assert len(gc.get_objects()) <= before + 50
     tree = allocator._tree
-    assert not any(map(gc.is_tracked, (tree._index, tree._table._nodes, tree._table._free_ids))), (
+    assert not any(map(gc.is_tracked, (tree._index._ids, tree._table._nodes, tree._table._free_ids))), (
         "growing tracked them again"
     )
 

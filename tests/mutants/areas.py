@@ -18,6 +18,7 @@ AREAS = {
         [
             "allocator.block_allocator",
             "allocator.prefix_tree",
+            "allocator.index",
             "allocator.slot_pool",
             "allocator.in_flight",
             "allocator.ranking",

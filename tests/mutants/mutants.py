@@ -6,6 +6,7 @@ from tests.mutants.edits import Edit
 
 _ALLOCATOR = "allocator.block_allocator:CpuOffloadingBlockAllocator"
 _TREE = "allocator.prefix_tree:PrefixTree"
+_INDEX = "allocator.index:PositionIndex"
 _RANKING = "allocator.ranking:Ranking"
 _POOL = "allocator.slot_pool:SlotPool"
 _PLANS = "allocator.in_flight:PlansInFlight"
@@ -24,22 +25,22 @@ _ROWS = [
     ("allocator", f"{_TREE}._split_off_tail", "child.parent = tail", "pass"),
     ("allocator", f"{_TREE}._split_off_tail", "tail.resident = part.resident", "pass"),
     ("allocator", f"{_TREE}._split_off_head", "min(node.resident, size)", "size"),
-    ("allocator", f"{_TREE}._split_off_head", "self._point_all(head)", "pass"),
-    ("allocator", f"{_TREE}._split_off_head", "self._index[node.hash_at(0)] = node.id", "pass"),
-    ("allocator", f"{_TREE}.append", "self._point(self._marked(hashes, depth), node)", "pass"),
+    ("allocator", f"{_TREE}._split_off_head", "self._index.point_all(head)", "pass"),
+    ("allocator", f"{_TREE}._split_off_head", "self._index.point_first(node)", "pass"),
+    ("allocator", f"{_TREE}.append", "self._index.point(hashes, depth, node)", "pass"),
     ("allocator", f"{_TREE}.settle", "node.resident = len(node)", "pass"),
     ("allocator", f"{_TREE}.trim", "pin.kept = max(0, node.end - pin.start)", "pass"),
     ("allocator", f"{_TREE}.join", "pin.node = heir", "pass"),
-    ("allocator", f"{_TREE}.find", "depth == size or chain[depth] == after", "True"),
-    ("allocator", f"{_TREE}.lead", "max(start - 1, 0)", "start"),
+    ("allocator", f"{_INDEX}.find", "depth == size or chain[depth] == after", "True"),
+    ("allocator", f"{_INDEX}.lead", "max(start - 1, 0)", "start"),
     ("allocator", f"{_ALLOCATOR}.plan_store", "self._ranking.refresh(node)", "pass"),
     ("allocator", f"{_ALLOCATOR}.commit", "if self._ends_orphan(plan):\n        return", "pass"),
     ("allocator", f"{_ALLOCATOR}.drop", "node.start + node.resident > position", "True"),
     ("allocator", f"{_ALLOCATOR}.unpin", "self._pool.end_read(flat(pin.slots[pin.kept :]))", "pass"),
-    ("allocator", f"{_TREE}.trim", "if self.has_dead", "if False"),
-    ("allocator", f"{_TREE}.kill", "self._border = self._no_border", "pass"),
-    ("allocator", f"{_TREE}._descend", "child.parent is not node or", ""),
-    ("allocator", f"{_TREE}._descend", "or child.is_dead", ""),
+    ("allocator", f"{_INDEX}.remove", "if self._table.has_dead", "if False"),
+    ("allocator", f"{_INDEX}.begin_anew", "self.forget_border()", "pass"),
+    ("allocator", f"{_INDEX}._descend", "child.parent is not node or", ""),
+    ("allocator", f"{_INDEX}._descend", "or child.is_dead", ""),
     ("allocator", f"{_RANKING}._may_join", "and not path[stop].pins", ""),
     ("allocator", f"{_RANKING}.join_more", "and not self._tree.is_dead(node)", ""),
     ("allocator", f"{_RANKING}.take_away", "and parent is not growing", ""),
