@@ -1,18 +1,17 @@
-"""The allocator as the rest of the house sees it."""
+"""The allocator as the rest of the project sees it."""
 
 from collections.abc import Hashable, Sequence
-from itertools import count
 from typing import Any
 
 from allocator.conservation import check_pins, check_slots
 from allocator.errors import ChainError, StalePlanError
 from allocator.giving_back import give_back
-from allocator.in_flight import PlansInFlight
 from allocator.node import NO_PINS, Node, Pin, Place
 from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
 from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
 from allocator.slot_pool import SlotPool, SlotState, flat
+from allocator.store_plans import StorePlans
 from allocator.uncached import UncachedBlocks
 from evictor import EvictionPolicy, KeepHints, LruPolicy, Newcomer
 
@@ -61,11 +60,9 @@ class CpuOffloadingBlockAllocator:
         self._ranking = Ranking(self._tree, self._policy)
         self._uncached = UncachedBlocks()
         self._pins: set[Pin] = set()
-        self._plan_ids = count()
-        self._plans = PlansInFlight()
+        self._stores = StorePlans(self._tree, self._ranking, self._pool)
         self._slack = capacity // columns // _SLACK
         self._step_work = self._work_left = _STEP_WORK
-        self._has_cut = False
         self._events: list[Stored | Evicted] | None = [] if record_events else None
         self.num_evicted = 0
         """Positions evicted to make room, ever."""
@@ -83,7 +80,7 @@ class CpuOffloadingBlockAllocator:
     @property
     def num_free(self) -> int:
         """Slots nobody uses."""
-        self._orphan_plans()
+        self._stores.orphan()
         return self._pool.num_free
 
     @property
@@ -94,7 +91,7 @@ class CpuOffloadingBlockAllocator:
     @property
     def num_filling(self) -> int:
         """Slots of stores in flight, of those no longer wanted too."""
-        self._orphan_plans()
+        self._stores.orphan()
         return self._pool.num_in(SlotState.FILLING)
 
     @property
@@ -205,7 +202,7 @@ class CpuOffloadingBlockAllocator:
             ChainError: more full blocks than hashes.
         """
         _check_full(stop, chain)
-        self._orphan_plans()
+        self._stores.orphan()
         place = self._tree.find(chain, stop)
         wanted = min(stop - place.depth, stop if limit is None else limit)
         if wanted <= 0 or not (self.num_free or self._tree.has_dead or self._policy.choose() is not None):
@@ -226,9 +223,7 @@ class CpuOffloadingBlockAllocator:
         next_hash = chain[stop] if stop < len(chain) else None
         self._ranking.append(Place(node, place.depth), hashes, data[: num_stored * width], slots, next_hash)
         lead = self._tree.lead(chain, place.depth)
-        plan = StorePlan(next(self._plan_ids), place.depth, hashes, slots, lead)
-        self._plans.begin(plan)
-        return plan
+        return self._stores.begin(place.depth, hashes, slots, lead)
 
     def commit(self, plan: StorePlan) -> None:
         """The bytes of ``plan`` are complete. They serve hits as soon as all earlier ones do.
@@ -236,14 +231,9 @@ class CpuOffloadingBlockAllocator:
         Raises:
             StalePlanError: the plan was ended before.
         """
-        if self._is_gone(plan):
-            self._plans.orphan(plan)
-        if self._ends_orphan(plan):
-            return
-        self._plans.land(plan)
-        if self._settle(plan):
-            while any(self._settle(landed) for landed in self._plans.landed()):
-                pass  # one that settled may be what another waited for
+        for settled in self._stores.commit(plan):
+            if self._events is not None:
+                self._record(Stored(settled.hashes, settled.parent_hash))
 
     def abort(self, plan: StorePlan) -> None:
         """The bytes of ``plan`` will not come: its positions and all after them leave the pool.
@@ -252,7 +242,7 @@ class CpuOffloadingBlockAllocator:
             StalePlanError: the plan was ended before.
         """
         self.abandon(plan)
-        self._ends_orphan(plan)
+        self._stores.end_orphan(plan)
 
     def abandon(self, plan: StorePlan) -> None:
         """As ``abort``, but its slots may still be written: they are kept until the plan is ended.
@@ -260,11 +250,9 @@ class CpuOffloadingBlockAllocator:
         Raises:
             StalePlanError: the plan was ended before.
         """
-        if self._plans.orphan(plan):
-            node = self._node_of(plan)
-            assert node or self._has_cut, f"store plan {plan.plan_id} is in flight but not in the tree"
-            if node is not None:
-                self._cut(Place(node, plan.start))
+        node = self._stores.abandon(plan)
+        if node is not None:
+            self._cut(Place(node, plan.start))
 
     def evict(self, num_slots: int) -> int:
         """Evict until ``num_slots`` more are free or nothing is evictable; return how many became free.
@@ -308,7 +296,7 @@ class CpuOffloadingBlockAllocator:
         carried over, or done as soon as a store needs the slots. How many drops and ends of pins there are
         in a step is the caller's to bound. Returns whether slots may have been given back.
         """
-        self._orphan_plans()
+        self._stores.orphan()
         self._ranking.join_more()
         had_dead = self._tree.has_dead
         self._work_left = self._take_away(self._step_work)
@@ -323,13 +311,13 @@ class CpuOffloadingBlockAllocator:
 
     def check_invariants(self) -> None:
         """Tree, pool, policy, pins and plans agree. O(pool); for tests."""
-        self._orphan_plans()
-        for part in (self._tree, self._uncached, self._plans):
+        self._stores.orphan()
+        for part in (self._tree, self._uncached, self._stores):
             part.check_invariants()
         self._policy.check_invariants([*self._tree.nodes(), *self._tree.dead_nodes()])
         check_pins(self._pins, self._tree, self._pool)
         self._pool.check_invariants()
-        check_slots(self._tree, self._pool, self._plans)
+        check_slots(self._tree, self._pool, self._stores.plans)
         candidate = self._policy.choose()
         assert candidate is None or candidate.is_evictable, f"policy offers {candidate!r}"
 
@@ -375,7 +363,7 @@ class CpuOffloadingBlockAllocator:
         if self._events is not None:
             for node in self._tree.below(top):
                 self._record(Evicted(node.resident_hashes))
-        self._has_cut = True
+        self._stores.note_cut()
         self._work_left = self._take_away(self._work_left)
 
     def _take_away(self, work: int, growing: Node | None = None) -> int:
@@ -383,47 +371,6 @@ class CpuOffloadingBlockAllocator:
         removed, work = self._ranking.take_away(work, growing)
         give_back(self._pool, removed)
         return work
-
-    def _orphan_plans(self) -> None:
-        """Plans whose positions left the tree: free what has landed, remember what is still coming.
-
-        Once for all that was cut off since it was asked last. O(plans), if that is not nothing.
-        """
-        if not self._has_cut:
-            return
-        self._has_cut = False
-        for plan in self._plans.orphan_all(lambda plan: self._node_of(plan) is None):
-            self._pool.move(flat(plan.slots), SlotState.FILLING, SlotState.FREE)
-
-    def _node_of(self, plan: StorePlan) -> Node | None:
-        """Where the positions of a plan begin; None once they have left the tree."""
-        return self._tree.node_at(plan.hashes, plan.start, plan.start, plan.lead)
-
-    def _is_gone(self, plan: StorePlan) -> bool:
-        """Whether its positions have left the tree since plans were last asked. Asks no other plan."""
-        return self._has_cut and self._node_of(plan) is None
-
-    def _ends_orphan(self, plan: StorePlan) -> bool:
-        """Free the slots of an orphaned plan. False if the plan is still wanted."""
-        if is_orphan := self._plans.end_orphan(plan):
-            self._pool.move(flat(plan.slots), SlotState.FILLING, SlotState.FREE)
-        return is_orphan
-
-    def _settle(self, plan: StorePlan) -> bool:
-        """Make a landed plan resident, if what is before it is, and if it is wanted still."""
-        if self._is_gone(plan):
-            return False
-        stop = plan.start + len(plan.hashes)
-        last = self._tree.node_at(plan.hashes, plan.start, stop - 1, plan.lead)
-        assert last is not None, f"store plan {plan.plan_id} has landed but is not in the tree"
-        if not self._tree.settle(last, plan.start, stop):
-            return False
-        self._plans.end_landed(plan)
-        self._pool.move(flat(plan.slots), SlotState.FILLING, SlotState.RESIDENT)
-        if self._events is not None:
-            self._record(Stored(plan.hashes, plan.parent_hash))
-        self._ranking.refresh(last)
-        return True
 
     def _record(self, event: Stored | Evicted) -> None:
         if self._events is not None and event.hashes:

@@ -1,6 +1,6 @@
 """Store plans that have not ended, and what has become of each."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 import numpy as np
@@ -71,9 +71,13 @@ class PlansInFlight:
             raise _stale(plan)
         return True
 
+    def wanted(self) -> Iterator[StorePlan]:
+        """All but orphans."""
+        return chain(self._copying.values(), self._landed.values())
+
     def wanted_slots(self) -> Slots:
         """Slots of all plans but orphans, absent columns left out."""
-        return _slots_of(chain(self._copying.values(), self._landed.values()))
+        return _slots_of(self.wanted())
 
     def orphaned_slots(self) -> Slots:
         """Slots of orphans, absent columns left out."""

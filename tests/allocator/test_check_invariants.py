@@ -173,18 +173,18 @@ def pin_of_other_slots(allocator: CpuOffloadingBlockAllocator) -> None:
 
 @seen_as("filling positions and plans differ")
 def plan_forgotten(allocator: CpuOffloadingBlockAllocator) -> None:
-    allocator._plans._copying.clear()
+    allocator._stores.plans._copying.clear()
 
 
 @seen_as("is filed under")
 def plan_under_another_id(allocator: CpuOffloadingBlockAllocator) -> None:
-    copying = allocator._plans._copying
+    copying = allocator._stores.plans._copying
     copying[99] = copying.pop(next(iter(copying)))
 
 
 @seen_as("are in several states")
 def plan_in_two_states(allocator: CpuOffloadingBlockAllocator) -> None:
-    plans = allocator._plans
+    plans = allocator._stores.plans
     plans._orphans.update(plans._copying)
 
 

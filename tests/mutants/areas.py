@@ -19,6 +19,7 @@ AREAS = {
             "allocator.block_allocator",
             "allocator.prefix_tree",
             "allocator.index",
+            "allocator.store_plans",
             "allocator.slot_pool",
             "allocator.in_flight",
             "allocator.ranking",

@@ -7,6 +7,7 @@ from tests.mutants.edits import Edit
 _ALLOCATOR = "allocator.block_allocator:CpuOffloadingBlockAllocator"
 _TREE = "allocator.prefix_tree:PrefixTree"
 _INDEX = "allocator.index:PositionIndex"
+_STORES = "allocator.store_plans:StorePlans"
 _RANKING = "allocator.ranking:Ranking"
 _POOL = "allocator.slot_pool:SlotPool"
 _PLANS = "allocator.in_flight:PlansInFlight"
@@ -34,7 +35,7 @@ _ROWS = [
     ("allocator", f"{_INDEX}.find", "depth == size or chain[depth] == after", "True"),
     ("allocator", f"{_INDEX}.lead", "max(start - 1, 0)", "start"),
     ("allocator", f"{_ALLOCATOR}.plan_store", "self._ranking.refresh(node)", "pass"),
-    ("allocator", f"{_ALLOCATOR}.commit", "if self._ends_orphan(plan):\n        return", "pass"),
+    ("allocator", f"{_STORES}.commit", "if self.end_orphan(plan):\n        return []", "pass"),
     ("allocator", f"{_ALLOCATOR}.drop", "node.start + node.resident > position", "True"),
     ("allocator", f"{_ALLOCATOR}.unpin", "self._pool.end_read(flat(pin.slots[pin.kept :]))", "pass"),
     ("allocator", f"{_INDEX}.remove", "if self._table.has_dead", "if False"),

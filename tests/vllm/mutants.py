@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransfe
 from allocator import CpuOffloadingBlockAllocator, block_allocator
 from allocator.node import Removed
 from allocator.slot_pool import SlotPool, SlotState, flat
+from allocator.store_plans import StorePlans
 from offload import planner
 from offload.ledger import JobLedger, LoadJob, Restore, StoreJob
 from offload.seals import Seals
@@ -135,7 +136,7 @@ def what_follows_a_failed_store_is_not_aborted(patch: pytest.MonkeyPatch) -> Non
     """Followers become resident: the failed positions stay where they are, as if filled."""
 
     def abort(self: CpuOffloadingBlockAllocator, plan: Any) -> None:
-        followers = [p for p in self._plans._copying.values() if p.parent_hash == plan.hashes[-1]]
+        followers = [p for p in self._stores.plans._copying.values() if p.parent_hash == plan.hashes[-1]]
         self.commit(plan) if followers else original(self, plan)
 
     original = CpuOffloadingBlockAllocator.abort
@@ -144,7 +145,7 @@ def what_follows_a_failed_store_is_not_aborted(patch: pytest.MonkeyPatch) -> Non
 
 @mutant
 def plans_after_a_failed_store_stay_in_flight(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(CpuOffloadingBlockAllocator, "_orphan_plans", lambda self: None)
+    patch.setattr(StorePlans, "orphan", lambda self: None)
 
 
 @mutant
@@ -302,20 +303,20 @@ def blocks_of_a_stuck_load_are_not_kept(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def slots_of_a_stuck_store_are_given_back(patch: pytest.MonkeyPatch) -> None:
-    original, ends_orphan = CpuOffloadingBlockAllocator.abandon, CpuOffloadingBlockAllocator._ends_orphan
+    original, ends_orphan = CpuOffloadingBlockAllocator.abandon, StorePlans.end_orphan
     freed: set[int] = set()
 
     def abandon_and_free(self: CpuOffloadingBlockAllocator, plan: Any) -> None:
         if id(plan) not in freed:
             original(self, plan)
             freed.add(id(plan))
-            ends_orphan(self, plan)
+            ends_orphan(self._stores, plan)
 
-    def ends(self: CpuOffloadingBlockAllocator, plan: Any) -> bool:
+    def ends(self: StorePlans, plan: Any) -> bool:
         return id(plan) in freed or ends_orphan(self, plan)
 
     patch.setattr(CpuOffloadingBlockAllocator, "abandon", abandon_and_free)
-    patch.setattr(CpuOffloadingBlockAllocator, "_ends_orphan", ends)
+    patch.setattr(StorePlans, "end_orphan", ends)
 
 
 @mutant
