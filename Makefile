@@ -12,7 +12,7 @@ ARGS :=
 BORDER_TESTS := tests/offload/vllm tests/vllm/test_faults.py tests/vllm/test_traps_bytes.py \
 	tests/vllm/test_traps_contract.py tests/vllm/test_traps_liveness.py tests/vllm/test_traps_multi.py \
 	tests/vllm/test_virtual_engine.py tests/vllm/test_sleep.py tests/vllm/test_hint_caps.py \
-	tests/vllm/test_request_hints.py tests/engine/test_async_hints.py tests/engine/test_kv_bytes.py \
+	tests/vllm/test_request_hints.py tests/vllm/test_answer_reuse.py tests/engine/test_async_hints.py tests/engine/test_kv_bytes.py \
 	tests/engine/test_restore.py tests/engine/test_serve.py tests/engine/test_traps.py
 
 # The engines that tests and benchmarks start have nothing to report to anyone.

@@ -9,6 +9,7 @@ from typing import Any
 from allocator import CpuOffloadingBlockAllocator, UncachedRun
 from evictor import KeepHints
 from offload import planner
+from offload.answers import Kind
 from offload.lookout import Lookout
 
 _ANSWERS_AT_ONCE = 4
@@ -33,6 +34,8 @@ class Pending:
         num_prompt_blocks: full blocks of its prompt, as far as they may be stored.
         keep: how to keep its blocks.
         max_blocks: leading blocks that may be stored; None: all.
+        kind: of its answer, see ``answers``.
+        stores_answer: whether its answer is stored in runs while it computes.
         has_run: it has computed since its last admission, so no KV is on its way into its blocks.
         num_full: blocks that were full when it was last looked at, and are noted.
         num_planned: how far stores were planned since its last admission, or the last fault. What was
@@ -50,6 +53,8 @@ class Pending:
     num_prompt_blocks: int
     keep: KeepHints | None = None
     max_blocks: int | None = None
+    kind: Kind = ""
+    stores_answer: bool = True
     has_run: bool = False
     num_full: int = 0
     num_planned: int = 0
@@ -100,7 +105,6 @@ class Backlog:
         clock: Callable[[], float],
         *,
         block_size: int,
-        store_answers: bool,
     ) -> None:
         """Begin with none.
 
@@ -108,12 +112,10 @@ class Backlog:
             allocator: lists which of the noted blocks have no copy.
             clock: in seconds.
             block_size: tokens per block.
-            store_answers: whether to store more than prompts.
         """
         self.answer_run = planner.answer_run_blocks(block_size)
         self._allocator = allocator
         self._block_size = block_size
-        self._store_answers = store_answers
         self._pending: dict[str, Pending] = {}
         self._lookout: Lookout[str] = Lookout()
         self._line: dict[str, None] = {}  # answers with a run of full blocks
@@ -285,7 +287,7 @@ class Backlog:
                 self._allocator.note_full(pending.request_id, pending.chain, num_full)
         if is_last or pending.request_id in self._line:
             self._lookout.forget(pending.request_id)
-        elif num_full < num_prompt_blocks or self._store_answers:
+        elif num_full < num_prompt_blocks or pending.stores_answer:
             steps = planner.tokens_to_next_look(
                 num_tokens, pending.num_full, num_prompt_blocks, run, self._block_size
             )

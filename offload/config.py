@@ -15,6 +15,7 @@ from offload.seals import Verify
 
 GIB = 1 << 30
 DEFAULT_POLICY = "hazard"
+AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,8 @@ class OffloadConfig:
 
     Attributes:
         cpu_gib: host memory for the pool in GiB, of the whole engine: its ranks share it evenly.
-        store_decode_blocks: also store blocks of generated tokens, not only of prompts.
+        store_decode_blocks: also store blocks of generated tokens, not only of prompts: True, False, or
+            "auto" to learn whether later prompts have them; see ``answers``.
         eviction_policy: which leaf goes when the pool is full; see ``evictor.available_policies()``.
         verify_loads: which blocks are checked against their checksums when they are restored: "always",
             "sampled" (one in 16, others each time) or "never".
@@ -38,7 +40,7 @@ class OffloadConfig:
     """
 
     cpu_gib: float
-    store_decode_blocks: bool = True
+    store_decode_blocks: bool | str = AUTO
     eviction_policy: str = DEFAULT_POLICY
     verify_loads: Verify = Verify.SAMPLED
     hinted_share: float = 0.25
@@ -53,10 +55,11 @@ class OffloadConfig:
             raise ConfigError(
                 f"cpu_gib is {size!r}; the pool size in GiB must be a positive number, such as 8"
             )
-        for name in ("store_decode_blocks", "huge_pages"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ConfigError(f"{name} is {value!r}; use true or false")
+        store = self.store_decode_blocks
+        if not isinstance(store, bool) and store != AUTO:
+            raise ConfigError(f'store_decode_blocks is {store!r}; use true, false or "auto"')
+        if not isinstance(self.huge_pages, bool):
+            raise ConfigError(f"huge_pages is {self.huge_pages!r}; use true or false")
         if self.eviction_policy not in available_policies():
             names = ", ".join(available_policies())
             raise ConfigError(f"eviction_policy is {self.eviction_policy!r}; use one of: {names}")
@@ -78,6 +81,11 @@ class OffloadConfig:
     def cpu_bytes(self) -> int:
         """The pool's size in bytes, all ranks together."""
         return int(self.cpu_gib * GIB)
+
+    @property
+    def store_answers(self) -> bool | None:
+        """Whether blocks of generated tokens are stored; None: that is learned."""
+        return self.store_decode_blocks if isinstance(self.store_decode_blocks, bool) else None
 
     @classmethod
     def from_mapping(cls, settings: Mapping[str, Any]) -> "OffloadConfig":

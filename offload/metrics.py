@@ -26,6 +26,11 @@ METRICS = (
     MetricSpec("unstored_blocks_outage", True, "Full blocks not stored: stores failed or hung."),
     MetricSpec("unstored_blocks_overdue", True, "Full blocks not stored: they waited too long."),
     MetricSpec("unstored_blocks_reset", True, "Full blocks not stored: the cache was reset."),
+    MetricSpec(
+        "unstored_blocks_unreturned", True, "Full blocks of answers not stored: such do not come back."
+    ),
+    MetricSpec("answers", True, "Answers that filled a block, while it is learned whether such come back."),
+    MetricSpec("returned_answers", True, "Of these, answers that a later prompt has as they were."),
     MetricSpec("pool_blocks", False, "Blocks the CPU pool can hold."),
     MetricSpec("pool_used_blocks", False, "Blocks of the CPU pool that are not free."),
     MetricSpec("pool_tokens", False, "Tokens the CPU pool can hold, in full blocks."),
@@ -36,6 +41,7 @@ METRICS = (
     MetricSpec(
         "stuck_jobs", False, "Loads and stores past their deadline; they keep their memory until they end."
     ),
+    MetricSpec("stores_answers", False, "1 while answers of which nothing else is known are stored."),
     MetricSpec("paused", False, "1 while restores or stores pause after faults or try a single one."),
 )
 

@@ -27,7 +27,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from benchmarks.link import Link, LinkCopier, Pace, VirtualClock
 from benchmarks.replay.simple import VirtualSimpleWorker
 from benchmarks.replay.stopwatch import Stopwatch
-from offload.config import DEFAULT_POLICY, GIB
+from offload.config import AUTO, DEFAULT_POLICY, GIB
 from offload.inline import InlineExecutor
 from offload.vllm import plugin
 from offload.vllm.virtual.native import use_copier
@@ -62,8 +62,8 @@ class ReplaySettings:
 
     ``timer`` gives the nanoseconds of this machine that scheduler time is measured in: elapsed ones, or with
     ``time.thread_time_ns`` those that the scheduler's thread had a processor. ``watch``: measure the
-    connector's calls as well, which makes a step longer by some microseconds. ``eviction_policy`` is that
-    of our connector.
+    connector's calls as well, which makes a step longer by some microseconds. ``eviction_policy`` and
+    ``store_decode_blocks`` are those of our connector.
     """
 
     connector: str
@@ -77,6 +77,7 @@ class ReplaySettings:
     watch: bool = True
     time: TimeModel = TimeModel()
     eviction_policy: str = DEFAULT_POLICY
+    store_decode_blocks: bool | str = AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +293,7 @@ def _transfer_config(settings: ReplaySettings, slot_bytes: int) -> dict[str, Any
                 "cpu_gib": cpu_bytes / GIB,
                 "verify_loads": "never",
                 "eviction_policy": settings.eviction_policy,
+                "store_decode_blocks": settings.store_decode_blocks,
             }
         case "simple":
             name = "SimpleCPUOffloadConnector"

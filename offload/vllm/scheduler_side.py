@@ -77,7 +77,7 @@ class SchedulerSide:
             block_size=block_size,
             slot_bytes=slot_bytes,
             step_tokens=step_tokens,
-            store_answers=config.store_decode_blocks,
+            store_answers=config.store_answers,
             clock=clock,
         )
         self.restores = Restores(
@@ -139,11 +139,12 @@ class SchedulerSide:
             if self.adapters.admit(request):
                 self._let_go_of_adapter(request)
                 may_store = False
+            kind = self.stores.arrived(request, num_local)
             hints = self._hints_of(request)
             keep = hints.to_keep(self._clock())
             self.allocator.touch(request.block_hashes, keep)
             if may_store and hints.may_store(self.block_size) and not request.resumable:
-                self.stores.admit(request, keep, hints.max_offload_tokens)
+                self.stores.admit(request, keep, hints.max_offload_tokens, kind)
         if not num_external:
             return
         positions = planner.load_range(num_local, num_external, self.block_size)
@@ -222,6 +223,7 @@ class SchedulerSide:
         self.metrics.show("pool_used_tokens", num_used * self.block_size)
         self.metrics.show("jobs_in_flight", len(self.ledger))
         self.metrics.show("queued_blocks", self.stores.backlog.num_queued)
+        self.metrics.show("stores_answers", self.stores.answers.is_open)
         self.metrics.show("stuck_jobs", self.ledger.num_given_up)
         self.metrics.show("paused", self.restores.breaker.is_outage or self.stores.breaker.is_outage)
         return self.metrics.take()

@@ -10,6 +10,7 @@ from vllm.v1.request import RequestStatus
 from allocator import CpuOffloadingBlockAllocator, StorePlan
 from evictor import KeepHints
 from offload import planner
+from offload.answers import AnswerReuse, Kind
 from offload.backlog import Backlog, Pending
 from offload.breaker import CircuitBreaker
 from offload.layout import Ids
@@ -55,7 +56,7 @@ class Stores:
         block_size: int,
         slot_bytes: int,
         step_tokens: int,
-        store_answers: bool,
+        store_answers: bool | None,
         clock: Callable[[], float],
     ) -> None:
         """Begin with none.
@@ -70,7 +71,7 @@ class Stores:
             block_size: tokens per block.
             slot_bytes: bytes of a block on all ranks.
             step_tokens: tokens that a step computes at most.
-            store_answers: whether to store more than prompts.
+            store_answers: whether to store more than prompts; None: learn whether that pays.
             clock: in seconds.
         """
         self.breaker = breaker
@@ -84,9 +85,9 @@ class Stores:
         self._adapters = adapters
         self._block_size = block_size
         self._slot_bytes = slot_bytes
-        self._store_answers = store_answers
+        self.answers = AnswerReuse(store_answers)
         self._num_ended_left = _ENDED_AT_ONCE
-        self.backlog = Backlog(allocator, clock, block_size=block_size, store_answers=store_answers)
+        self.backlog = Backlog(allocator, clock, block_size=block_size)
         self.room = Room(
             self.backlog,
             ledger,
@@ -97,17 +98,42 @@ class Stores:
             step_tokens=step_tokens,
         )
 
-    def admit(self, request: "Request", keep: KeepHints | None, max_tokens: int | None) -> None:
-        """The scheduler gave ``request`` blocks for the first time.
+    def arrived(self, request: "Request", num_local: int) -> Kind:
+        """The scheduler gave ``request`` blocks for the first time; returns the kind of its answer.
 
-        ``keep`` says how to keep them, ``max_tokens`` how many leading tokens may be stored; None: all.
+        ``num_local``: leading tokens that the GPU had for it.
+        """
+        if not self.answers.is_learning:
+            return ""
+        chain = request.block_hashes
+        num_prompt = min(request.num_prompt_tokens // self._block_size, len(chain))
+        num_found = max(num_local // self._block_size, self._allocator.known_depth(chain, num_prompt))
+        num_before = self.answers.num_returned
+        kind = self.answers.arrived(chain, num_prompt, num_found)
+        self._metrics.count("returned_answers", self.answers.num_returned - num_before)
+        return kind
+
+    def admit(
+        self, request: "Request", keep: KeepHints | None, max_tokens: int | None, kind: Kind = ""
+    ) -> None:
+        """What ``request`` computes may be stored.
+
+        ``keep`` says how to keep it, ``max_tokens`` how many leading tokens may be stored, None: all;
+        ``kind`` is that of its answer.
         """
         num_prompt_blocks = request.num_prompt_tokens // self._block_size
         max_blocks = None if max_tokens is None else max_tokens // self._block_size
         if max_blocks is not None:
             num_prompt_blocks = min(num_prompt_blocks, max_blocks)
         pending = Pending(
-            request.request_id, request, request.block_hashes, num_prompt_blocks, keep, max_blocks
+            request.request_id,
+            request,
+            request.block_hashes,
+            num_prompt_blocks,
+            keep,
+            max_blocks,
+            kind,
+            self.answers.are_stored(kind),
         )
         self.backlog.admit(pending)
 
@@ -146,7 +172,7 @@ class Stores:
         if pending is None:
             return []
         table = self._table_of(pending)
-        num_full = min(self._num_full_at_end(pending), len(table))
+        num_full = self._leave_out_answer(pending, min(self._num_full_at_end(pending), len(table)))
         if not num_full:
             return []
         start = self._allocator.known_depth(pending.chain, num_full)
@@ -195,10 +221,10 @@ class Stores:
             self.backlog.look_later(pending)
             return
         pending.has_run = True
-        num_tokens = pending.request.num_computed_tokens + num_scheduled
-        num_full = planner.storable_blocks(
-            num_tokens, self._storable_tokens(pending.request), pending.num_storable, self._block_size
-        )
+        request = pending.request
+        num_tokens = request.num_computed_tokens + num_scheduled
+        num_known = request.num_tokens if pending.stores_answer else request.num_prompt_tokens
+        num_full = planner.storable_blocks(num_tokens, num_known, pending.num_storable, self._block_size)
         self.backlog.look(pending, num_tokens, num_full, has_turn=has_turn)
 
     def _num_full_at_end(self, pending: Pending) -> int:
@@ -217,14 +243,23 @@ class Stores:
             request.num_computed_tokens,
             num_unconfirmed,
             request.num_prompt_tokens,
-            self._storable_tokens(request),
+            request.num_tokens,
             pending.num_storable,
             self._block_size,
         )
 
-    def _storable_tokens(self, request: "Request") -> int:
-        num_tokens: int = request.num_tokens if self._store_answers else request.num_prompt_tokens
-        return num_tokens
+    def _leave_out_answer(self, pending: Pending, num_full: int) -> int:
+        """How many of the full blocks of a request that is over to store: without its answer, or with it."""
+        num_prompt, answers = pending.num_prompt_blocks, self.answers
+        if num_full <= num_prompt:
+            return num_full
+        answers.ended(pending.chain, num_prompt, pending.kind)
+        self._metrics.count("answers", answers.is_learning)
+        if answers.are_stored(pending.kind):
+            return num_full
+        if answers.is_learning:
+            self.room.count_unstored(max(0, num_full - max(num_prompt, pending.num_planned)), "unreturned")
+        return num_prompt
 
     def _table_of(self, pending: Pending) -> list[Any]:
         """The GPU blocks that its request has now; none after a preemption."""

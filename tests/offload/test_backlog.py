@@ -51,16 +51,14 @@ class BacklogMachine(RuleBasedStateMachine):
     def make(self, run: int, interval: int, store_answers: bool) -> None:
         self.allocator = CpuOffloadingBlockAllocator(1000)
         self.now = 0.0
-        self.backlog = Backlog(
-            self.allocator, lambda: self.now, block_size=BLOCK, store_answers=store_answers
-        )
+        self.backlog = Backlog(self.allocator, lambda: self.now, block_size=BLOCK)
         self.backlog.answer_run, self.backlog.answer_interval = run, interval
         self.store_answers = store_answers
         self.requests: list[Request] = []
         self.num_admitted = 0
         self.steps_to_turn = 0
         self.queued: list[tuple[str, int]] = []
-        self.moved_at = 0.0
+        self.moved_at = self.stepped_at = 0.0
 
     @precondition(lambda self: len(self.requests) < 3)
     @rule(num_prompt=st.integers(1, 9 * BLOCK))
@@ -69,11 +67,15 @@ class BacklogMachine(RuleBasedStateMachine):
         self.num_admitted += 1
         self.requests.append(request)
         chain = chain_of(request.number, *range(LONGEST))
-        self.backlog.admit(Pending(request.name, request, chain, num_prompt // BLOCK))
+        self.backlog.admit(
+            Pending(request.name, request, chain, num_prompt // BLOCK, stores_answer=self.store_answers)
+        )
 
     @rule(data=st.data())
     def step(self, data: st.DataObject) -> None:
         """Each request computes its prompt, a token, or nothing, as the engine likes."""
+        self.moved_at += max(0.0, self.now - self.stepped_at - 10)
+        self.stepped_at = self.now
         scheduled: dict[str, int] = {}
         for request in self.requests:
             most = min(max(request.num_prompt - request.num_tokens, 1), LONGEST * BLOCK - request.num_tokens)
@@ -233,7 +235,7 @@ TestBacklogMachine.settings = thorough(60)
 
 def test_a_step_looks_at_those_who_may_have_filled_enough() -> None:
     """Of many requests that decode, few are looked at in a step, and all of them in time."""
-    backlog = Backlog(CpuOffloadingBlockAllocator(10), lambda: 0.0, block_size=16, store_answers=True)
+    backlog = Backlog(CpuOffloadingBlockAllocator(10), lambda: 0.0, block_size=16)
     backlog.answer_run = 4
     for number in range(100):
         backlog.admit(Pending(f"r{number}", None, chain_of(number), 1))
@@ -250,9 +252,9 @@ def test_a_step_looks_at_those_who_may_have_filled_enough() -> None:
 
 @pytest.mark.parametrize("store_answers", [True, False])
 def test_what_is_at_rest_is_not_looked_at(store_answers: bool) -> None:
-    backlog = Backlog(CpuOffloadingBlockAllocator(10), lambda: 0.0, block_size=4, store_answers=store_answers)
+    backlog = Backlog(CpuOffloadingBlockAllocator(10), lambda: 0.0, block_size=4)
     backlog.answer_run = 1
-    backlog.admit(Pending("r", None, chain_of(1, 2), 1))
+    backlog.admit(Pending("r", None, chain_of(1, 2), 1, stores_answer=store_answers))
     (pending,) = backlog.due([])
     backlog.look(pending, 4, 1)
     assert any(backlog.due([]) for _ in range(4)) is store_answers

@@ -44,9 +44,20 @@ POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
         ({"cpu_gib": math.inf}, "cpu_gib", "inf", "a positive number, such as 8"),
         ({"cpu_gib": -math.inf}, "cpu_gib", "-inf", "a positive number, such as 8"),
         ({"cpu_gib": -(10**400)}, "cpu_gib", "-1000", "a positive number, such as 8"),
-        ({"cpu_gib": 8, "store_decode_blocks": "no"}, "store_decode_blocks", "'no'", "use true or false"),
-        ({"cpu_gib": 8, "store_decode_blocks": 0}, "store_decode_blocks", "0", "use true or false"),
-        ({"cpu_gib": 8, "store_decode_blocks": None}, "store_decode_blocks", "None", "use true or false"),
+        (
+            {"cpu_gib": 8, "store_decode_blocks": "no"},
+            "store_decode_blocks",
+            "'no'",
+            'use true, false or "auto"',
+        ),
+        ({"cpu_gib": 8, "store_decode_blocks": 0}, "store_decode_blocks", "0", 'use true, false or "auto"'),
+        (
+            {"cpu_gib": 8, "store_decode_blocks": None},
+            "store_decode_blocks",
+            "None",
+            'use true, false or "auto"',
+        ),
+        ({"cpu_gib": 8, "store_decode_blocks": "Auto"}, "store_decode_blocks", "'Auto'", 'false or "auto"'),
         ({"cpu_gib": 8, "huge_pages": "yes"}, "huge_pages", "'yes'", "use true or false"),
         ({"cpu_gib": 8, "huge_pages": 1}, "huge_pages", "1", "use true or false"),
         ({"cpu_gib": 8, "huge_page": True}, "huge_page", "", "did you mean 'huge_pages'"),
@@ -89,7 +100,7 @@ def test_any_positive_size_is_a_size(size: float) -> None:
 
 def test_defaults() -> None:
     config = OffloadConfig.from_mapping({"cpu_gib": 8})
-    assert config == OffloadConfig(cpu_gib=8, store_decode_blocks=True, eviction_policy="hazard")
+    assert config == OffloadConfig(cpu_gib=8, store_decode_blocks="auto", eviction_policy="hazard")
     assert config.cpu_bytes == 8 * 2**30
     assert config.hinted_share == 0.25
     assert config.huge_pages is False
@@ -111,6 +122,11 @@ def test_all_settings_are_read() -> None:
     }
     config = OffloadConfig.from_mapping(settings)
     assert {key: getattr(config, key) for key in settings} == settings
+
+
+@pytest.mark.parametrize(("given", "stored"), [(True, True), (False, False), ("auto", None)])
+def test_answers_are_stored_or_not_or_it_is_learned(given: bool | str, stored: bool | None) -> None:
+    assert OffloadConfig(cpu_gib=8, store_decode_blocks=given).store_answers is stored
 
 
 def test_settings_cannot_be_changed() -> None:

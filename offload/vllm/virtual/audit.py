@@ -99,6 +99,7 @@ class Audit(SchedulerAudit):
         side.adapters.check_invariants()
         side.stores.backlog.check_invariants()
         side.stores.room.check_invariants()
+        side.stores.answers.check_invariants()
         side.restores.check_invariants()
         self._check_failed_slots()
         self._check_pinned_slots()

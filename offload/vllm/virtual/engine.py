@@ -21,6 +21,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from offload.answers import AnswerReuse
 from offload.vllm.scheduler_side import SchedulerSide
 from offload.vllm.virtual.audit import Audit
 from offload.vllm.virtual.copier import SeededCopier
@@ -100,6 +101,9 @@ class VirtualEngine:
                 self.side.restores.tidy()
             self.side.stores.backlog.answer_run = settings.answer_run
             self.side.stores.backlog.answer_interval = settings.answer_interval
+            if settings.answer_patience and self.side.stores.answers.is_learning:
+                patience = settings.answer_patience
+                self.side.stores.answers = AnswerReuse(patience=patience, worth=patience // 2)
         self._inputs: dict[str, Inputs] = {}
         self.runner = VirtualRunner(self.ranks, settings.block_size, VOCABULARY, self.history, self._inputs)
         self.audit = Audit(self) if settings.connector == "offload" else SchedulerAudit(self)

@@ -15,7 +15,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 
 from evictor import available_policies
-from offload.config import DEFAULT_POLICY, GIB
+from offload.config import AUTO, DEFAULT_POLICY, GIB
 from offload.copiers import Fault
 from offload.vllm import plugin
 from offload.vllm.virtual.copier import CopySchedule
@@ -24,6 +24,8 @@ CELL_BYTES = 16
 """Bytes of one token position of one layer: two words, see ``tags``."""
 
 CONNECTORS = ("offload", "native", "none")
+
+_STORED_ANSWERS = (AUTO, AUTO, True, True, False)
 
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -63,6 +65,8 @@ class VirtualSettings:
         first_part: blocks in the first part of a load.
         answer_run: blocks of an answer that are stored at a time, at least.
         answer_interval: steps from one answer's store to the next one's.
+        answer_patience: answers in a row that may stay away before no more are stored, if that is learned;
+            0: as many as usual.
         step_restores: blocks that are handed over in a step, and pins that end in it; 0: as many as usual.
         step_seconds: time that the connector's clock advances with each step.
         rot_rate: how often, per step, a byte of a resident slot changes by itself.
@@ -86,12 +90,13 @@ class VirtualSettings:
     max_num_seqs: int = 8
     chunk: int = 32
     max_model_len: int = 0
-    store_decode_blocks: bool = True
+    store_decode_blocks: bool | str = True
     verify_loads: str = "always"
     seals_of_blocks: bool = True
     first_part: int = 16
     answer_run: int = 1
     answer_interval: int = 1
+    answer_patience: int = 0
     step_restores: int = 0
     step_seconds: float = 1.0
     rot_rate: float = 0.0
@@ -147,7 +152,7 @@ def draw_settings(
         v2_runner=rng.random() < 0.3,
         max_num_seqs=rng.choice([2, 4, 8]),
         chunk=rng.choice([5, 16, 48]),
-        store_decode_blocks=rng.random() < 0.8,
+        store_decode_blocks=_STORED_ANSWERS[int(rng.random() * len(_STORED_ANSWERS))],
         verify_loads=verify,
         seals_of_blocks=seals_of_blocks,
         first_part=rng.choice([1, 2, 16]),
@@ -165,7 +170,8 @@ def draw_settings(
         log_stats=rng.random() < 0.2,
         eviction_policy=rng.choice(available_policies()),
     )
-    return replace(settings, step_restores=int(settings.first_part == 1))
+    patience = 2 * settings.answer_run * (settings.answer_interval == 1)
+    return replace(settings, step_restores=int(settings.first_part == 1), answer_patience=patience)
 
 
 def make_vllm_config(settings: VirtualSettings, transfer: dict[str, Any] | None = None) -> VllmConfig:
