@@ -5,14 +5,15 @@ python := .venv/bin/python
 # The benchmarks that `make bench` runs: python -m benchmarks.NAME, results in benchmarks/out/NAME.json.
 BENCHMARKS := long_document_qa overhead decode_latency shared_prefix verification control_plane engine_replay \
 	trace_replay copy_bandwidth waiting_requests stored_share served_share splits \
-	storms gc_pause
+	storms gc_pause answers
 # More arguments for pytest, as in: make test ARGS="-k lru -x" (then on the vLLM in .venv only)
 ARGS :=
 # What is tested on the oldest and the newest vLLM as well: whatever meets its scheduler, its worker or its server.
 BORDER_TESTS := tests/offload/vllm tests/vllm/test_faults.py tests/vllm/test_traps_bytes.py \
 	tests/vllm/test_traps_contract.py tests/vllm/test_traps_liveness.py tests/vllm/test_traps_multi.py \
 	tests/vllm/test_virtual_engine.py tests/vllm/test_sleep.py tests/vllm/test_hint_caps.py \
-	tests/vllm/test_request_hints.py tests/vllm/test_answer_reuse.py tests/engine/test_async_hints.py tests/engine/test_kv_bytes.py \
+	tests/vllm/test_request_hints.py tests/vllm/test_answer_reuse.py \
+	tests/engine/test_async_hints.py tests/engine/test_kv_bytes.py \
 	tests/engine/test_restore.py tests/engine/test_serve.py tests/engine/test_traps.py
 
 # The engines that tests and benchmarks start have nothing to report to anyone.
