@@ -194,9 +194,9 @@ class CpuOffloadingBlockAllocator:
             hints: how to keep all of the chain.
 
         Returns:
-            What to copy where: a run that begins at the first unknown position, shorter than asked for
-            when the pool has no better use to give up, None for nothing. End it with ``commit`` or
-            ``abort``. O(log n) plus O(1) array work per position stored and evicted.
+            What to copy where: a run that begins at the first unknown position. It is shorter than asked for
+            where the pool has nothing worth less to evict. None if nothing is stored. End it with ``commit``
+            or ``abort``. O(log n) plus O(1) array work per position stored and evicted.
 
         Raises:
             ChainError: more full blocks than hashes.
@@ -292,9 +292,9 @@ class CpuOffloadingBlockAllocator:
         """A step of the engine ends: go on giving back the slots of what was cut off.
 
         A drop or a reset ends at once what it cuts off: nobody finds it. Giving the slots back may take
-        longer, for there may be a million. In one step no more than so much of it is done; the rest is
-        carried over, or done as soon as a store needs the slots. How many drops and ends of pins there are
-        in a step is the caller's to bound. Returns whether slots may have been given back.
+        longer, for there may be a million. One step does no more than so much of it. The rest is carried
+        over, or done as soon as a store needs the slots. How many drops and ends of pins there are in a step
+        is the caller's to bound. Returns whether slots may have been given back.
         """
         self._stores.orphan()
         self._ranking.join_more()
@@ -341,8 +341,8 @@ class CpuOffloadingBlockAllocator:
     def _make_room(self, newcomer: Newcomer[Node] | None, num_slots: int) -> None:
         """Evict from the tails of leaves until ``num_slots`` are free or the policy would rather not.
 
-        The last of them may lose a little more than that, 1/``_SLACK`` of the pool: a bite costs the same
-        whatever its size, and who loses its tail is likely to be next, too.
+        The last of them may lose a little more than that, 1/``_SLACK`` of the pool. A bite costs the same
+        whatever its size, and the leaf that loses its tail is likely to be next, too.
         """
         while (shortage := num_slots - self._pool.num_free) > 0:
             if self._tree.has_dead:

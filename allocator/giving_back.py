@@ -11,8 +11,8 @@ from allocator.slot_pool import SlotPool, SlotState, flat
 def give_back(pool: SlotPool, removed: Sequence[Removed]) -> None:
     """Resident slots of ``removed`` become free, those that loads read leaving. O(1) array work per slot.
 
-    What a load reads goes on from the start of its pin to the end of the part: so the first of these starts
-    says which slots nobody reads.
+    A load reads from the start of its pin to the end of the part. So the first of these starts says which
+    slots no load reads.
     """
     unread = []
     for part in removed:

@@ -19,9 +19,9 @@ NO_PINS: "frozenset[Pin]" = frozenset()
 class Node:
     """A segment: consecutive chain positions without a branch between them. Compared by identity.
 
-    It refers to its parent; to its first child, and to its siblings before and after it, only by their ids in
-    the tree, so that no cycle holds it. Names of positions are one row of bytes, as long as the names are.
-    Nodes are out of the garbage collector's sight: the tree says when their life ends.
+    It refers to its parent. To its first child, and to its siblings before and after it, it refers only by
+    their ids in the tree. So no cycle holds it. Names of positions are one row of bytes, as long as the names
+    are. Nodes are out of the garbage collector's sight: the tree says when their life ends.
     """
 
     __slots__ = (

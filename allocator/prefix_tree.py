@@ -7,7 +7,7 @@ A node covers chain positions ``start <= p < end``. Its leading ``resident`` pos
 bytes, the rest is filling; below a filling position nothing is resident.
 
 What is cut off is *dead* at once: nobody finds it. Its nodes hang where they hung until ``trim`` takes them
-away one after the other, so that a cut of a million positions need not be done in one go.
+away one after the other. So a cut of a million positions need not be done in one go.
 
 The tree moves positions, nothing else: slots, policy and jobs are the allocator's.
 """
@@ -125,8 +125,8 @@ class PrefixTree:
     ) -> Node:
         """Hang filling positions below ``place``, which must be the end of its node.
 
-        A childless node that ``may_grow`` does so in place, so a chain that is only ever extended stays one
-        segment; not a pinned one, whose pins end where it ends. ``data``: ``packed(hashes)``.
+        A childless node that ``may_grow`` does so in place. So a chain that is only ever extended stays one
+        segment. A pinned one does not grow: its pins end where it ends. ``data``: ``packed(hashes)``.
         """
         node, depth = place
         assert depth == node.end, f"{place} is not at the end of its node; split first"

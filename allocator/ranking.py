@@ -141,9 +141,9 @@ class Ranking:
     def _join(self, path: Sequence[Node]) -> None:
         """Make one node of neighbours on ``path``, the last first, that nothing keeps apart any more.
 
-        They were apart because something hung between them, or because one was used more often. A use of
-        all makes them alike. O(1) per node of the path, which the use cost anyway, and O(1) array work per
-        position where nodes are joined; ``_MAX_JOINED`` at once, then ``join_more``.
+        They were apart because something hung between them, or because one was used more often. A use of all
+        makes them alike. O(1) per node of the path, which the use cost anyway, and O(1) array work per
+        position where nodes are joined. One call joins ``_MAX_JOINED``, then ``join_more`` goes on.
         """
         start, left = 0, self._max_joined
         for stop in range(1, len(path) + 1):

@@ -25,10 +25,9 @@ class SlotState(IntEnum):
 class SlotPool:
     """Hands out slots and counts their states. Whole-array operations, no loop over slots.
 
-    ``free + filling + resident + leaving == capacity`` at all times. ``take`` prefers the slots given
-    back last; a fresh pool hands them out in ascending order, so neighbours on the GPU become
-    neighbours in the pool. Of the slots in use it remembers only which are leaving: the owners of the
-    others know theirs.
+    ``free + filling + resident + leaving == capacity`` at all times. ``take`` prefers the slots given back
+    last. A fresh pool hands them out in ascending order, so neighbours on the GPU become neighbours in the
+    pool. Of the slots in use it remembers only which are leaving: the owners of the others know theirs.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -41,9 +41,8 @@ class UncachedBlocks:
     def runs(self, tree: PrefixTree) -> list[UncachedRun]:
         """What is uncached now, deepest shared prefix first; owners without any are forgotten.
 
-        Under pressure the first runs get the slots: the longer the prefix a run continues, the more is
-        already invested in it, and a fresh chain without its beginning is worth nothing.
-        O(owners x log blocks).
+        Under pressure the first runs get the slots. The longer the prefix a run continues, the more is
+        already invested in it. A fresh chain without its beginning is worth nothing. O(owners x log blocks).
         """
         runs = []
         for owner, (chain, stop) in list(self._full.items()):

@@ -10,16 +10,16 @@ from evictor.two_queues import NEW, PROVEN, TwoQueues
 class ArcPolicy(TwoQueues[L]):
     """ARC (Megiddo and Modha, FAST 2003, "ARC: a self-tuning, low overhead replacement cache").
 
-    T1 holds what was asked for once, T2 what was asked for again, each least recently used first; B1 and
-    B2 remember the names of what they lost. ``target`` is how many positions T1 should have: a request for
-    what B1 lost raises it, a request for what B2 lost lowers it.
+    T1 holds what was asked for once, T2 what was asked for again, each least recently used first. B1 and B2
+    remember the names of what they lost. ``target`` is how many positions T1 should have: a request for what
+    B1 lost raises it, a request for what B2 lost lowers it.
 
     Deviations:
 
-    - All is counted in positions, but one decision moves a leaf's tail: T1 may fall short of its target by
-      a bite, and a run of ghosts moves the target by its length at once, at the ratio from before.
-    - What is asked for below a gap in the ghosts counts as new: ghosts are looked up from the first
-      missing position on, and no further than they go.
+    - All is counted in positions, but one decision moves a leaf's tail. So T1 may fall short of its target by
+      a bite. A run of ghosts moves the target by its length at once, at the ratio from before.
+    - What is asked for below a gap in the ghosts counts as new. Ghosts are looked up from the first missing
+      position on, and no further than they go.
     - A ghost moves the target whenever it is asked for, stored again or not.
     - A queue without a candidate passes its turn to the other.
     - B1 and B2 remember ``capacity`` names together also while the pool is not full.

@@ -10,9 +10,9 @@ from evictor.untracked import untrack
 class Ghosts:
     """Runs of evicted names, the oldest run forgotten first, its last name first.
 
-    A run is the names of one bite, in chain order, and found by the first of them: whoever asks for the
-    others asks for that one too. Names of 32 bytes are most of its memory. The garbage collector visits runs,
-    not their names.
+    A run is the names of one bite, in chain order. It is found by the first of them: a request for the others
+    asks for that one too. Names of 32 bytes are most of its memory. The garbage collector visits runs, not
+    their names.
     """
 
     def __init__(self, limit: int) -> None:

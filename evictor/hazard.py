@@ -46,8 +46,8 @@ class HazardPolicy(Generic[L]):
     order is that of leaf-LRU and nobody stays out. A segment has one past: what was asked for another
     number of times is another segment.
 
-    The history also holds what was asked for and has not been stored, so a use of what a larger pool
-    would hold counts as much as a hit.
+    The history also holds what was asked for and has not been stored. So a use of what a larger pool would
+    hold counts as much as a hit.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -55,9 +55,9 @@ class _Mark:
 class HintedPolicy(Generic[L]):
     """Ranks the leaves that requests gave hints for, and leaves the others to the policy inside.
 
-    They go in this order: unwanted leaves and those whose time to live is over, those of low worth, those
-    that the inner policy chooses, those of high worth; but for the inner policy's, the one used longest ago
-    first. Pinned ones do not go.
+    Unwanted leaves and those whose time to live is over are evicted first, then those of low worth. Then
+    follow those that the inner policy chooses, and last those of high worth. Among all but the inner
+    policy's, the one used longest ago is first. Pinned ones are not evicted.
 
     A node is worth, at any time, the best that a request which used it asked for; see ``Claims``. Use without
     hints makes a node of low worth a normal one. It lets a node of high worth with a time to live become
@@ -201,8 +201,8 @@ class HintedPolicy(Generic[L]):
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
         """As the protocol says; a ``newcomer`` is the last to ``ask``.
 
-        One of low worth takes the place of others of low worth at most, an unwanted one that of what is
-        unwanted too, and one that is to be protected that of anything that is not pinned. None can also mean
+        One of low worth takes the place of others of low worth at most, an unwanted one that of unwanted
+        ones. One that is to be protected takes the place of anything that is not pinned. None can also mean
         that all candidates are pinned.
         """
         if not self._num_marks and self._asking is PLAIN:

@@ -11,8 +11,8 @@ import numpy as np
 _NUM_MARKS = 32
 
 _ROW = Struct("qqqiiiiii")
-"""Of a table: hashes of the first and the last name; past: last use; size; past: uses, kind; three rows:
-the next newer one, the next older one, and the next one of the same place in the index."""
+"""A row of the table: hashes of the first and the last name; past: last use; size; past: uses, kind. Then
+three rows: the next newer one, the next older one, and the next one of the same place in the index."""
 
 _KNOWN = Struct("qqqiii")
 """Of these what is known of the run."""
@@ -47,9 +47,9 @@ class Past:
 class Run:
     """Consecutive positions with the same past that are not here.
 
-    Not all names are kept, that would cost more memory than what is remembered is worth: the first and the
-    last one, and every so manieth from some offset on, at most ``_NUM_MARKS`` of them. The first and the last
-    are known by their hashes, the others by 8 bytes of them.
+    Not all names are kept: that would cost more memory than what is remembered is worth. Kept are the first
+    and the last one, and every so manieth from some offset on, at most ``_NUM_MARKS`` of them. The first and
+    the last are known by their hashes, the others by 8 bytes of them.
     """
 
     __slots__ = ("first", "last", "marks", "past", "size")
@@ -113,10 +113,10 @@ class Run:
 class History:
     """Runs by the name of their first position, oldest first, up to a number of positions.
 
-    Runs are rows of a table that the garbage collector does not see: 56 bytes for each, 8 at most in the
-    index, and of three positions and more some 60 and 8 for each mark. So 90 bytes at most for a position,
-    whatever the runs. The table is as long as the limit from the start, so that no call has to move it;
-    memory is taken as rows are used. Every call is O(1), but for the names of a run.
+    Runs are rows of a table that the garbage collector does not see. Each takes 56 bytes, and 8 at most in
+    the index. From three positions on it takes some 60 more, and 8 for each mark. So 90 bytes at most for a
+    position, whatever the runs. The table is as long as the limit from the start, so that no call has to move
+    it. Memory is taken as rows are used. Every call is O(1), but for the names of a run.
     """
 
     def __init__(self, limit: int) -> None:

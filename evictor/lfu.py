@@ -10,9 +10,9 @@ class LfuPolicy(RankedPolicy[L]):
     """The leaf that was asked for least often loses its tail; of equals, the one used longest ago.
 
     The In-Cache-LFU of Breslau, Cao, Fan, Phillips and Shenker (INFOCOM 1999, "Web caching and Zipf-like
-    distributions"): to be stored is to be used once, and counts are forgotten with what they counted. A
-    use counts for every node of the path, so nothing is counted less often than what continues it and
-    leaves go in the order of LFU over single blocks. No other deviation. A use costs O(nodes of the path).
+    distributions"). To be stored is to be used once, and counts are forgotten with what they counted. A use
+    counts for every node of the path, so nothing is counted less often than what continues it. Leaves are
+    evicted in the order of LFU over single blocks. No other deviation. A use costs O(nodes of the path).
     """
 
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:

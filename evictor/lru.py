@@ -9,10 +9,10 @@ from evictor.ranked import RankedPolicy
 class LruPolicy(RankedPolicy[L]):
     """Leaf-LRU: the leaf whose last use is longest ago loses its tail.
 
-    On a tree where using a node uses its ancestors this is the same order as LRU over single blocks
-    (Mattson et al., 1970, "Evaluation techniques for storage hierarchies") with ties broken from the
-    tail: an ancestor is never older than its descendants. Only the deepest node of a path is ranked anew
-    and hands its rank up when it goes, so a use costs O(log n) however long the path.
+    On a tree where using a node uses its ancestors this is the same order as LRU over single blocks. See
+    Mattson et al., 1970, "Evaluation techniques for storage hierarchies". Ties are broken from the tail. An
+    ancestor is never older than its descendants. Only the deepest node of a path is ranked anew. It hands its
+    rank up when it is gone, so a use costs O(log n) however long the path.
     """
 
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:

@@ -6,11 +6,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 L = TypeVar("L", bound=Any)
 """A node of the caller's tree. A policy may hash it, compare it by identity and take its ``len()``, which is
-its number of positions. Two attributes are for policies to keep what they know of it, None in a new node:
+its number of positions. Two attributes are for policies to keep what they know of it, None in a new node.
 ``rank`` is of the policy that ranks it, ``mark`` of the ``HintedPolicy`` around that. All else is opaque.
 
-Nodes and what hangs on them may be out of the garbage collector's sight: ``forget`` has to undo what refers
-back to the node, or neither is ever freed."""
+Nodes and what hangs on them may be out of the garbage collector's sight. So ``forget`` has to undo what
+refers back to the node, or neither is ever freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class EvictionPolicy(Protocol[L]):
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
         """Return the leaf whose tail is worth least, or None.
 
-        Mutates nothing that a caller can see. None says that nothing is worth evicting: no leaf is a
+        Mutates nothing that a caller can see. None says that nothing is worth evicting. Then no leaf is a
         candidate, or the ``newcomer`` itself is worth less than every one of them and should stay out.
         """
 

@@ -32,8 +32,8 @@ class Ranked:
 class RankedPolicy(Generic[L]):
     """The leaf of the lowest rank goes first; a subclass says what ranks are, in ``used`` and ``stored``.
 
-    Every call is O(log n) in the candidates, at worst: a heap with outdated entries is faster on average,
-    but now and then has to clean up.
+    Every call is O(log n) in the candidates, at worst. A heap with outdated entries is faster on average, but
+    now and then has to clean up.
     """
 
     def __init__(self) -> None:

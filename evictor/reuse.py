@@ -1,14 +1,15 @@
 """Learns how likely positions are asked for again, by what kind of request asked last and how long ago.
 
-Positions are judged by *kind*: how often they were asked for after the first time, how much of the last
-request was new, how much of it was known. Time is counted in *ticks*: positions that requests ask for. An
-*episode* of a position begins when a request asks for it and ends when the next one does, or when it is
-forgotten.
+Positions are judged by *kind*. A kind says how often they were asked for after the first time. It also says
+how much of the last request was new, and how much of it was known. Time is counted in *ticks*: positions that
+requests ask for. An *episode* of a position begins when a request asks for it and ends when the next one
+does, or when it is forgotten.
 
 For every kind and age, the *hazard* is the share of episodes that reached that age and ended with a use
-before the next. From hazards follows an index, what a slot earns that such a position keeps: the best over
-stopping ages of P(used before that) / E[ticks held until then]. That is the index of Gittins (1979, "Bandit
-processes and dynamic allocation indices") for keeping an item that is given up when it is no longer worth it.
+before the next. From hazards follows an index: what a slot earns that such a position keeps. It is the best
+over stopping ages of P(used before that) / E[ticks held until then]. That is the index of Gittins (1979,
+"Bandit processes and dynamic allocation indices"). It is for keeping an item that is given up when it is no
+longer worth it.
 """
 
 import math

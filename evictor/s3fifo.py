@@ -18,16 +18,16 @@ class S3FifoPolicy(TwoQueues[L]):
     eviction").
 
     What is new enters a small queue, a tenth of the pool, and leaves it for the ghosts unless it is used
-    twice. The main queue has what was, and ghosts that came back; each use, up to three, saves a node there
-    from being evicted once: instead it begins again at the end of its queue. Ranks are
-    ``(NEW, order, uses)`` and ``(PROVEN, uses, order)``.
+    twice. The main queue has what was, and ghosts that came back. Each use, up to three, saves a node there
+    from being evicted once: instead it begins again at the end of its queue. Ranks are ``(NEW, order, uses)``
+    and ``(PROVEN, uses, order)``.
 
     Deviations:
 
     - What is used twice is promoted at once, not when it gets to the end of the small queue. Nodes with
       children get there late or never, and would fill that queue.
     - Only candidates move in the queues, each as a whole. In the main queue it is the turn of the first of
-      those with fewest uses, where going around would end; the others are moved on when it goes.
+      those with fewest uses, where going around would end. The others are moved on when it is evicted.
     - A node that grows begins again at the end of its queue.
     - A queue without a candidate passes its turn to the other.
     - A split that nothing keeps apart heals, and with the whole moves on what was the part before it.

@@ -38,8 +38,8 @@ class Pending:
         stores_answer: whether its answer is stored in runs while it computes.
         has_run: it has computed since its last admission, so no KV is on its way into its blocks.
         num_full: blocks that were full when it was last looked at, and are noted.
-        num_planned: how far stores were planned since its last admission, or the last fault. What was
-            stored and then evicted is not stored a second time while the request runs: requests whose
+        num_planned: how far stores were planned since its last admission, or the last fault. What was stored
+            and then evicted is not stored a second time while the request runs. Otherwise requests whose
             chains do not fit the pool together would evict each other's blocks with every block they fill.
         blocks: once it has ended, the GPU blocks that are held for it and have no copy yet.
         start: chain position of the first of these.
@@ -92,7 +92,7 @@ class Backlog:
     list: those without a copy are stored as the engine's blocks allow.
 
     What a request has not stored when it ends waits in the queue. It is stored from its beginning on, first
-    come first served, and given up from the end of the queue: the deepest positions of the newest.
+    come first served. It is given up from the end of the queue: the deepest positions of the newest.
 
     No call costs more than O(requests it is about), but ``runs`` and ``plan_anew``: O(all admitted).
     """
@@ -244,7 +244,7 @@ class Backlog:
     def due(self, busy: Iterable[str]) -> list[Pending]:
         """A step begins: whom to look at, each with ``look``.
 
-        ``busy`` compute more than one token in it. The others are those whose turn it is by the lookout: it
+        ``busy`` compute more than one token in it. The others are those whose turn it is by the lookout. It
         counts on a token per step, so it may be early, and never late.
         """
         now = self._clock()

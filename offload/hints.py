@@ -120,8 +120,8 @@ _XARGS = _Source("vllm_xargs", _OURS, has_no_booleans=True)
 def read_hints(params: object, xargs: object = None, actions: Sequence[KvAction] = ()) -> RequestHints:
     """Read ``{"cpu_offload_store": false, "cpu_offload_priority": "low"}``, wherever a request says so.
 
-    A key of ours that is unknown, or has a value that it cannot have, is ignored with one warning per kind
-    for the life of the process; the request is served. Keys of others are left alone.
+    A key of ours that is unknown, or has a value that it cannot have, is ignored, and the request is served.
+    The log has one warning per kind for the life of the process. Keys of others are left alone.
 
     O(1), however much a client sends: one lookup per known key and place, then a look at ``MAX_OTHER_KEYS``
     other keys. Warnings quote little of what a client sent.

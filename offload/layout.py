@@ -35,10 +35,10 @@ class CopyBatch(NamedTuple):
 class BlockLayout:
     """Addresses of blocks and slots.
 
-    A slot holds all pieces of a block one after the other. With one region per block (the engine laid
-    it out block-outermost) neighbouring blocks that go to neighbouring slots merge into one copy;
-    otherwise there is one copy per block and region, block by block, so that a batch that stops half
-    way has copied a known number of leading blocks.
+    A slot holds all pieces of a block one after the other. With one region per block (the engine laid it out
+    block-outermost) neighbouring blocks that go to neighbouring slots merge into one copy. Otherwise there is
+    one copy per block and region, block by block. So a batch that stops half way has copied a known number of
+    leading blocks.
     """
 
     def __init__(

@@ -147,8 +147,8 @@ class Progress(NamedTuple):
 class JobLedger:
     """Jobs by id. A job ends when every rank has reported it over.
 
-    ``num_copied`` counts the leading blocks that every rank that reported has copied: a job fails as
-    soon as one rank falls short, and ends when all have let go of its memory.
+    ``num_copied`` counts the leading blocks that every rank that reported has copied. A job fails as soon as
+    one rank falls short, and ends when all have let go of its memory.
     """
 
     def __init__(self, num_ranks: int) -> None:

@@ -25,8 +25,8 @@ class HostMemory:
     torch's pinned allocator rounds up to powers of two; a mapping that is registered piece by piece
     does not. Pieces hold whole slots and whole pages, so that no slot spans two.
 
-    The mapping is private to this process and has no name: it ends with the process, however that ends,
-    and forked children do not get it.
+    The mapping is private to this process and has no name. It ends with the process, however that ends, and
+    forked children do not get it.
     """
 
     def __init__(

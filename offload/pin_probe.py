@@ -1,7 +1,7 @@
 """Asks CUDA, in a process of its own, whether memory can be pinned here: ``python -m offload.pin_probe``.
 
-The process that reads the engine's configuration must not touch CUDA, because workers may be forked
-from it; so the question is put by a child, before any model is loaded. Not measured: needs a GPU.
+The process that reads the engine's configuration must not touch CUDA, because workers may be forked from it.
+So a child puts the question, before any model is loaded. Not measured: needs a GPU.
 """
 
 import subprocess

@@ -26,8 +26,8 @@ def is_worth_storing(num_full: int, num_seen: int, num_prompt_blocks: int, run: 
     """Whether to look for uncached blocks when ``num_full`` are full and ``num_seen`` were at the last look.
 
     A prompt's blocks are stored as soon as they are full. Those of an answer fill one at a time, and a store
-    of one block costs as much scheduler time as one of hundreds: they are stored ``run`` at a time, and the
-    rest when the request ends. If it is preempted before, no more than that is computed again.
+    of one block costs as much scheduler time as one of hundreds. So they are stored ``run`` at a time, and
+    the rest when the request ends. If it is preempted before, no more than that is computed again.
     """
     return num_full < num_seen or num_seen < min(num_full, num_prompt_blocks) or num_full >= num_seen + run
 
@@ -105,9 +105,9 @@ def holdable_blocks(num_gpu_blocks: int, num_held: int, *, is_patient: bool) -> 
     """How many more GPU blocks stores may hold, when those in flight hold ``num_held``.
 
     A held block whose request has gone is one the scheduler cannot give out until its copy has ended. So
-    stores in flight leave half of the GPU, and all but a sixteenth of it while requests have had to wait for
-    them for too long. What does not fit is planned again a step later; when its request has ended it waits in
-    the queue, from where it can be taken back.
+    stores in flight leave half of the GPU. They leave all but a sixteenth of it while requests have had to
+    wait for them for too long. What does not fit is planned again a step later. When its request has ended it
+    waits in the queue, from where it can be taken back.
     """
     return max(0, max(1, num_gpu_blocks // (2 if is_patient else 16)) - num_held)
 

@@ -1,8 +1,8 @@
 """Records live traffic as a trace: hashes and lengths of finished requests, never tokens.
 
 The format is that of ``trace``. An id stands for 512 tokens and all before them: the engine's own prefix hash
-at that position, cut to 63 bits. Whether equal prompts have equal hashes in another run is for vLLM to say:
-with its sha256 algorithms they have, with xxhash only if ``PYTHONHASHSEED`` is set.
+at that position, cut to 63 bits. Whether equal prompts have equal hashes in another run is for vLLM to say.
+With its sha256 algorithms they have, with xxhash only if ``PYTHONHASHSEED`` is set.
 """
 
 import json

@@ -11,8 +11,8 @@ STRIDE = 16
 class RestoreIndex:
     """Restores in flight, by prefix hashes of blocks they bring.
 
-    A restore is marked at its first block and at every position that ``STRIDE`` divides, so adding one costs
-    little beside its copy, and a question takes ``STRIDE`` lookups at most, however many restores there are.
+    A restore is marked at its first block and at every position that ``STRIDE`` divides. So adding one costs
+    little beside its copy. A question takes ``STRIDE`` lookups at most, however many restores there are.
     Restores seldom bring the same block, because one waits for the other. Where they do, the marks they share
     are those of the later one.
     """

@@ -34,13 +34,13 @@ class Verify(StrEnum):
 class Seals:
     """Checksum (xxh3, 64 bits) and generation of every slot on one rank.
 
-    A slot is sealed once a store has filled it; its generation is that store's job id, which the
-    scheduler side knows too and names when it loads the slot. A slot that another store has filled, or
-    that a store has begun to fill, is told without reading it.
+    A slot is sealed once a store has filled it. Its generation is that store's job id, which the scheduler
+    side knows too and names when it loads the slot. A slot that another store has filled, or that a store has
+    begun to fill, is told without reading it.
 
-    Where the engine's cache is host memory, checksums are taken of the GPU block: of the source when it
-    is stored and of the target when it is loaded, so that they cover both copies as well. Otherwise they
-    are taken of the slot after the store and before the load has ended, and cover the time between.
+    Where the engine's cache is host memory, checksums are taken of the GPU block. That is the source when it
+    is stored and the target when it is loaded, so they cover both copies as well. Otherwise they are taken of
+    the slot after the store and before the load has ended, and cover the time between.
 
     ``seal`` and ``num_intact`` read bytes and run on other threads, each for slots of its own.
     """

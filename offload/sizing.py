@@ -134,10 +134,10 @@ def replay(
 ) -> list[int]:
     """Blocks found in pools of so many blocks: for each pool, all requests together.
 
-    One pass over the requests feeds one allocator per capacity, the connector's own with its own policy:
-    nothing is sampled or modelled, each number is what a replay for that capacity alone would count. A
-    policy's clock shows the time of the request. What a replay leaves out: a request's blocks are in the
-    pool as soon as the next one arrives, and blocks of answers are not in a trace.
+    One pass over the requests feeds one allocator per capacity, the connector's own with its own policy.
+    Nothing is sampled or modelled: each number is what a replay for that capacity alone would count. A
+    policy's clock shows the time of the request. A replay simplifies: a request's blocks are in the pool as
+    soon as the next one arrives. Blocks of answers are not in a trace.
 
     O(requests * capacities) calls of O(log n) each, plus array work on what is stored and evicted.
     """

@@ -1,8 +1,8 @@
 """Prefix-hash traces: reads the format published with the Mooncake paper (FAST 2025), a JSON object per line.
 
-`timestamp` is in milliseconds, `input_length` and `output_length` are in tokens, and `hash_ids` has an id for
-every 512 tokens of the prompt that stands for them and all before them. ``recorder`` writes the same from
-live traffic.
+``timestamp`` is in milliseconds, ``input_length`` and ``output_length`` are in tokens. ``hash_ids`` has an id
+for every 512 tokens of the prompt, which stands for them and all before them. ``recorder`` writes the same
+from live traffic.
 """
 
 from __future__ import annotations

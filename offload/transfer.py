@@ -77,10 +77,10 @@ def seal_thread() -> Executor:
 class TransferEngine:
     """Turns jobs over blocks and slots into copies, and their ends back into blocks.
 
-    Nothing raised below it passes through: whatever a copier throws is the failed end of the jobs
-    concerned. Every job submitted ends exactly once, but that one whose copy has not ended by its
-    deadline, or was in flight when the device broke, is first reported as given up. Seals are made and
-    checked on threads of their own, one for each direction; a job ends when that is done too.
+    Nothing raised below it passes through: whatever a copier throws is the failed end of the jobs concerned.
+    Every job submitted ends exactly once. One whose copy has not ended by its deadline, or was in flight when
+    the device broke, is first reported as given up. Seals are made and checked on threads of their own, one
+    for each direction; a job ends when that is done too.
 
     The slots of a load are promised to it. Should the promise be broken, the load fails: the generations of
     its slots are asked before its copy begins and once it has ended. A store takes its slots' generations

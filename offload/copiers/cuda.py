@@ -44,10 +44,10 @@ class _InFlight(NamedTuple):
 class CudaCopier:
     """One stream per direction, one batched call per job, events polled and never waited for.
 
-    Stores start after the compute that wrote their source (``fence`` records an event on the engine's
-    stream) and read in stream order. Loads start after everything enqueued before their fence, such as
-    zeroing of their target blocks, but not after the forward pass launched behind it; their source is
-    pinned memory that nobody writes, so the driver may read it in any order.
+    Stores start after the compute that wrote their source (``fence`` records an event on the engine's stream)
+    and read in stream order. Loads start after everything enqueued before their fence, such as zeroing of
+    their target blocks. They do not wait for the forward pass launched behind it. Their source is pinned
+    memory that nobody writes, so the driver may read it in any order.
     """
 
     def __init__(

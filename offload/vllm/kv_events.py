@@ -22,8 +22,8 @@ _MEDIUM = "CPU"
 class KvEventStream:
     """Turns the allocator's events into vLLM's, in their order.
 
-    A storm of them, such as a reset of a large pool, is spread over steps, because an engine step waits until
-    its hashes are converted. Removals that follow each other are one event.
+    A storm of them, such as a reset of a large pool, is spread over steps: an engine step waits until its
+    hashes are converted. Removals that follow each other are one event.
     """
 
     def __init__(self, block_size: int) -> None:

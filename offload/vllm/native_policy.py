@@ -30,10 +30,10 @@ class HazardCachePolicy(CachePolicy):
     what is stored or asked to be counts. A key without a position is a segment of its own.
 
     Nobody is kept out, though our own connector declines newcomers that are worth less than what is there. To
-    decline would be to answer ``evict`` with None, for all chunks of the call at once, and vLLM's scheduler
-    then counts an allocation failure, writes a warning, and offers the same chunks and more in every step
-    until the request is over. Instead they are let in as guests, who make room for the next ones: what is
-    lost is the room of one request.
+    decline would be to answer ``evict`` with None, for all chunks of the call at once. vLLM's scheduler then
+    counts an allocation failure and writes a warning. It offers the same chunks and more in every step until
+    the request is over. Instead they are let in as guests, who make room for the next ones: what is lost is
+    the room of one request.
 
     As in vLLM's own policies every call costs O(1) per key; not thread-safe.
     """

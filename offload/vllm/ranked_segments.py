@@ -3,10 +3,10 @@
     [k0..k99] ──┬── [k100..k179]        one segment = consecutive keys with the same past
                 └── [j100..j131]
 
-The allocator has a tree of its own, which knows slots and is prefix-closed. This one is for caches that
-are not: their owner says of every key when it is in use, may take out one in the middle, and cannot decline
-newcomers. Those that the policy would rather keep out are *guests* until a request asks for them again:
-they are first to go, whatever the policy thinks of the others.
+The allocator has a tree of its own, which knows slots and is prefix-closed. This one is for caches that are
+not. Their owner says of every key when it is in use, may take out one in the middle, and cannot decline
+newcomers. Those that the policy would rather keep out are *guests* until a request asks for them again. They
+are evicted first, whatever the policy thinks of the others.
 """
 
 from collections.abc import Iterable, Sequence

@@ -12,8 +12,8 @@ from offload.layout import Region
 def block_regions(kv_cache_config: KVCacheConfig, base_address: int = 0) -> list[Region]:
     """The pieces that one GPU block consists of, from the placement vLLM's cache tensors describe.
 
-    Layer-outermost layouts give every layer (or group of heads) a run of all blocks; block-outermost
-    ones give every block one packed piece of all layers, which several tensors may describe.
+    Layer-outermost layouts give every layer (or group of heads) a run of all blocks. Block-outermost ones
+    give every block one packed piece of all layers, which several tensors may describe.
 
     Args:
         kv_cache_config: the worker's.

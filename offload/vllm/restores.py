@@ -35,14 +35,14 @@ class _Followed(NamedTuple):
 class Restores:
     """All restores in flight.
 
-    A restore is loaded in parts, each a job of its own. A request with the same beginning waits for no
-    more than what it shares and loads none of it again: as soon as that has landed, it is handed to the
-    GPU's prefix cache. Not before somebody needs it, because the scheduler would look at all of it again
-    for every waiting request in every step.
+    A restore is loaded in parts, each a job of its own. A request with the same beginning waits for no more
+    than what it shares and loads none of it again. As soon as that has landed, it is handed to the GPU's
+    prefix cache. Not before somebody needs it, because the scheduler would look at all of it again for every
+    waiting request in every step.
 
-    Many restores may end in one step. So much of them is handed over in it, and so many pins end; the rest
-    is carried over. vLLM itself hands over a restore that has ended, as soon as its request goes on: until
-    then those who follow it wait, or are given it in one of the next steps.
+    Many restores may end in one step. So much of them is handed over in it, and so many pins end; the rest is
+    carried over. vLLM itself hands over a restore that has ended, as soon as its request goes on. Until then
+    requests that follow it wait, or are given it in one of the next steps.
     """
 
     def __init__(
@@ -181,8 +181,8 @@ class Restores:
     def advance(self, job: LoadJob, progress: Progress) -> None:
         """Take in what became of a part.
 
-        What failed leaves the pool, what landed is shared, and the memory that a stuck copy may still
-        write to is held until it has ended.
+        What failed leaves the pool, and what landed is shared. The memory that a stuck copy may still write
+        to is held until it has ended.
         """
         restore = job.restore
         if progress.fell_short:

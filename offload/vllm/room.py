@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Room:
     """What stores may hold of the GPU's blocks, and what the queue of the backlog gives up, and when.
 
-    The queue gives way right before a request would be refused: before a waiting one is looked at, if there
-    is no patience left, and after every step to those that run. Blocks in flight cannot give way.
+    The queue gives way right before a request would be refused. That is before a waiting one is looked at, if
+    there is no patience left, and after every step to those that run. Blocks in flight cannot give way.
     """
 
     def __init__(

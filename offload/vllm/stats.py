@@ -93,8 +93,8 @@ class OffloadPromMetrics(KVConnectorPromMetrics):
     def _show_info(self, name: str, values: dict[str, Any], labels: list[object]) -> None:
         """Publish what never changes of an engine's pool.
 
-        Registered with the first values, once all siblings in a ``MultiConnector`` have registered theirs:
-        if one of them is vLLM's own offloading connector, the name is its.
+        Registered with the first values, once all siblings in a ``MultiConnector`` have registered theirs. If
+        one of them is vLLM's own offloading connector, the name is its.
         """
         if self._info is None:
             labelnames = [*self._labelnames, *_INFO_LABELS]

@@ -1,6 +1,6 @@
 """vLLM's real scheduler with our real connector, on a virtual GPU whose every byte is checked.
 
-No model runs: "computing" a token writes a tag that is a function of all tokens so far, and whoever
+No model runs: "computing" a token writes a tag that is a function of all tokens so far. A request that
 attends to a position must read the right tag there. Thousands of steps a second, reproducible by seed.
 """
 

@@ -25,8 +25,8 @@ class CopySchedule:
         let_go_rate: share of polls at which what is stuck begins after all.
         threaded: copies are made by the real CPU copier's threads; handing over to them costs a step
             more than all the rest of it.
-        bytes_per_poll: copied at most in each direction, in order of submission; a copy is made, all at
-            once, when the polls since its turn came suffice for it. 0 for no limit.
+        bytes_per_poll: copied at most in each direction, in order of submission. A copy is made, all at once,
+            when the polls since its turn came suffice for it. 0 for no limit.
     """
 
     longest_delay: int = 0

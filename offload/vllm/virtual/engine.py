@@ -157,8 +157,8 @@ class VirtualEngine:
     ) -> Request:
         """Send a request: token ids, tokens to generate, and what ``kv_transfer_params`` say (``hints``).
 
-        ``xargs`` are further ``extra_args``. ``features`` are multimodal items; with ``embeds`` (one row per
-        position) there is no other prompt; ``is_pooled``: it wants an embedding instead of tokens, as scoring
+        ``xargs`` are further ``extra_args``. ``features`` are multimodal items. With ``embeds`` (one row per
+        position) there is no other prompt. ``is_pooled``: it wants an embedding instead of tokens, as scoring
         and embedding requests do.
         """
         num_prompt = len(prompt) if embeds is None else len(embeds)
@@ -258,8 +258,8 @@ class VirtualEngine:
     def drain(self, max_steps: int = 5000) -> None:
         """Step until nothing is left to do, then let go of what is stuck and step until that has ended.
 
-        Blocks that a stuck load may still write to are nobody's; a request that cannot do without them
-        is the one thing that may wait for it to end.
+        Blocks that a stuck load may still write to are nobody's. A request that cannot do without them is the
+        one thing that may wait for it to end.
 
         Raises:
             StuckError: that takes more than ``max_steps`` steps.
