@@ -3,19 +3,20 @@
     python -m benchmarks.control_plane [--tokens 32768,131072,1048576] [--peers native-lru,native-arc,simple]
                                        [--json FILE]
 
-One request at a time goes through vLLM's real scheduler (`benchmarks.replay`: no model, no bytes): cold (the
-pool misses, its stores are planned and complete, it finishes), and warm (it hits, its load is planned and
-completes, it finishes). Measured is what the scheduler spends in the connector's hooks, by phase. Once with
-a pool that has room for all, once with `--resident` other blocks in it, and at last, in the latter, evicting:
-the pool is full, and every block stored takes the place of another one.
+One request at a time goes through vLLM's real scheduler (`benchmarks.replay`: no model, no bytes). Cold: the
+pool misses, its stores are planned and complete, it finishes. Warm: it hits, its load is planned and
+completes, it finishes. Measured is what the scheduler spends in the connector's hooks, by phase. That is done
+with a pool that has room for all, and with `--resident` other blocks in it. At last, in the latter, comes
+evicting: the pool is full, and every block stored takes the place of another one.
 
-Every connector has a process of its own, as in an engine: garbage collection is on, what was there at the
-start is frozen, and no other connector's objects are looked at. All get the same hashes, run in alternation,
-and the medians of `--runs` runs count. A run that did not restore, or store, all blocks ends the benchmark.
+Every connector has a process of its own, as in an engine. Garbage collection is on, and what was there at the
+start is frozen. No other connector's objects are looked at. All get the same hashes, run in alternation, and
+the medians of `--runs` runs count. A run that did not restore, or store, all blocks ends the benchmark.
 
-Beside it: the time of hooks in a step that only decodes for 256 requests, 16 of which fill a block; and the
-memory of the scheduler's process (without the worker side and its pool) with `--resident` blocks, for ours
-also after a churn of `--churn` more blocks. Bars are printed beside what they are for; (!) marks one not met.
+Beside it stands the time of hooks in a step that only decodes for 256 requests, 16 of which fill a block. The
+memory of the scheduler's process, without the worker side and its pool, is told with `--resident` blocks. For
+ours it is told after a churn of `--churn` more blocks, too. Bars are printed beside what they are for; (!)
+marks one not met.
 """
 
 from __future__ import annotations

@@ -3,25 +3,25 @@
     python -m benchmarks.copy_bandwidth [--device cuda|cpu] [--shapes NAME ...] [--blocks 1,8,64,...]
                                         [--rounds 5] [--gib G] [--json FILE]
 
-Blocks of real models (`benchmarks.bandwidth.shapes`), each in one piece and in one piece per layer, go down
-into the pool, up again, and both ways at once. Ways:
+Blocks of real models (`benchmarks.bandwidth.shapes`) go down into the pool, up again, and both ways at once.
+Each goes in one piece and in one piece per layer. Ways:
 
-- `ours`: the product's layout and copier on its own host memory, pinned as it pins it; from the ids of
-  blocks and slots on, so addresses are worked out within the time of submission.
+- `ours`: the product's layout and copier on its own host memory, pinned as it pins it. It begins with the ids
+  of blocks and slots, so addresses are worked out within the time of submission.
 - `vllm`: the handlers of vLLM's own offloading worker, unmodified, on the same blocks and slots.
 - `torch`: `Tensor.copy_` for each piece, up to `--torch-pieces` of them.
 - `peak`: one copy of one large pinned buffer in each direction, and both at once; what the link can do.
 
-Ids and slots are `contiguous`, runs of neighbours as a fresh pool hands them out, or `scattered`; each round
+Ids and slots are `contiguous`, runs of neighbours as a fresh pool hands them out, or `scattered`. Each round
 draws others, the same for all ways. All ways and the peak take turns within a round, in an order of chance; a
 first round does not count. Figures are medians over the rounds, shares of the peak and ratios to vLLM medians
 of those of single rounds. `both` moves as many blocks up as down, all of them different ones; its share is
 that of the sum of the two peaks.
 
-On a GPU GB/s are of CUDA events around the copies, from the first start to the last end; `host_seconds` is
-from before the submission until the end is known; submission is the time on the calling thread, that of two
+On a GPU GB/s are of CUDA events around the copies, from the first start to the last end. `host_seconds` is
+from before the submission until the end is known. Submission is the time on the calling thread, that of two
 event records per direction for the clock included. Before it is timed, every way has to bring the right bytes
-in each shape. Where a copy fails, what was measured before is told all the same; rows are written after every
+in each shape. Where a copy fails, what was measured before is told all the same. Rows are written after every
 shape, for a driver that takes the process with it.
 
 Without a GPU (`--device cpu`) the same script copies within host memory, without vLLM: a dry run.

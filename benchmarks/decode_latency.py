@@ -11,11 +11,10 @@ that of `--mode`, under the same side prompts, of two kinds:
   the batch decodes, and stores the others: stores and loads run. Without it all are computed.
 
 A step that computes (part of) a side prompt takes longer, and a connector changes how many of these there
-are. So gaps between tokens are told apart: *decode-only* steps, in which no side prompt was computed,
-are where copies compete with decoding and with nothing else (a chunk's store ends in the steps behind
-it, a restore comes before its prompt is scheduled); *all* steps are what a user sees. The pace counts
-steps, not seconds, so that both engines give about as many decode-only gaps. Times are those of the
-engine's core.
+are. So gaps between tokens are told apart. In *decode-only* steps no side prompt was computed: there copies
+compete with decoding and with nothing else. A chunk's store ends in the steps behind it, a restore comes
+before its prompt is scheduled. *All* steps are what a user sees. The pace counts steps, not seconds, so that
+both engines give about as many decode-only gaps. Times are those of the engine's core.
 
 Engines run one at a time, in fresh processes, `--starts` of each in alternating order. Per kind: p50 and
 p99 over all gaps of a start, and the geometric mean of their ratios, with to without. The goal: p99 of

@@ -4,11 +4,11 @@
         --workload longdoc|TRACE.jsonl [--json FILE]
 
 The same requests go through vLLM's real scheduler with each connector (`benchmarks.replay`). No model runs
-and no bytes move; a simple model of a GPU says how long a step takes on a virtual clock: `--step-seconds` +
-tokens / `--tokens-per-second`, and a copy blocks * `--block-mib` / `--link-gb-per-second`. Times to first
-token and virtual seconds are on that clock; everything in milliseconds was measured on this machine: as CPU
-time of the scheduler's thread, which waits for nothing here, so that other work on the machine counts less
-(it still makes cores slower: compare within a run, on a machine at rest); `--timer wall`: as elapsed time.
+and no bytes move. A simple model of a GPU says how long a step takes on a virtual clock: `--step-seconds` +
+tokens / `--tokens-per-second`. A copy takes blocks * `--block-mib` / `--link-gb-per-second`. Times to first
+token and virtual seconds are on that clock. Everything in milliseconds was measured on this machine, as CPU
+time of the scheduler's thread, which waits for nothing here. So other work on the machine counts less. It
+still makes cores slower: compare within a run, on a machine at rest. `--timer wall` measures elapsed time.
 
 Workload `longdoc`: 24 documents of 6,000 tokens, each asked about once per pass, one request after the other
 (`--concurrency`). One pass is cold, the passes after it are warm, and each is a row:

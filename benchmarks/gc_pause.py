@@ -4,7 +4,7 @@
                                   [--json FILE]
 
 CPython visits every object that may refer to others, and all that it refers to, in each collection of the
-oldest generation; nothing else runs meanwhile. Each case is a process of its own:
+oldest generation. Nothing else runs meanwhile. Each case is a process of its own:
 
 1. it imports what the engine core imports of ours and freezes the heap as vLLM does after its start
    (`gc.collect` of each generation, then `gc.freeze`);

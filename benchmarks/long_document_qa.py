@@ -6,9 +6,9 @@
     python -m benchmarks.long_document_qa --base-url http://localhost:8000 --label offload
 
 Documents of random tokens are asked about `--passes` times; pass 1 is cold (`--passes 1` is a workload
-without reuse). The GPU cache holds 8 documents, the CPU pool 30. Offline, each mode gets a vLLM engine in
-a fresh process, with other documents asked first; the engine's own counters say where cached tokens came
-from. Online, a running server is asked the same over HTTP.
+without reuse). The GPU cache holds 8 documents, the CPU pool 30. Offline, each mode gets a vLLM engine in a
+fresh process, with other documents asked first. The engine's own counters say where cached tokens came from.
+Online, a running server is asked the same over HTTP.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ through the connector's documented out-of-tree hook:
     kv_connector_extra_config = {"cpu_bytes_to_use": ..., "spec_name": "PlainCpuCopySpec",
                                  "spec_module_path": "benchmarks.native_cpu_spec"}
 
-It is meant to be as fast as CPU copies can be: the pool is touched at start, each direction has one
-thread (as the original has one chain of CUDA streams for each), and each page is one `memmove`, which
-runs without the interpreter lock. On 32 MiB in 256 KiB pages that took 1.2 ms where indexing with
-arrays took 6 ms (NumPy) and 42 ms (torch). On CUDA use vLLM's spec as it is.
+It is meant to be as fast as CPU copies can be. The pool is touched at start. Each direction has one thread,
+as the original has one chain of CUDA streams for each. Each page is one `memmove`, which runs without the
+interpreter lock. On 32 MiB in 256 KiB pages that took 1.2 ms where indexing with arrays took 6 ms (NumPy) and
+42 ms (torch). On CUDA use vLLM's spec as it is.
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ prompts in short alternating rounds, so that what disturbs the machine disturbs 
   pool is full it evicts as well.
 - fits: as many documents as the GPU holds, asked again and again; the connector has nothing to do.
 
-Two engines that are alike still differ by a few percent, by their place in memory and on the machine, for
-as long as they live. So both are started anew `--starts` times, in alternating order. Per case: the median
-over the rounds of (seconds with / seconds without) for each start, the geometric mean of these medians,
-and the quartiles and extremes of all rounds. `--mode prefix` compares the engine with a second one like
+Two engines that are alike still differ by a few percent for as long as they live. That comes from their place
+in memory and on the machine. So both are started anew `--starts` times, in alternating order. Per case and
+start: the median over the rounds of (seconds with / seconds without). Per case: the geometric mean of these
+medians, and the quartiles and extremes of all rounds. `--mode prefix` compares the engine with a second one
+like
 it: the noise of the measurement itself. The waiting engine's share of a core is measured too; it must be
 near 0 for turns to be fair.
 """

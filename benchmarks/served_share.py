@@ -2,14 +2,14 @@
 
     python -m benchmarks.served_share [--json FILE]
 
-One `vllm serve` with a small Llama of random weights on the CPU backend, and a GPU cache of 128 blocks of 32
+One `vllm serve` runs a small Llama of random weights on the CPU backend. Its GPU cache has 128 blocks of 32
 tokens, an eighth of which a step computes. Prompts of token ids, none like another, in a pool larger than all
 of them. All is asked twice: with copies as fast as this machine makes them, and with paced ones. A paced copy
-takes at least four steps that compute; beside that, the link carries KV eight times as fast as the model
+takes at least four steps that compute. Beside that, the link carries KV eight times as fast as the model
 computes it, which is measured first.
 
 Per row: prompt length as a share of the GPU cache, tokens to generate, requests at once, and when the next
-request comes: after all copies have ended, or as soon as another request has ended. Then
+request comes. That is after all copies have ended, or as soon as another request has ended. Then
 
 - stored: the share of full blocks that is in the pool at the end; all, where requests come after the copies.
 - not stored: blocks, by reason.

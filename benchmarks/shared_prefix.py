@@ -14,8 +14,8 @@ model, every byte attended to checked. Time is counted in engine steps. In each 
 blocks are copied per step, in order of submission, so nothing here depends on the machine.
 
 Per scenario and connector: steps that each request waited from its arrival until its first token was
-scheduled, blocks copied up (and how many different ones the requests needed), prompt tokens computed, and
-GPU blocks in use at most.
+scheduled. Blocks copied up, and how many different ones the requests needed. Prompt tokens computed, and GPU
+blocks in use at most.
 """
 
 from __future__ import annotations

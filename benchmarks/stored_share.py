@@ -4,11 +4,11 @@
 
 It runs on the virtual engine (`offload.vllm.virtual`): vLLM's real scheduler and the whole connector, no
 model. Time is counted in engine steps, one of which is `--step-seconds`. The pool is larger than all prompts
-together, no prompt is like another, so all full blocks of all requests should be in it at the end.
+together, and no prompt is like another. So all full blocks of all requests should be in it at the end.
 
-The whole product of: prompt length as a share of the GPU cache; what a step can compute, as a share of it
-too; tokens to generate; requests at once; steps that a copy takes at most, from its order to the bytes and
-again from there to its report. Each twice:
+The whole product of five things: prompt length and what a step can compute, both as a share of the GPU cache,
+tokens to generate, requests at once, steps of a copy. A copy takes so many at most from its order to the
+bytes, and again from there to its report. Each twice:
 
 - waves: so many requests come together, and the next ones after all copies have ended.
 - closed: a request comes whenever another one has ended.

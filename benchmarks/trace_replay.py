@@ -4,7 +4,7 @@
                                       [--capacity 0.01,0.02,...] [--json FILE]
 
 Traces of prefix hashes (see `offload.trace`) go through the connector's own allocator, request by request,
-with each policy and pools of several sizes; nothing is sampled or modelled. A policy's clock shows the time
+with each policy and pools of several sizes. Nothing is sampled or modelled. A policy's clock shows the time
 of the trace. A request's blocks are in the pool when the next one arrives; full blocks of prompts count,
 answers are not in a trace. A pool's size is a fraction of the distinct blocks of what is replayed.
 
@@ -17,8 +17,8 @@ unmodified, in its manager (`benchmarks.trace.native`), and `vllm-hazard`, ours 
 `--trace cycle`, which is the default, is built in: `--documents` asked one after the other, `--passes`
 times, through a pool with room for `--pool-documents`. Its rows are also told pass by pass.
 
-`--mix` adds workloads made of the traces given: all at once (`a+b`), one after the other in every order
-(`a>b`), and each with its times multiplied (`a*0.1`, `a*10`).
+`--mix` adds workloads made of the traces given. They are all at once (`a+b`), one after the other in every
+order (`a>b`), and each with its times multiplied (`a*0.1`, `a*10`).
 
 Rows: `hit_rate`, of tokens in full blocks; `gap_closed`, (policy - lru) / (optimal - lru), with our leaf-LRU
 at the same capacity, null where that gap is below 0.1 percentage points, and for single passes;

@@ -2,8 +2,9 @@
 
     python -m benchmarks.verification [--blocks 16 256 1024] [--mib 512] [--seconds 0.5] [--json FILE]
 
-The real transfer engine, copier, seals and pool, without an engine around them: jobs go in as the connector
-submits them (a load in parts, all at once) and the calling thread polls until all have ended. Cases:
+The real transfer engine, copier, seals and pool run without an engine around them. Jobs go in as the
+connector submits them (a load in parts, all at once), and the calling thread polls until all have ended.
+Cases:
 
 - direction: load (verify_loads = never, sampled, always) and store (never, always; sampled seals all too).
 - shape: how many bytes a block has, in how many pieces, and blocks per load or store. Each round takes
@@ -16,10 +17,10 @@ The settings take turns, in another order each round. Per case and setting:
 
 - ms: from `load` or `store` to the last end that was polled, median over the rounds.
 - share of restore: median over the rounds of (ms - ms with never) / ms with never.
-- CPU ms: spent on threads other than the caller's, which an engine with free cores does not see in its
-  time; in the summary what is beyond that of never, per GiB moved.
-- longest pause between two polls, median over the rounds: the calling thread polls every 0.05 ms, so the
-  rest is waiting for the interpreter lock, or for a core.
+- CPU ms: spent on threads other than the caller's, which an engine with free cores does not see in its time.
+  The summary has what is beyond that of never, per GiB moved.
+- longest pause between two polls, median over the rounds. The calling thread polls every 0.05 ms, so the rest
+  is waiting for the interpreter lock, or for a core.
 
 A real engine polls once per step, so what it waits is rounded up to a step.
 """

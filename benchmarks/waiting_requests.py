@@ -8,12 +8,12 @@ over the documents. The copies stand still for `--steps` steps, in which the sch
 waiting request again. Then they go on until every request is done.
 
 It runs on the virtual engine (`offload.vllm.virtual`): vLLM's real scheduler and the real connectors, no
-model. Per connector and hook of the scheduler's side: milliseconds per step, all calls of the step together,
-in the first step after `alone`, in the others in which copies stand still (median), and in those in which
-copies end (longest). `schedule` is all of vLLM's `schedule()`, hooks included; `cache_blocks`
+model. Per connector and hook of the scheduler's side: milliseconds per step, all calls of the step together.
+They are told for the first step after `alone`, for the others in which copies stand still (median), and for
+those in which copies end (longest). `schedule` is all of vLLM's `schedule()`, hooks included; `cache_blocks`
 is vLLM's own work for blocks that a connector hands over, included in the hooks. `alone` are the same
-questions asked one after the other, without vLLM's own work between them; its first round is the first
-time that anybody asks about these requests.
+questions asked one after the other, without vLLM's own work between them. Its first round is the first time
+that anybody asks about these requests.
 
 Then a storm: KV events of a pool of `--storm` blocks that is emptied, step by step (`kv_events`), beside
 vLLM's conversion hash by hash.

@@ -22,8 +22,8 @@ class NativeWay:
     """The handlers that vLLM 0.32's `CPUOffloadingWorker` makes, one per direction, unmodified.
 
     So the descriptors, streams, events, flags and the choice between `swap_blocks_batch` and the Triton
-    kernel for small pieces are theirs. They see our pool, whose slots hold all pieces of a block side by
-    side as rows of their region do, but for its padding to whole pages. Added is the clock around the copy
+    kernel for small pieces are theirs. They see our pool. Its slots hold all pieces of a block side by side,
+    as rows of their region do, but for its padding to whole pages. Added is the clock around the copy
     function. Their load specs and store specs are made before the clock starts, as the ids of the others.
     """
 

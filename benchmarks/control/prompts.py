@@ -24,7 +24,7 @@ class PromptEngine:
     """A replay engine: ``num_slots`` blocks below, and GPU blocks for two of the longest prompts.
 
     Stores in flight may not hold all of a GPU cache, so with less the end of a prompt would not be stored.
-    The policy is LRU, as it is for vLLM's connectors: one that keeps newcomers out would leave nothing to
+    The policy is LRU, as it is for vLLM's connectors. One that keeps newcomers out would leave nothing to
     measure where they are to evict others.
     """
 

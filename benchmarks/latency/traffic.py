@@ -21,8 +21,8 @@ class Traffic:
     """One kind of traffic, the same for every engine that it is made for.
 
     - new: no prompt was asked before, so a connector only stores.
-    - again: every second prompt is of the next document in a cycle that is longer than the GPU's memory, so
-      a connector restores it; the others are new, so it stores beside.
+    - again: every second prompt is of the next document in a cycle that is longer than the GPU's memory, so a
+      connector restores it. The others are new, so it stores beside.
     """
 
     def __init__(self, settings: LatencySettings, kind: str, start: int) -> None:

@@ -14,11 +14,11 @@ _GIB = 2**30
 def set_environment(settings: Settings) -> None:
     """Set what the engine's processes read at start, alike for all modes. Cores given by the user stay.
 
-    - Beside a connector, vLLM's CPU backend keeps one more core free, and on two cores it then keeps
-      none free: modes would run on different numbers of cores.
-    - Each forward pass takes and returns tens of megabytes. Whether that goes through the kernel every
-      time (zeroed pages, up to a third of the time) is up to glibc's thresholds, which move with the
-      largest block freed so far and so differ between modes. Here they stand still, and nothing does.
+    - Beside a connector, vLLM's CPU backend keeps one more core free, and on two cores it then keeps none
+      free. Modes would run on different numbers of cores.
+    - Each forward pass takes and returns tens of megabytes. Whether that goes through the kernel every time,
+      for zeroed pages, is up to glibc's thresholds. They move with the largest block freed so far, and so
+      differ between modes. Here they stand still, and nothing does.
     """
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if settings.in_process:

@@ -58,12 +58,10 @@ class Workload:
 class Model:
     """The model that the offline benchmark makes.
 
-    The default (8 layers of width 256, 8 KV heads of 32, float32: 16 KiB of KV per token) is chosen so
-    that computing costs far more than copying, as it does for real models: on one core of a two-core
-    AMD EPYC a document of 2,048 tokens took 0.28 s to prefill and its 32 MiB of KV 0.0016 s to copy, a
-    ratio of 175. A model of 8 billion parameters on one GPU has about 15 (20,000 tokens: 1.7 s on an
-    A100, 2.6 GB at 24 GB/s 0.11 s), one of 70 billion on several GPUs about 50. On a CPU wider models
-    and longer documents are further away still, so copies weigh less here than they would on a GPU.
+    The default has 8 layers of width 256 and 8 KV heads of 32, in float32: 16 KiB of KV per token. It is
+    chosen so that computing costs far more than copying, as it does for real models. On a CPU the ratio is
+    larger than on a GPU, and larger still for wider models and longer documents. So copies weigh less here
+    than they would on a GPU.
 
     shape: "tiny" (the sizes below, weights made on the spot) or "llama-8b" (Llama 3.1 8B, dummy weights).
     """
@@ -117,7 +115,7 @@ class Settings:
     max_num_batched_tokens: most tokens the engine computes in one step.
     device: "cpu" or "cuda".
     in_process: whether an engine is one process, forked from one that has imported vLLM, instead of three
-        that import it anew: it starts in a fraction of the time and computes on all cores. On a CPU only.
+        that import it anew. It starts in a fraction of the time and computes on all cores. On a CPU only.
     """
 
     workload: Workload

@@ -2,12 +2,12 @@
 
 Orders, for documents 0, 1, 2, ... asked `passes` times:
 
-- tile: pass by pass, each in the same order (0 1 2 3, 0 1 2 3): the worst case for a least-recently-used
-  cache that is too small.
+- tile: pass by pass, each in the same order (0 1 2 3, 0 1 2 3). That is the worst case for a
+  least-recently-used cache that is too small.
 - random: pass by pass, each freshly shuffled.
 - interleave: each document `passes` times in a row (0 0, 1 1, 2 2, 3 3). With several requests in flight,
-  that many documents are asked side by side (0 1, 0 1, 2 3, 2 3), so that no request meets its own
-  document still being computed.
+  that many documents are asked side by side (0 1, 0 1, 2 3, 2 3). So no request meets its own document still
+  being computed.
 
 One pass and one document count are a *round* or several: what is asked between two readings of the clock.
 """

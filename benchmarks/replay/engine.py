@@ -60,8 +60,8 @@ class TimeModel:
 class ReplaySettings:
     """Sizes of the engine, in blocks of ``block_size`` tokens, tokens and requests.
 
-    ``timer`` gives the nanoseconds of this machine that scheduler time is measured in: elapsed ones, or with
-    ``time.thread_time_ns`` those that the scheduler's thread had a processor. ``watch``: measure the
+    `timer` gives the nanoseconds of this machine that scheduler time is measured in. They are elapsed ones,
+    or with `time.thread_time_ns` those that the scheduler's thread had a processor. ``watch``: measure the
     connector's calls as well, which makes a step longer by some microseconds. ``eviction_policy`` and
     ``store_decode_blocks`` are those of our connector.
     """

@@ -67,7 +67,7 @@ def fits(request: TraceRequest, max_model_len: int, gpu_blocks: int, block_size:
 def of_trace(trace: Iterable[TraceRequest], block_size: int, speed: float) -> Iterator[ReplayRequest]:
     """The requests of a trace, each made when asked for. Time runs ``speed`` times as fast as in the trace.
 
-    The blocks of one id have hashes that follow from the id; what is left of a prompt after its last full
+    The blocks of one id have hashes that follow from the id. What is left of a prompt after its last full
     block of the trace has hashes of its own. ``block_size`` has to divide ``IDS_BLOCK_TOKENS``.
     """
     per_id, odd = divmod(IDS_BLOCK_TOKENS, block_size)

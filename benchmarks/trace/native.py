@@ -10,8 +10,8 @@ What differs from an engine: a prompt is stored at once, as if computed in one s
 engine that computes it in parts asks to store each of them. That matters for prompts larger than the pool:
 stored at once they are refused, in parts they push out their own beginning.
 
-A request does not protect its hits: until `on_request_finished` their recency is that of the request before,
-so storing the rest may evict the end of the request's own prefix, and then the rest cannot be hit. That is
+A request does not protect its hits: until `on_request_finished` their recency is that of the request before.
+So storing the rest may evict the end of the request's own prefix, and then the rest cannot be hit. That is
 how vLLM's LRU differs from our leaf-LRU. With `offers_hits`, `prepare_store` gets the hits too, and protects
 them: that is how vLLM calls it for a request whose prefix was on the GPU and not loaded.
 """

@@ -1,16 +1,17 @@
 """The most hits that any prefix-closed cache could have, if it knew every request to come.
 
-An id stands for its block and all before it, so every request of a descendant is one of its ancestors too: an
-ancestor's next use is never later than its descendant's. MIN keeps the blocks whose next use is soonest and
-gives up the one whose next use is farthest (Belady, A study of replacement algorithms for a virtual-storage
-computer, 1966; Mattson, Gecsei, Slutz and Traiger, Evaluation techniques for storage hierarchies, 1970). Two
-blocks with the same next use are in the chain of that request; let the later position go first, and what MIN
-holds is prefix-closed. MIN has the most hits of all caches, prefix-closed or not, so of these too.
+An id stands for its block and all before it. So every request of a descendant is one of its ancestors too,
+and an ancestor's next use is never later than its descendant's. MIN keeps the blocks whose next use is
+soonest and gives up the one whose next use is farthest. See Belady, A study of replacement algorithms for a
+virtual-storage computer, 1966, and Mattson, Gecsei, Slutz and Traiger, Evaluation techniques for storage
+hierarchies, 1970. Two blocks with the same next use are in the chain of that request. Let the later position
+go first, and what MIN holds is prefix-closed. MIN has the most hits of all caches, prefix-closed or not, so
+of these too.
 
 Why it has: a hit is an interval, from one use of a block to its next, kept throughout. Whenever more of them
-are open than there is room for, some have to go, and the one that ends last is in the way the longest, so
-giving it up is never worse (Faigle and Nawijn, Note on scheduling intervals on-line, 1995). That stays true
-where the room changes from request to request, as it does without bypass: a request's own chain takes some.
+are open than there is room for, some have to go. The one that ends last is in the way the longest, so giving
+it up is never worse (Faigle and Nawijn, Note on scheduling intervals on-line, 1995). That stays true where
+the room changes from request to request, as it does without bypass: a request's own chain takes some.
 
 Deviation: blocks are counted, not named. Those held for one coming request are consecutive positions of its
 chain. They leave from the tail; and as a deeper position was last used no later than one above it, they come
@@ -63,8 +64,8 @@ class OfflineOptimum:
 
         The sum is the optimum; other ways to share it out among the requests may be as good.
 
-        O(block accesses * log(requests)) at worst; far less where blocks used together are used together
-        again, as what counts is each run of a chain's blocks that have the same next use.
+        O(block accesses * log(requests)) at worst. It is far less where blocks used together are used
+        together again: what counts is each run of a chain's blocks that have the same next use.
 
         Args:
             capacity_blocks: what the cache holds at most after a request, in blocks.

@@ -13,8 +13,8 @@ class PrefillModel:
     """A token costs a constant, plus another one for every token before it, which it attends to.
 
     The defaults are arithmetic, not a measurement: a model of 8 billion parameters with 32 layers of width
-    4096 takes 16 GFLOP per token and 4 * 32 * 4096 FLOP per pair of tokens; on a GPU that does 400 TFLOP/s
-    of them that makes 40 us and 1.3 ns.
+    4096 takes 16 GFLOP per token and 4 * 32 * 4096 FLOP per pair of tokens. On a GPU that does 400 TFLOP/s of
+    them that makes 40 us and 1.3 ns.
 
     Attributes:
         seconds_per_token: of the parts that do not see other tokens.
