@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
+from offload.certify_command import add_certify_command
 from offload.config import GIB
 from offload.errors import OffloadError
 from offload.host_limits import host_memory_bytes
@@ -25,19 +26,20 @@ note     The model and vLLM's other arguments were not checked: add them after -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; return its exit status: 0 fine, 1 refused, 2 wrong usage."""
+    """Run the command; return its exit status: 0 fine, 1 refused or failed, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="kv-offload", description="A CPU KV-cache tier for vLLM.")
     parser.add_argument("--version", action="version", version=f"kv-offload {version('kv-offload')}")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_check_command(commands)
     add_size_command(commands)
+    add_certify_command(commands)
     options = parser.parse_args(argv)
     try:
-        options.run(options)
+        status: int | None = options.run(options)
     except OffloadError as error:
         print(f"refused: {error}", file=sys.stderr)
         return 1
-    return 0
+    return status or 0
 
 
 def _add_check_command(commands: Any) -> None:
@@ -63,7 +65,7 @@ def _check(options: argparse.Namespace) -> None:
     settings = None if options.config is None else _read_settings(options.config)
     if settings is None and not any(each.startswith("--kv-transfer-config") for each in arguments):
         settings = {"cpu_gib": 8}
-    vllm_version = _vllm_version()
+    vllm = _admitted_vllm()
     from offload.vllm.start_check import check_arguments, check_settings, flag_value
 
     if arguments:
@@ -72,7 +74,7 @@ def _check(options: argparse.Namespace) -> None:
         assert settings is not None
         config = check_settings(settings)
     print(f"memory   {host_memory_bytes() / GIB:.1f} GiB, {config.cpu_gib} of them for the pool")
-    print(f"vLLM     {vllm_version}")
+    print(f"vLLM     {vllm}")
     print(_NEW_WEIGHTS + ("" if arguments else _NO_ENGINE), end="")
     if settings is not None:
         print(f"flag     --kv-transfer-config {shlex.quote(flag_value(settings))}")
@@ -90,9 +92,15 @@ def _read_settings(text: str) -> dict[str, Any]:
     return settings
 
 
-def _vllm_version() -> str:
+def _admitted_vllm() -> str:
+    """Its version, and why it may start."""
     try:
         from offload.vllm.versions import check_vllm_version
     except ModuleNotFoundError:
         raise OffloadError("vLLM is not installed here; install it, or run this where it is") from None
-    return check_vllm_version()
+    admission = check_vllm_version()
+    if admission.certificate is None:
+        return admission.version
+    return (
+        f"{admission.version}, not tested, but certified on {admission.certificate.date} ({admission.path})"
+    )

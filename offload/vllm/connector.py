@@ -37,6 +37,7 @@ from offload.vllm.regions import block_bytes
 from offload.vllm.scheduler_side import SchedulerSide
 from offload.vllm.stats import OffloadPromMetrics, OffloadStats
 from offload.vllm.support import check_cache_groups, check_engine
+from offload.vllm.versions import warn_if_certified
 from offload.vllm.worker_side import WorkerSide
 
 try:
@@ -79,6 +80,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         # A failed load is a cache miss. vLLM's default would fail the request.
         self._kv_transfer_config.kv_load_failure_policy = "recompute"
         self._samples_late = False
+        if role is KVConnectorRole.SCHEDULER:  # one per engine, however many processes it has
+            warn_if_certified()
         if role is KVConnectorRole.WORKER:
             self._samples_late = current_platform.is_cuda() and not vllm_config.use_v2_model_runner
             cpu_bytes = config.cpu_bytes // self._num_ranks

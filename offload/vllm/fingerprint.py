@@ -1,6 +1,5 @@
 """What scheduler and workers must agree on, or every slot would be read as something else."""
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
 import vllm
@@ -8,6 +7,7 @@ from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.errors import UnsupportedError
+from offload.vllm.certificate import own_version
 
 
 class Fingerprint(NamedTuple):
@@ -33,20 +33,13 @@ class Fingerprint(NamedTuple):
 def take_fingerprint(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Fingerprint:
     """This process's own."""
     return Fingerprint(
-        kv_offload=_own_version(),
+        kv_offload=own_version(),
         vllm=vllm.__version__,
         world_size=vllm_config.parallel_config.world_size,
         block_size=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
         dtype=f"{vllm_config.cache_config.cache_dtype} ({vllm_config.model_config.dtype})",
         layout=kv_cache_config.kv_cache_layout,
     )
-
-
-def _own_version() -> str:
-    try:
-        return version("kv-offload")
-    except PackageNotFoundError:  # run from a checkout
-        return "not installed"
 
 
 def check_fingerprint(ours: Fingerprint, theirs: Fingerprint, who: str) -> None:

@@ -19,6 +19,7 @@ from offload.host_limits import host_memory_bytes
 from offload.pin_probe import check_pinning
 from offload.recorder import check_divides
 from offload.vllm.plugin import CONNECTOR
+from offload.vllm.versions import is_on_trial
 
 _MULTI_CONNECTOR = "MultiConnector"
 SLEEP_BACKEND = "cumem"
@@ -59,7 +60,7 @@ def check_machine(config: OffloadConfig) -> None:
             pin memory.
     """
     check_record_trace(config)
-    if current_platform.is_cuda():
+    if current_platform.is_cuda() and not is_on_trial():  # virtual workers pin nothing
         check_pinning()
 
 

@@ -1,4 +1,4 @@
-"""The command ``kv-offload check``."""
+"""The command ``kv-offload``: ``check``, and how wrong usage ends."""
 
 import json
 import shlex
@@ -102,6 +102,13 @@ def test_vllm_is_looked_at(
     assert reason in capsys.readouterr().err
 
 
+def test_certify_needs_a_vllm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delitem(sys.modules, "offload.vllm.certificate", raising=False)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert main(["certify"]) == 1
+    assert "refused: vLLM is not installed here" in capsys.readouterr().err
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
@@ -109,7 +116,20 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"kv-offload {version('kv-offload')}\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["serve"], ["check", "--cpu-gib", "8"]], ids=str)
+WRONG = [
+    [],
+    ["serve"],
+    ["check", "--cpu-gib", "8"],
+    ["certify", "--seconds", "-1"],
+    ["certify", "--seconds", "inf"],
+    ["certify", "--seconds", "a minute"],
+    ["certify", "--seed", "-1"],
+    ["certify", "--seed", "1.5"],
+    ["certify", "vllm"],
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=str)
 def test_wrong_usage(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)

@@ -1,0 +1,114 @@
+"""``kv-offload certify``: shows that the vLLM at hand does what we rely on, and writes that down."""
+
+import argparse
+import math
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+from offload.config import unwritable
+from offload.errors import OffloadError
+
+_SHOWN = """\
+What this shows: vLLM's own scheduler ran with our whole connector on virtual workers, through random
+requests, preemptions, aborts, resets and copies that fail. All that requests attend to was read back and
+compared. vLLM itself planned and laid out the caches that were copied.
+What it does not show: no GPU kernel and no other kernel of vLLM computed anything, no real model ran, and
+no worker process or server of vLLM was started.
+"""
+_FAILED = """\
+The certification failed, and there is no certificate: do not run kv-offload with this vLLM.
+To report it, open an issue where you have kv-offload from, with all of this:
+"""
+
+
+def add_certify_command(commands: Any) -> None:
+    """Add the subcommand to those of a parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "certify",
+        help="try a vLLM that this release was not tested with, and write a certificate that lets it start",
+        description="Runs the scheduler of the vLLM installed here with kv-offload on virtual workers, and "
+        "copies blocks. If all goes well, writes a certificate with which this vLLM may start.",
+    )
+    parser.add_argument(
+        "--seconds", type=_seconds, default=60.0, help="time for the virtual workers (default: %(default)g)"
+    )
+    parser.add_argument("--seed", type=_seed, help="repeat the run that printed it (default: a fresh one)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the certificate (default: the file that KV_OFFLOAD_CERTIFICATE names, or one in ~/.cache)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Carry out the command; return its exit status, 1 if the certification failed.
+
+    Raises:
+        OffloadError: there is no vLLM, or none that can be certified, or the certificate cannot be written.
+    """
+    try:
+        from offload.vllm.certificate import certificate_path, withdraw_certificate, write_certificate
+    except ModuleNotFoundError:
+        raise OffloadError("vLLM is not installed here; install it, or run this where it is") from None
+    from offload.vllm.certify import CertificationFailedError, certify
+    from offload.vllm.versions import is_tested
+
+    path: Path = options.output or certificate_path()
+    _check_target(path)
+    seed = random.SystemRandom().randrange(10**9) if options.seed is None else options.seed
+    try:
+        certificate = certify(options.seconds, seed, _say)
+    except CertificationFailedError as failure:
+        withdraw_certificate(path, failure.identity)
+        print(f"{_FAILED}\n{failure}", file=sys.stderr)
+        return 1
+    try:
+        write_certificate(certificate, path)
+    except OSError as error:
+        raise _not_writable(path, error) from None
+    _say(f"{'certificate':<12} {path}")
+    print(_SHOWN, end="")
+    if is_tested():
+        print(
+            "This release of kv-offload was tested with this vLLM, which starts without a certificate, too."
+        )
+    return 0
+
+
+def _check_target(path: Path) -> None:
+    """Before the minute that it takes."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise _not_writable(path, error) from None
+    reason = unwritable(path, beside=True)
+    if reason is not None:
+        raise _not_writable(path, reason)
+
+
+def _not_writable(path: Path, reason: object) -> OffloadError:
+    return OffloadError(
+        f"the certificate cannot be written to {str(path)!r} ({reason}); name another file with --output"
+    )
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(text)
+    return seconds
+
+
+def _seed(text: str) -> int:
+    seed = int(text)
+    if seed < 0:
+        raise ValueError(text)
+    return seed
