@@ -38,6 +38,14 @@ def test_there_are_links_to_look_at() -> None:
     assert "](docs/operations.md#" in README and "](#" in README
 
 
+def test_benchmarks_are_listed() -> None:
+    """Those that `make bench` runs, in the table of docs/benchmarks.md."""
+    names = re.findall(r"^BENCHMARKS := ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| .*\? \| (.+?) \|", (ROOT / "docs" / "benchmarks.md").read_text(), re.MULTILINE)
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert set(names[0].replace("\\", "").split()) == listed
+
+
 def first_cells(heading: str) -> list[str]:
     """First cells of the README's table with that heading."""
     table = README.partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
