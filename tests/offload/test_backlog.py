@@ -37,6 +37,8 @@ class Request:
         return min(self.num_tokens, LONGEST * BLOCK if store_answers else self.num_prompt) // BLOCK
 
     def start_over(self) -> None:
+        if self.was_declined:  # and was not looked at since
+            self.noted = 0
         self.seen, self.is_in_line, self.was_declined = 0, False, False
 
     def note(self, num_full: int) -> None:
