@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from offload.vllm.certificate import VARIABLE, Certificate, identity_here, write_certificate
-from tests.offload.vllm.overlay import NEWER, lay_over, run_with
+from offload.vllm.certificate import VARIABLE, identity_here, write_certificate
+from tests.offload.vllm.overlay import NEWER, certificate_of, lay_over, run_with
 
 pytestmark = pytest.mark.engine
 
@@ -21,11 +21,7 @@ engine.close()
 def test_one_warning_however_many_processes(tmp_path: Path) -> None:
     file = tmp_path / "certificate.json"
     folder = lay_over(tmp_path / "next")
-    identity = identity_here()._replace(vllm=NEWER)
-    certificate = Certificate(
-        identity=identity, settings={}, seed=1, seeds=8, steps=9, processor="some", date="2026-11-22T21:00:00"
-    )
-    write_certificate(certificate, file)
+    write_certificate(certificate_of(identity_here()._replace(vllm=NEWER)), file)
     ran = run_with(folder, "-c", ASK, **{VARIABLE: str(file)})
     assert ran.returncode == 0, ran.stderr
     assert "answers 2" in ran.stdout

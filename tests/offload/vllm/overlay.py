@@ -8,11 +8,14 @@ from pathlib import Path
 
 import vllm
 
+from offload.vllm.certificate import Certificate, Identity
 from tests.test_architecture import ROOT
 
 NEWER = "0.34.0"
 
 HERE = Path(vllm.__path__[0])
+
+_SECONDS = 400
 
 
 def lay_over(folder: Path, added: Mapping[str, str] | None = None, version: str = NEWER) -> Path:
@@ -40,7 +43,25 @@ def run_with(folder: Path, *arguments: str, **variables: str) -> subprocess.Comp
     path = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), **variables}
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=_SECONDS,
+    )
+
+
+def certificate_of(identity: Identity) -> Certificate:
+    """One for that identity; nothing was run for it."""
+    return Certificate(
+        identity=identity,
+        settings={},
+        seed=1,
+        seeds=8,
+        steps=9,
+        processor="some",
+        date="2026-11-22T21:00:00+00:00",
     )
 
 
