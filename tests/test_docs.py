@@ -38,6 +38,11 @@ def test_there_are_links_to_look_at() -> None:
     assert "](docs/operations.md#" in README and "](#" in README
 
 
+def test_decisions_are_numbered_one_after_the_other() -> None:
+    names = sorted(path.name for path in (ROOT / "docs" / "decisions").iterdir())
+    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
+
+
 def test_benchmarks_are_listed() -> None:
     """Those that `make bench` runs, in the table of docs/benchmarks.md."""
     names = re.findall(r"^BENCHMARKS := ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
