@@ -219,6 +219,7 @@ def test_writing_it_replaces_the_old_one_whole(file: Path, monkeypatch: pytest.M
         with pytest.raises(OSError, match="no space"):
             write_certificate(certificate(torch="other"), file)
     assert file.read_text() == before
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
     write_certificate(certificate(torch="other"), file)
     assert '"other"' in file.read_text()
     assert [each.name for each in file.parent.iterdir()] == [file.name]
