@@ -10,7 +10,7 @@ from vllm.v1.request import Request
 from offload.copiers import Fault
 from offload.vllm.virtual import VirtualEngine
 from tests.strategies import thorough
-from tests.vllm.driver import LOAD, STORE, come_to_rest, make_engine, tokens
+from tests.vllm.driver import LOAD, STORE, come_to_rest, make_engine, tokens, warm
 
 ways = st.sampled_from([LOAD, STORE])
 
@@ -114,3 +114,17 @@ class VirtualMachine(RuleBasedStateMachine):
 
 TestVirtualMachine = VirtualMachine.TestCase
 TestVirtualMachine.settings = thorough(60, steps=40)
+
+
+def test_one_load_after_the_other_may_be_stuck() -> None:
+    """Each request needs more blocks than a stuck load leaves, so each waits until it has ended."""
+    engine = make_engine(gpu_blocks=12, cpu_slots=40, first_part=16, chunk=12, max_num_seqs=3)
+    prompts = tokens(25, 0), tokens(25, 1)
+    for prompt in prompts:
+        warm(engine, prompt)
+    for prompt in prompts:
+        engine.copiers[0].force(LOAD, Fault.STUCK)
+        engine.add(prompt, 9)
+    come_to_rest(engine)
+    assert engine.counts["load stuck"] == 2
+    engine.close()

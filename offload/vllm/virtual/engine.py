@@ -262,15 +262,16 @@ class VirtualEngine:
         one thing that may wait for it to end.
 
         Raises:
-            StuckError: that takes more than ``max_steps`` steps.
+            StuckError: more than ``max_steps`` steps pass, and nothing stuck explains that.
         """
-        try:
-            self._come_to_rest(max_steps)
-        except StuckError:
-            if not self._lacks_stuck_blocks():
-                raise
-            self._let_go()
-            self._come_to_rest(max_steps)
+        for _ in range(max_steps):
+            try:
+                self._come_to_rest(max_steps)
+                break
+            except StuckError:
+                if not self._lacks_stuck_blocks():
+                    raise
+                self._let_go()  # the next load may be stuck, too
         self.audit.check_at_rest()
         for _ in range(max_steps):
             if not self.jobs:
