@@ -40,7 +40,7 @@ class OffloadConfig:
     """
 
     cpu_gib: float
-    store_decode_blocks: bool | str = AUTO
+    store_decode_blocks: bool | str = True
     eviction_policy: str = DEFAULT_POLICY
     verify_loads: Verify = Verify.SAMPLED
     hinted_share: float = 0.25

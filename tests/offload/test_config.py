@@ -100,7 +100,7 @@ def test_any_positive_size_is_a_size(size: float) -> None:
 
 def test_defaults() -> None:
     config = OffloadConfig.from_mapping({"cpu_gib": 8})
-    assert config == OffloadConfig(cpu_gib=8, store_decode_blocks="auto", eviction_policy="hazard")
+    assert config == OffloadConfig(cpu_gib=8, store_decode_blocks=True, eviction_policy="hazard")
     assert config.cpu_bytes == 8 * 2**30
     assert config.hinted_share == 0.25
     assert config.huge_pages is False
