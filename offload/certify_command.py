@@ -18,7 +18,7 @@ What it does not show: no GPU kernel and no other kernel of vLLM computed anythi
 no worker process or server of vLLM was started.
 """
 _FAILED = """\
-The certification failed, and there is no certificate: do not run kv-offload with this vLLM.
+The certification failed: do not run kv-offload with this vLLM. A certificate of before is removed.
 To report it, open an issue where you have kv-offload from, with all of this:
 """
 
@@ -63,20 +63,34 @@ def run(options: argparse.Namespace) -> int:
     try:
         certificate = certify(options.seconds, seed, _say)
     except CertificationFailedError as failure:
-        withdraw_certificate(path, failure.identity)
         print(f"{_FAILED}\n{failure}", file=sys.stderr)
+        for place in {path, _usual_path() or path}:
+            if not withdraw_certificate(place, failure.identity):
+                print(f"{place} is still there; remove it, or the start accepts it", file=sys.stderr)
         return 1
     try:
         write_certificate(certificate, path)
     except OSError as error:
         raise _not_writable(path, error) from None
     _say(f"{'certificate':<12} {path}")
+    if path != _usual_path():
+        print(f"The start looks elsewhere: set KV_OFFLOAD_CERTIFICATE={path} for the engine.")
     print(_SHOWN, end="")
     if is_tested():
         print(
             "This release of kv-offload was tested with this vLLM, which starts without a certificate, too."
         )
     return 0
+
+
+def _usual_path() -> Path | None:
+    """Where the start looks; None if there is no such place."""
+    from offload.vllm.certificate import certificate_path
+
+    try:
+        return certificate_path()
+    except OffloadError:
+        return None
 
 
 def _check_target(path: Path) -> None:

@@ -90,12 +90,12 @@ class Adapters:
 
 
 class _Roots:
-    """First prefix hashes of chains, by name or id. Those the pool has lost are dropped little by little."""
+    """First prefix hashes of chains, by name or id. Those that the pool lost are dropped bit by bit."""
 
     def __init__(self, allocator: CpuOffloadingBlockAllocator) -> None:
         self._allocator = allocator
         self._by_name: dict[Hashable, set[bytes]] = {}
-        self._line: deque[tuple[Hashable, bytes]] = deque()  # each once; the first is looked at next
+        self._line: deque[tuple[Hashable, set[bytes], bytes]] = deque()  # the first is looked at next
 
     @property
     def names(self) -> frozenset[Hashable]:
@@ -107,29 +107,28 @@ class _Roots:
         if root in roots:
             return
         roots.add(root)
-        self._line.append((name, root))
+        self._line.append((name, roots, root))
         for _ in range(min(_LOOKED_AT, len(self._line) - 1)):
             self._look_at_first()
 
     def take(self, names: Iterable[Hashable]) -> set[bytes]:
-        """Remove and return all of these names. O(all roots) if there are any."""
-        taken = [self._by_name.pop(name) for name in names if name in self._by_name]
-        if taken:
-            self._line = deque(each for each in self._line if each[0] in self._by_name)
-        return set().union(*taken)
+        """Remove and return all of these names. O(these). Their places in line end when it is their turn."""
+        return set().union(*(self._by_name.pop(name) for name in names if name in self._by_name))
 
     def check_invariants(self) -> None:
-        """What is in line is what is remembered."""
+        """What is remembered stands in line once."""
         named = [(name, root) for name, roots in self._by_name.items() for root in roots]
-        assert sorted(map(repr, named)) == sorted(map(repr, self._line)), f"{len(named)}, {len(self._line)}"
+        in_line = [(name, root) for name, roots, root in self._line if self._by_name.get(name) is roots]
+        assert sorted(map(repr, named)) == sorted(map(repr, in_line)), f"{len(named)}, {len(in_line)}"
         assert all(self._by_name.values()), "a name without roots is remembered"
 
     def _look_at_first(self) -> None:
-        name, root = self._line.popleft()
-        if self._allocator.known_depth([root], 1):
-            self._line.append((name, root))
+        name, roots, root = self._line.popleft()
+        if self._by_name.get(name) is not roots:
             return
-        roots = self._by_name[name]
+        if self._allocator.known_depth([root], 1):
+            self._line.append((name, roots, root))
+            return
         roots.discard(root)
         if not roots:
             del self._by_name[name]

@@ -16,6 +16,8 @@ import vllm
 
 from offload.errors import UnsupportedError
 
+_ALWAYS_THERE = "vllm.v1.core.sched.scheduler"
+
 REACHED = (
     # called through objects that vLLM hands over, or calling ours
     "vllm.v1.core.block_pool",
@@ -63,8 +65,13 @@ def border_digest() -> str:
     """SHA-256 over the source of ``border_modules``, in hexadecimal; a module that is missing counts as such.
 
     Raises:
-        UnsupportedError: a file that cannot be read.
+        UnsupportedError: a file that cannot be read, or a vLLM without its source.
     """
+    if _file_of(_ALWAYS_THERE, Path(vllm.__path__[0])) is None:
+        raise UnsupportedError(
+            f"{_ALWAYS_THERE} has no source file in {vllm.__path__[0]}, so this vLLM cannot be told from "
+            f"others; install one with its Python files"
+        )
     digest = hashlib.sha256()
     for module in border_modules():
         path = _file_of(module, Path(vllm.__path__[0]))
@@ -78,8 +85,8 @@ def border_digest() -> str:
     return digest.hexdigest()
 
 
-def _follow(imported: _Name, found: set[str], theirs: Path) -> None:
-    """Add the module that ``imported`` names, and the one that defines the name."""
+def _follow(imported: _Name, found: set[str], theirs: Path, seen: frozenset[_Name] = frozenset()) -> None:
+    """Add the module that ``imported`` names, and the one that defines the name; ``seen``: on the way."""
     module, name = imported
     if name is not None and _file_of(f"{module}.{name}", theirs) is not None:
         found.add(f"{module}.{name}")
@@ -89,8 +96,8 @@ def _follow(imported: _Name, found: set[str], theirs: Path) -> None:
     if name is None or path is None or path.name != "__init__.py":
         return
     for bound, origin in _imports(path, package=module):
-        if bound == name and origin != imported:
-            _follow(origin, found, theirs)
+        if bound == name and origin != imported and origin not in seen:
+            _follow(origin, found, theirs, seen | {imported})
 
 
 def _imports(path: Path, package: str) -> Iterator[tuple[str, _Name]]:

@@ -101,12 +101,17 @@ def identity_here() -> Identity:
     """Of this process. About 0.1 s; reads files, and starts nothing on a GPU.
 
     Raises:
-        UnsupportedError: vLLM's source cannot be read.
+        UnsupportedError: vLLM's source cannot be read, or there is no device that it runs on.
     """
     import torch
     from vllm.platforms import current_platform
 
-    device = str(current_platform.get_device_name())
+    try:
+        device = str(current_platform.get_device_name())
+    except Exception as error:  # of the platform's own library
+        raise UnsupportedError(
+            f"vLLM finds no device here ({error!r}); run this where the GPU is that will serve"
+        ) from None
     return Identity(
         str(vllm.__version__),
         str(torch.__version__),
@@ -176,11 +181,17 @@ def write_certificate(certificate: Certificate, path: Path) -> None:
         new.unlink(missing_ok=True)
 
 
-def withdraw_certificate(path: Path, identity: Identity) -> None:
-    """Remove a certificate that a later run with the same identity has refuted. Leaves other files alone."""
+def withdraw_certificate(path: Path, identity: Identity) -> bool:
+    """Remove a certificate that a later run with the same identity has refuted. Leaves other files alone.
+
+    Returns whether none is left there.
+    """
     try:
         certificate = read_certificate(path)
+        if certificate is not None and certificate.identity == identity:
+            path.unlink(missing_ok=True)
     except UnsupportedError:
-        return
-    if certificate is not None and certificate.identity == identity:
-        path.unlink()
+        return True
+    except OSError:
+        return False
+    return True

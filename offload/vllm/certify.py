@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from offload.errors import UnsupportedError
 from offload.vllm.border import border_modules
 from offload.vllm.certificate import COMMAND, Certificate, Identity, identity_here
 from offload.vllm.versions import check_can_be_certified, on_trial
@@ -62,9 +63,13 @@ def certify(seconds: float, seed: int, say: Callable[[str], None]) -> Certificat
         say: is told, line by line, what runs and what came of it.
 
     Raises:
-        UnsupportedError: this vLLM is too old, or its source cannot be read.
+        UnsupportedError: this vLLM is too old, or its source cannot be read; or Python runs with -O.
         CertificationFailedError: something did not hold.
     """
+    if not __debug__:
+        raise UnsupportedError(
+            "python -O and PYTHONOPTIMIZE leave out what is to be checked; certify without them"
+        )
     check_can_be_certified()
     identity = identity_here()
     modules = border_modules()

@@ -4,7 +4,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 
 from allocator import CpuOffloadingBlockAllocator, hash_chain
-from offload.vllm.adapters import Adapters
+from offload.vllm.adapters import Adapters, _Roots
 from offload.vllm.virtual import VirtualEngine
 from tests.vllm import driver
 from tests.vllm.driver import Engines, depth_of, serve, tokens
@@ -201,3 +201,26 @@ def test_the_roots_that_are_remembered_are_bounded(num_adapters: int) -> None:
         assert adapters.admit(Stored(number, adapter(number, load_inplace=True)))  # type: ignore[arg-type]
         adapters.check_invariants()
     assert pool.num_free == 16
+
+
+def test_what_a_reload_takes_leaves_those_of_others_alone() -> None:
+    """It costs no look at them, and places in line of what was taken do not pile up."""
+    pool = CpuOffloadingBlockAllocator(64)
+    roots = _Roots(pool)
+
+    def add(name: str, number: int) -> None:
+        chain = hash_chain([number], 1)
+        plan = pool.plan_store(chain, 1)
+        if plan is not None:
+            pool.commit(plan)
+        roots.add(name, chain[0])
+
+    for number in range(40):
+        add("other", number)
+    before = list(roots._line)
+    assert roots.take(["mine", 7]) == set() and list(roots._line) == before
+    for _ in range(1000):
+        add("mine", 50)
+        assert roots.take(["mine"]) == set(hash_chain([50], 1))
+        roots.check_invariants()
+    assert len(roots._line) <= 2 * 41 and len(roots._by_name["other"]) == 40

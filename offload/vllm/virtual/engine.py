@@ -272,6 +272,8 @@ class VirtualEngine:
                 if not self._lacks_stuck_blocks():
                     raise
                 self._let_go()  # the next load may be stuck, too
+        else:
+            raise StuckError(f"loads got stuck {max_steps} times in a row")
         self.audit.check_at_rest()
         for _ in range(max_steps):
             if not self.jobs:

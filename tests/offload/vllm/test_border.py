@@ -11,6 +11,7 @@ import pytest
 import vllm
 
 import offload.vllm
+from offload.errors import UnsupportedError
 from offload.vllm import border
 from offload.vllm.border import REACHED, border_digest, border_modules
 from offload.vllm.virtual import run_seed
@@ -132,3 +133,18 @@ def test_a_module_that_goes_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     before = border_digest()
     monkeypatch.setattr(vllm, "__path__", [str(folder / "vllm")])
     assert border_digest() != before
+
+
+def test_a_vllm_without_its_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__path__", [str(tmp_path)])
+    with pytest.raises(UnsupportedError, match=f"has no source file in {tmp_path}"):
+        border_digest()
+
+
+def test_packages_that_import_a_name_from_each_other_are_both_listed(tmp_path: Path) -> None:
+    for package, other in (("a", "b"), ("b", "a")):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(f"from vllm.{other} import Name")
+    found: set[str] = set()
+    border._follow(border._Name("vllm.a", "Name"), found, tmp_path)
+    assert found == {"vllm.a", "vllm.b"}

@@ -1,5 +1,7 @@
 """``kv-offload certify`` on the vLLM at hand, and on ours with a fault."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from offload.vllm.certificate import (
 from offload.vllm.self_checks import THREADS, check_copies
 from offload.vllm.versions import is_on_trial
 from tests.offload.vllm.overlay import certificate_of
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_vllm_at_hand_is_certified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,16 +49,20 @@ def test_the_vllm_at_hand_is_certified(tmp_path: Path, capsys: pytest.CaptureFix
     if not current_platform.is_cuda():
         assert "copies on a GPU: not measured" in said
     assert "starts without a certificate" in said
+    assert f"set KV_OFFLOAD_CERTIFICATE={file}" in said
 
 
 def test_a_failure_withdraws_the_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "certificate.json"
+    """Also the one that the start would take, where another file was to be written."""
+    file, usual = tmp_path / "certificate.json", tmp_path / "usual.json"
+    monkeypatch.setenv("KV_OFFLOAD_CERTIFICATE", str(usual))
     write_certificate(certificate_of(identity_here()), file)
+    write_certificate(certificate_of(identity_here()), usual)
     monkeypatch.setattr(Scheduler, "_handle_invalid_blocks", lambda self, *arguments: set())
     assert main(["certify", "--seconds", "0", "--seed", "0", "--output", str(file)]) == 1
-    assert not file.exists()
+    assert not file.exists() and not usual.exists()
     assert "WrongBytesError" in capsys.readouterr().err
     assert not is_on_trial()
 
@@ -86,3 +94,27 @@ def test_a_release_that_is_too_old_is_refused(
     assert main(["certify", "--output", str(tmp_path / "c.json")]) == 1
     assert "refused: vLLM 0.30.4 is not supported" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_where_vllm_finds_no_device_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As with a CUDA build in an image that is made where there is no GPU."""
+
+    def no_device(device_id: int = 0) -> str:
+        raise NotImplementedError
+
+    monkeypatch.setattr(current_platform, "get_device_name", no_device)
+    assert main(["certify", "--output", str(tmp_path / "c.json")]) == 1
+    assert "refused: vLLM finds no device here" in capsys.readouterr().err
+
+
+def test_without_assertions_nothing_is_certified(tmp_path: Path) -> None:
+    """They are what finds wrong bytes."""
+    command = [sys.executable, "-O", "-c", "import sys; from offload.cli import main; sys.exit(main())"]
+    file = tmp_path / "c.json"
+    ended = subprocess.run(
+        [*command, "certify", "--output", str(file)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1 and "python -O and PYTHONOPTIMIZE" in ended.stderr
+    assert not file.exists()

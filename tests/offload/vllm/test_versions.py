@@ -265,6 +265,16 @@ def test_one_is_withdrawn_by_the_same_identity_alone(file: Path) -> None:
     assert not file.exists()
 
 
+def test_one_that_cannot_be_removed_is_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(path)
+
+    assert withdraw_certificate(file, identity_here())
+    write_certificate(replace(certificate(), seed=6), file)
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert not withdraw_certificate(file, identity_here())
+
+
 def test_a_release_on_trial_may_start(say: Say, file: Path) -> None:
     say(UNTESTED)
     with on_trial():
