@@ -85,10 +85,16 @@ def _read_settings(text: str) -> dict[str, Any]:
         settings = json.loads(text)
     except (ValueError, RecursionError) as error:  # a ValueError too for a number of thousands of digits
         raise OffloadError(
-            f"--config {text[:200]!r} is not JSON ({error}); quote it as one argument"
+            f"--config {text[:200]!r} is not JSON ({error}); give one argument in single quotes, with double "
+            f"quotes inside: '{{\"cpu_gib\": 8}}'"
         ) from None
     if not isinstance(settings, dict):
         raise OffloadError(f'--config {text[:200]!r} is not a JSON object; use for example {{"cpu_gib": 8}}')
+    if "kv_connector" in settings:
+        raise OffloadError(
+            "--config has kv_connector, so it is the value of --kv-transfer-config; give what its "
+            "kv_connector_extra_config is"
+        )
     return settings
 
 

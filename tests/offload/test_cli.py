@@ -68,6 +68,8 @@ def flag_as_a_shell_reads_it(printed: str) -> dict[str, Any]:
     ("config", "reason"),
     [
         ("{cpu_gib: 8}", "is not JSON"),
+        ("{'cpu_gib': 8}", "with double quotes inside"),
+        ('{"kv_connector": "CpuOffloadConnector"}', "it is the value of --kv-transfer-config"),
         ('{"cpu_gib": ' + "1" * 5000 + "}", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("8", "is not a JSON object"),

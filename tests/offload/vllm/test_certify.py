@@ -118,3 +118,21 @@ def test_without_assertions_nothing_is_certified(tmp_path: Path) -> None:
     )
     assert ended.returncode == 1 and "python -O and PYTHONOPTIMIZE" in ended.stderr
     assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("--seconds", "-1", "'-1' is no time; give seconds, 0 or more"),
+        ("--seconds", "x", "'x' is no time"),
+        ("--seconds", "nan", "'nan' is no time"),
+        ("--seed", "x", "'x' is no seed; give a whole number"),
+        ("--seed", "-2", "'-2' is no seed"),
+    ],
+)
+def test_a_wrong_argument_is_named(
+    option: str, value: str, remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["certify", f"{option}={value}"])
+    assert remedy in capsys.readouterr().err
