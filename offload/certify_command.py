@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.config import unwritable
-from offload.errors import OffloadError
+from offload.errors import OffloadError, without_vllm
 
 _SHOWN = """\
 What this shows: vLLM's own scheduler ran with our whole connector on virtual workers, through random
@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
     """
     try:
         from offload.vllm.certificate import certificate_path, withdraw_certificate, write_certificate
-    except ModuleNotFoundError:
-        raise OffloadError("vLLM is not installed here; install it, or run this where it is") from None
+    except ModuleNotFoundError as missing:
+        raise without_vllm(missing) from None
     from offload.vllm.certify import CertificationFailedError, certify
     from offload.vllm.versions import is_tested
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from offload.certify_command import add_certify_command
 from offload.config import GIB
-from offload.errors import OffloadError
+from offload.errors import OffloadError, without_vllm
 from offload.host_limits import host_memory_bytes
 from offload.size_command import add_size_command
 
@@ -102,8 +102,8 @@ def _admitted_vllm() -> str:
     """Its version, and why it may start."""
     try:
         from offload.vllm.versions import check_vllm_version
-    except ModuleNotFoundError:
-        raise OffloadError("vLLM is not installed here; install it, or run this where it is") from None
+    except ModuleNotFoundError as missing:
+        raise without_vllm(missing) from None
     admission = check_vllm_version()
     if admission.certificate is None:
         return admission.version

@@ -28,3 +28,10 @@ class HostMemoryError(OffloadError):
 
 class TraceError(OffloadError):
     """A line of a trace is not a request; the message names file, line and value."""
+
+
+def without_vllm(missing: ModuleNotFoundError) -> OffloadError:
+    """What to say where ``import vllm`` fails for want of a module."""
+    if missing.name == "vllm":
+        return OffloadError("vLLM is not installed here; install it, or run this where it is")
+    return OffloadError(f"vLLM cannot be imported here ({missing}); install what it requires")

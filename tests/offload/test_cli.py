@@ -111,6 +111,19 @@ def test_certify_needs_a_vllm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert "refused: vLLM is not installed here" in capsys.readouterr().err
 
 
+def test_a_vllm_that_lacks_something_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "vllm.py").write_text("import no_such_module")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("vllm", "offload.vllm.versions"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(sys.modules, "offload.vllm.certificate", raising=False)
+    assert main(["check", "--config", '{"cpu_gib": 0.5}']) == 1
+    said = capsys.readouterr().err
+    assert "vLLM cannot be imported here (No module named 'no_such_module')" in said
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
