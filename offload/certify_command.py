@@ -18,7 +18,8 @@ What it does not show: no GPU kernel and no other kernel of vLLM computed anythi
 no worker process or server of vLLM was started.
 """
 _FAILED = """\
-The certification failed: do not run kv-offload with this vLLM. A certificate of before is removed.
+The certification failed, and there is no certificate: do not run kv-offload with this vLLM.
+A certificate of before is removed.
 To report it, open an issue where you have kv-offload from, with all of this:
 """
 
