@@ -35,7 +35,9 @@ def add_certify_command(commands: Any) -> None:
     parser.add_argument(
         "--seconds", type=_seconds, default=60.0, help="time for the virtual workers (default: %(default)g)"
     )
-    parser.add_argument("--seed", type=_seed, help="repeat the run that printed it (default: a fresh one)")
+    parser.add_argument(
+        "--seed", type=_seed, help="begin with the engine that it was printed for (default: a fresh one)"
+    )
     parser.add_argument(
         "--output",
         type=Path,
