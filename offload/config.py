@@ -117,7 +117,7 @@ def check_host_memory(config: OffloadConfig, available: int | None = None) -> No
     if config.cpu_gib > available / GIB:
         raise ConfigError(
             f"cpu_gib is {config.cpu_gib} but this machine has {available / GIB:.1f} GiB of memory; "
-            f"choose at most what the engine leaves free"
+            f"lower cpu_gib to at most what the engine leaves free"
         )
 
 

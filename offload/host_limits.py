@@ -19,6 +19,7 @@ _RAISE_MACHINE = "stop what else uses this machine's memory"
 _RAISE_NODES = "allow the process more NUMA nodes: docker run --cpuset-mems"
 
 
+_GIB = 1 << 30
 _NO_LIMIT = 1 << 62
 _AVAILABLE_ON_NODE = ("MemFree:", "Active(file):", "Inactive(file):", "SReclaimable:")
 
@@ -84,14 +85,20 @@ def check_room(nbytes: int, root: Path = Path("/")) -> None:
     """Refuse ``nbytes`` more where they do not fit beside what is in use. Reads a few small files.
 
     Raises:
-        HostMemoryError: names the tightest limit, its use, and what raises it.
+        HostMemoryError: names what was asked for, the tightest limit and what is free of it, in GiB, and
+            what raises it.
     """
     tightest = min(memory_limits(root), key=lambda each: each.room, default=None)
     if tightest is not None and nbytes > tightest.room:
         raise HostMemoryError(
-            f"cannot take {nbytes:,} bytes for the CPU pool: {tightest.source} allows "
-            f"{tightest.limit:,}, of which {tightest.used:,} are in use; lower cpu_gib, or {tightest.remedy}"
+            f"cannot take {_gib(-(-nbytes * 100 // _GIB))} GiB for the CPU pool: of the "
+            f"{_gib(tightest.limit * 100 // _GIB)} GiB that {tightest.source} allows, "
+            f"{_gib(tightest.room * 100 // _GIB)} are free; lower cpu_gib, or {tightest.remedy}"
         )
+
+
+def _gib(hundredths: int) -> str:
+    return f"{hundredths // 100:,}.{hundredths % 100:02}"
 
 
 def _machine(root: Path) -> Iterator[MemoryLimit]:

@@ -56,10 +56,17 @@ def machine(tmp_path: Path) -> Machine:
 def test_the_machine_alone(machine: Machine) -> None:
     check_room(6 * GIB, machine.root)
     message = machine.refusal(6 * GIB + 1)
-    assert f"{6 * GIB + 1:,} bytes" in message
-    assert "proc/meminfo allows 8,589,934,592, of which 2,147,483,648 are in use" in message
-    assert "lower cpu_gib, or stop what else" in message
+    assert message == (
+        f"cannot take 6.01 GiB for the CPU pool: of the 8.00 GiB that {machine.root}/proc/meminfo allows, "
+        f"6.00 are free; lower cpu_gib, or stop what else uses this machine's memory"
+    )
     assert host_memory_bytes(machine.root) == 8 * GIB
+
+
+def test_free_swap_counts_as_available(machine: Machine) -> None:
+    machine.write("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 6291456 kB\nSwapFree: 1048576 kB\n")
+    check_room(7 * GIB, machine.root)
+    assert "7.00 are free" in machine.refusal(7 * GIB + 1)
 
 
 def test_where_nothing_can_be_read_nothing_is_refused_for_room(tmp_path: Path) -> None:
@@ -81,7 +88,7 @@ def test_a_container_whose_mount_is_its_own_group(machine: Machine, path: str) -
     machine.group_v2("", GIB, 300 * MIB, cache=50 * MIB)
     check_room(GIB - 200 * MIB, machine.root)
     message = machine.refusal(GIB - 200 * MIB + 1)
-    assert f"{V2}/memory.max allows 1,073,741,824, of which {200 * MIB:,} are in use" in message
+    assert f"of the 1.00 GiB that {machine.root}/{V2}/memory.max allows, 0.80 are free" in message
     assert "lower cpu_gib" in message
     assert "docker run --memory" in message
     assert "resources.limits.memory" in message
@@ -126,7 +133,7 @@ def test_version_one(machine: Machine, path: str) -> None:
     machine.group_v1("/x", MIB, 0)
     check_room(GIB - 200 * MIB, machine.root)
     message = machine.refusal(GIB - 200 * MIB + 1)
-    assert f"{V1}{path.rstrip('/')}/memory.limit_in_bytes allows 1,073,741,824" in message
+    assert f"{V1}{path.rstrip('/')}/memory.limit_in_bytes allows, 0.80 are free" in message
 
 
 def test_version_one_without_a_limit(machine: Machine) -> None:
@@ -156,7 +163,7 @@ class TestNodes:
         machine.write("proc/self/status", "Name:\tpython\nMems_allowed:\t2\nMems_allowed_list:\t1\n")
         check_room(2 * GIB, machine.root)
         message = machine.refusal(2 * GIB + 1)
-        assert "NUMA nodes 1) allows 4,294,967,296, of which 2,147,483,648 are in use" in message
+        assert "of the 4.00 GiB that" in message and "NUMA nodes 1) allows, 2.00 are free" in message
         assert "--cpuset-mems" in message
 
     def test_a_process_that_may_use_all_has_the_machine(self, machine: Machine) -> None:

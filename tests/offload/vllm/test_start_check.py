@@ -211,13 +211,13 @@ def test_arguments_that_vllm_does_not_know(models: dict[str, str]) -> None:
 def test_memory_that_is_in_use(models: dict[str, str], check: Check) -> None:
     """The start finds out when it takes the memory, with the model loaded."""
     size = host_memory_bytes() / GIB
-    with pytest.raises(HostMemoryError, match=r"cannot take .* bytes for the CPU pool"):
+    with pytest.raises(HostMemoryError, match=r"cannot take .* GiB for the CPU pool"):
         check_room(int(size * GIB))
     config = json.dumps({"cpu_gib": size})
     for arguments in ([], ["--", models["llama"], *options()]):
         refusal = check.refusal("--config", config, *arguments)
         assert refusal is not None
-        assert "bytes for the CPU pool" in refusal
+        assert "GiB for the CPU pool" in refusal
 
 
 @pytest.mark.parametrize("cuda", [True, False])

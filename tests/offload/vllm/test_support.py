@@ -84,7 +84,7 @@ def check_message(refused: pytest.ExceptionInfo[Exception], *parts: str) -> None
         ({"cpu_gb": 8}, ["'cpu_gb'", "kv_connector_extra_config", "did you mean 'cpu_gib'"]),
         ({"cpu_gib": "8"}, ["cpu_gib is '8'", "as a number, such as 8"]),
         ({"cpu_gib": 0}, ["cpu_gib is 0", "a positive number, such as 8"]),
-        ({"cpu_gib": 1e9}, ["cpu_gib is 1000000000.0", "GiB of memory", "choose at most"]),
+        ({"cpu_gib": 1e9}, ["cpu_gib is 1000000000.0", "GiB of memory", "lower cpu_gib to at most"]),
         ({"store_decode_blocks": True}, ['lacks "cpu_gib"', 'add, say, "cpu_gib": 8']),
     ],
     ids=lambda value: str(value)[:20],
