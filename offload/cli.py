@@ -23,6 +23,11 @@ _NO_ENGINE = """\
 note     The model and vLLM's other arguments were not checked: add them after --, as in
          kv-offload check --config JSON -- MODEL --block-size 16
 """
+_REMEDIES = {
+    "check": "; put vLLM's arguments after --, as in: kv-offload check -- MODEL --block-size 16",
+    "certify": "; certify takes none of vLLM's arguments: it tries the vLLM that is installed here",
+}
+"""What to do about arguments that a command does not know."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_check_command(commands)
     add_size_command(commands)
     add_certify_command(commands)
-    options = parser.parse_args(argv)
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_REMEDIES.get(options.command, '')}")
     try:
         status: int | None = options.run(options)
     except OffloadError as error:

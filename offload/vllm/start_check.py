@@ -1,8 +1,9 @@
 """What ``kv-offload check`` asks: would an engine so set start here? With the code of the start."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import TypeAdapter
 from vllm import envs
@@ -21,6 +22,15 @@ try:
     from vllm.entrypoints.common.cli_args import make_arg_parser
 except ImportError:  # before vLLM 0.33
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
+
+
+class _ServeParser(FlexibleArgumentParser):
+    """Of ``vllm serve``. Says what is wrong in one line, without the hundreds of lines of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UnsupportedError(
+            f"vllm serve does not take these arguments: {message}; `vllm serve --help=all` lists all it takes"
+        )
 
 
 def flag_value(settings: Mapping[str, Any]) -> str:
@@ -59,24 +69,41 @@ def check_arguments(arguments: Sequence[str], settings: Mapping[str, Any] | None
         settings: of our connector; None where the arguments have ``--kv-transfer-config`` themselves.
 
     Raises:
-        OffloadError: as the start does; UnsupportedError too for what vLLM itself refuses.
-        SystemExit: vLLM does not know an argument.
+        OffloadError: as the start does; UnsupportedError too for what vLLM itself refuses, and where no
+            model is named: vLLM would take its default.
+        SystemExit: the arguments ask for vLLM's help.
     """
     _check_plugins()
     register()
-    parsed = make_arg_parser(FlexibleArgumentParser(prog="vllm serve")).parse_args(list(arguments))
+    parsed = _parse(arguments)
     if settings is not None:
         if parsed.kv_transfer_config is not None:
             raise ConfigError("the settings are given twice; give --config or --kv-transfer-config, not both")
         return check_arguments([*arguments, "--kv-transfer-config", flag_value(settings)], None)
-    if parsed.model_tag is not None:
-        parsed.model = parsed.model_tag
     vllm_config = _configure(AsyncEngineArgs.from_cli_args(parsed))
     config = check_engine(vllm_config)
     if config is None:
         raise UnsupportedError(f"--kv-transfer-config does not name {CONNECTOR}; add it, or use --config")
     check_room(pool_bytes_here(vllm_config, config))
     return config
+
+
+def _parse(arguments: Sequence[str]) -> Any:
+    """As ``vllm serve`` reads them; ``model`` is the one that is named."""
+    parser = make_arg_parser(_ServeParser(prog="vllm serve"))
+    parser.set_defaults(model=None)
+    try:
+        parsed = parser.parse_args(list(arguments))
+    except OffloadError:
+        raise
+    except (ValueError, OSError, AssertionError) as error:  # of the file that vLLM's own --config names
+        raise UnsupportedError(f"vLLM cannot read these arguments: {error}") from error
+    parsed.model = parsed.model_tag or parsed.model
+    if parsed.model is None:
+        raise UnsupportedError(
+            f"the arguments {shlex.join(arguments)!r} name no model; put it first: -- MODEL --block-size 16"
+        )
+    return parsed
 
 
 def _configure(arguments: AsyncEngineArgs) -> VllmConfig:

@@ -149,3 +149,22 @@ def test_wrong_usage(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["check", "MODEL", "--block-size", "16"], "16; put vLLM's arguments after --, as in: kv-offload"),
+        (["check", "--block-size", "16", "--", "MODEL"], "--block-size; put vLLM's arguments after --"),
+        (["certify", "MODEL"], "MODEL; certify takes none of vLLM's arguments"),
+        (["certify", "--", "MODEL"], "MODEL; certify takes none of vLLM's arguments"),
+    ],
+    ids=str,
+)
+def test_where_the_arguments_of_vllm_go(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """``kv-offload check`` refuses what the start of an engine refuses, in the same words, and nothing else."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -202,10 +203,38 @@ def test_what_vllm_itself_refuses(models: dict[str, str], check: Check) -> None:
     assert "vLLM refuses these arguments" in refusal
 
 
-def test_arguments_that_vllm_does_not_know(models: dict[str, str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["check", "--", models["llama"], "--blok-size", "16"])
-    assert ended.value.code == 2
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--blok-size", "16"], "unrecognized arguments: --blok-size 16; `vllm serve --help=all` lists"),
+        (["--block-size", "many"], "argument --block-size: "),
+        (["--config", "/nowhere/serve.yaml"], "vLLM cannot read these arguments: [Errno 2] No such file"),
+        (["--config", '{"cpu_gib": 8}'], "vLLM cannot read these arguments: Config file must be"),
+    ],
+)
+def test_arguments_that_vllm_does_not_take(
+    arguments: list[str],
+    reason: str,
+    models: dict[str, str],
+    check: Check,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    refusal = check.refusal("--config", '{"cpu_gib": 0.01}', "--", models["llama"], *arguments)
+    assert refusal is not None
+    assert reason in refusal
+    main(["check", "--", models["llama"], *arguments])
+    assert "usage:" not in capsys.readouterr().err
+
+
+def test_a_model_has_to_be_named(models: dict[str, str], check: Check, tmp_path: Path) -> None:
+    """vLLM itself would take its default model."""
+    refusal = check.refusal("--config", '{"cpu_gib": 0.01}', "--", "--block-size", "32")
+    assert refusal is not None
+    assert "'--block-size 32' name no model; put it first: -- MODEL" in refusal
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"model: {models['llama']}\n")
+    for named in (["--model", models["llama"]], ["--config", str(file)]):
+        assert check.refusal("--config", '{"cpu_gib": 0.01}', "--", *named, *options()) is None
 
 
 def test_memory_that_is_in_use(models: dict[str, str], check: Check) -> None:
