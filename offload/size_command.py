@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -129,11 +130,14 @@ def _size(gib: float) -> str:
 
 def _numbers(text: str) -> list[float]:
     try:
-        return [float(each) for each in text.split(",")]
+        sizes = [float(each) for each in text.split(",")]
     except ValueError:
+        sizes = [math.nan]
+    if not all(0 < each < math.inf for each in sizes):
         raise OffloadError(
-            f"--gib {text!r}: give sizes in GiB with commas between, such as 8,16,32"
-        ) from None
+            f"--gib {text!r}: give sizes in GiB, positive numbers with commas between, such as 8,16,32"
+        )
+    return sizes
 
 
 def _token_bytes(model: str) -> TokenBytes:

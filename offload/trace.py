@@ -45,7 +45,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
     The last id of a prompt is dropped if it stands for a partial block, which no engine caches.
 
     Raises:
-        TraceError: a line that is not a request.
+        TraceError: a line that is not a request, or no line at all.
         OSError: the file cannot be read.
     """
     requests: list[TraceRequest] = []
@@ -56,7 +56,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
             if line.strip():
                 requests.append(_parse(line, f"{path}, line {number}"))
     if not requests:
-        raise TraceError(f"{path}: has no requests")
+        raise TraceError(f"{path}: has no requests; record some with record_trace and let them end")
     return sorted(requests, key=lambda request: request.timestamp_seconds)
 
 
