@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from offload.provenance import cpu_model
 from offload.tables import format_table
 
 __all__ = ["format_table", "load_note", "meta", "write_json"]
@@ -29,7 +30,7 @@ def meta(**extra: Any) -> dict[str, Any]:
     """
     return {
         "machine": {
-            "cpu": _cpu_model(),
+            "cpu": cpu_model(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "memory_gib": _memory_gib(),
             "gpu": _gpu_names(),
@@ -59,16 +60,6 @@ def write_json(path: Path, meta: Mapping[str, Any], rows: Sequence[Mapping[str, 
     lines = ",\n".join("    " + json.dumps(row) for row in rows)
     head = json.dumps(meta, indent=2).replace("\n", "\n  ")
     path.write_text(f'{{\n  "meta": {head},\n  "rows": [\n{lines}\n  ]\n}}\n')
-
-
-def _cpu_model() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _memory_gib() -> float | None:

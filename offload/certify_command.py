@@ -2,7 +2,9 @@
 
 import argparse
 import math
+import os
 import random
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,8 @@ What it does not show: no GPU kernel and no other kernel of vLLM computed anythi
 no worker process or server of vLLM was started.
 """
 _FAILED = """\
-The certification failed, and there is no certificate: do not run kv-offload with this vLLM.
-A certificate of before is removed.
-To report it, open an issue where you have kv-offload from, with all of this:
+The certification failed, and no certificate was written: do not run kv-offload with this vLLM.
+To report it, send all of this to the maintainers of your copy of kv-offload:
 """
 
 
@@ -60,16 +61,19 @@ def run(options: argparse.Namespace) -> int:
     from offload.vllm.certify import CertificationFailedError, certify
     from offload.vllm.versions import is_tested
 
-    path: Path = options.output or certificate_path()
+    path = certificate_path() if options.output is None else _absolute(options.output)
     _check_target(path)
     seed = random.SystemRandom().randrange(10**9) if options.seed is None else options.seed
     try:
         certificate = certify(options.seconds, seed, _say)
     except CertificationFailedError as failure:
-        print(f"{_FAILED}\n{failure}", file=sys.stderr)
+        print(f"{_FAILED}\n{failure}\n", file=sys.stderr)
         for place in {path, _usual_path() or path}:
-            if not withdraw_certificate(place, failure.identity):
-                print(f"{place} is still there; remove it, or the start accepts it", file=sys.stderr)
+            try:
+                if withdraw_certificate(place, failure.identity):
+                    print(f"The certificate of before is removed: {place}", file=sys.stderr)
+            except OSError as error:
+                print(f"Remove {place}, or the start accepts it: {error}", file=sys.stderr)
         return 1
     try:
         write_certificate(certificate, path)
@@ -77,7 +81,8 @@ def run(options: argparse.Namespace) -> int:
         raise _not_writable(path, error) from None
     _say(f"{'certificate':<12} {path}")
     if path != _usual_path():
-        print(f"The start looks elsewhere: set KV_OFFLOAD_CERTIFICATE={path} for the engine.")
+        named = shlex.quote(str(path))
+        print(f"The start looks elsewhere: set KV_OFFLOAD_CERTIFICATE={named} for the engine.")
     print(_SHOWN, end="")
     if is_tested():
         print(
@@ -96,13 +101,19 @@ def _usual_path() -> Path | None:
         return None
 
 
+def _absolute(path: Path) -> Path:
+    """For a shell does not expand all there is: ``--output=~/x`` reaches us as it is."""
+    return Path(os.path.expanduser(path)).absolute()
+
+
 def _check_target(path: Path) -> None:
     """Before the minute that it takes."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target = Path(os.path.realpath(path))
+        target.parent.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise _not_writable(path, error) from None
-    reason = unwritable(path, beside=True)
+    reason = unwritable(target, beside=True)
     if reason is not None:
         raise _not_writable(path, reason)
 

@@ -5,13 +5,13 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any
 
 from offload.certify_command import add_certify_command
 from offload.config import GIB
 from offload.errors import OffloadError, without_vllm
 from offload.host_limits import host_memory_bytes
+from offload.provenance import own_version
 from offload.size_command import add_size_command
 
 _NEW_WEIGHTS = """\
@@ -33,7 +33,7 @@ _REMEDIES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 0 fine, 1 refused or failed, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="kv-offload", description="A CPU KV-cache tier for vLLM.")
-    parser.add_argument("--version", action="version", version=f"kv-offload {version('kv-offload')}")
+    parser.add_argument("--version", action="version", version=f"kv-offload {own_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
     _add_check_command(commands)
     add_size_command(commands)

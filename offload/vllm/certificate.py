@@ -3,14 +3,16 @@
 import json
 import os
 import platform
+import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import vllm
 
-from offload.errors import UnsupportedError
+from offload.errors import ConfigError, UnsupportedError
+from offload.provenance import own_version
 from offload.vllm.border import border_digest
 
 VARIABLE = "KV_OFFLOAD_CERTIFICATE"
@@ -89,14 +91,6 @@ class Certificate:
         return certificate
 
 
-def own_version() -> str:
-    """Of this package, as it is installed."""
-    try:
-        return version("kv-offload")
-    except PackageNotFoundError:  # run from a checkout
-        return "not installed"
-
-
 def identity_here() -> Identity:
     """Of this process. About 0.1 s; reads files, and starts nothing on a GPU.
 
@@ -104,33 +98,27 @@ def identity_here() -> Identity:
         UnsupportedError: vLLM's source cannot be read, or there is no device that it runs on.
     """
     import torch
-    from vllm.platforms import current_platform
 
-    try:
-        device = str(current_platform.get_device_name())
-    except Exception as error:  # of the platform's own library
-        raise UnsupportedError(
-            f"vLLM finds no device here ({error!r}); run this where the GPU is that will serve"
-        ) from None
     return Identity(
         str(vllm.__version__),
         str(torch.__version__),
         platform.python_version(),
         own_version(),
-        device,
+        _device(),
         border_digest(),
     )
 
 
 def certificate_path() -> Path:
-    """Where the certificate for this version of vLLM is, or is to be.
+    """Where the certificate for this version of vLLM on this kind of device is, or is to be.
 
     Raises:
+        ConfigError: the variable names no place that is the same in every process.
         UnsupportedError: there is no home directory, and nothing says where to look instead.
     """
     named = os.environ.get(VARIABLE)
     if named:
-        return Path(named)
+        return _named_path(named)
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(cache):  # the XDG specification has others ignored
         try:
@@ -140,7 +128,31 @@ def certificate_path() -> Path:
                 f"vLLM {vllm.__version__} needs a certificate, and this user has no home directory to "
                 f"keep it in; set {VARIABLE} to a file, which `{COMMAND}` then writes"
             ) from None
-    return Path(cache, "kv-offload", f"vllm-{vllm.__version__}.json")
+    # Machines with other devices may share the directory.
+    name = re.sub(r"[^\w.+-]+", "-", f"vllm-{vllm.__version__}-{_device()}")
+    return Path(cache, "kv-offload", f"{name}.json")
+
+
+def _named_path(named: str) -> Path:
+    with suppress(RuntimeError):  # no such home: the path stays as it is
+        path = Path(named).expanduser()
+        if path.is_absolute():
+            return path
+    raise ConfigError(
+        f"{VARIABLE} is {named!r}; give an absolute path, since each process of the engine looks there, "
+        f"whatever its working directory"
+    )
+
+
+def _device() -> str:
+    from vllm.platforms import current_platform
+
+    try:
+        return str(current_platform.get_device_name())
+    except Exception as error:  # of the platform's own library
+        raise UnsupportedError(
+            f"vLLM finds no device here ({error!r}); run this where the GPU is that will serve"
+        ) from None
 
 
 def read_certificate(path: Path) -> Certificate | None:
@@ -167,11 +179,12 @@ def differences(certificate: Certificate, here: Identity) -> str:
 
 
 def write_certificate(certificate: Certificate, path: Path) -> None:
-    """Write it, whole or not at all, in place of what is there. Makes the directory.
+    """Write it, whole or not at all, in place of what is there. Makes the directory. Follows a link.
 
     Raises:
         OSError: that is not possible.
     """
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -184,14 +197,16 @@ def write_certificate(certificate: Certificate, path: Path) -> None:
 def withdraw_certificate(path: Path, identity: Identity) -> bool:
     """Remove a certificate that a later run with the same identity has refuted. Leaves other files alone.
 
-    Returns whether none is left there.
+    Returns whether there was one. A link to it stays, and leads nowhere.
+
+    Raises:
+        OSError: it is there, and cannot be removed.
     """
     try:
         certificate = read_certificate(path)
-        if certificate is not None and certificate.identity == identity:
-            path.unlink(missing_ok=True)
     except UnsupportedError:
-        return True
-    except OSError:
         return False
+    if certificate is None or certificate.identity != identity:
+        return False
+    Path(os.path.realpath(path)).unlink(missing_ok=True)
     return True

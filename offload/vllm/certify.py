@@ -6,17 +6,16 @@ What imports vLLM's internals is imported while it runs, since a name that is go
 import datetime
 import faulthandler
 import logging
-import platform
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from typing import NamedTuple
 
 from offload.errors import UnsupportedError
+from offload.provenance import cpu_model
 from offload.vllm.border import border_modules
 from offload.vllm.certificate import COMMAND, Certificate, Identity, identity_here
 from offload.vllm.versions import check_can_be_certified, on_trial
@@ -78,13 +77,11 @@ def certify(seconds: float, seed: int, say: Callable[[str], None]) -> Certificat
     say(f"{'seed':<12} {seed}, to repeat this run with --seed {seed}")
     checks: list[str] = []
     with _quiet(), on_trial():
-        try:
+        with _reported(identity, seed):
             for check in _self_checks(seed):
                 checks.append(check)
                 say(check)
-            driven = _drive(seconds, seed)
-        except Exception as error:
-            raise CertificationFailedError(identity, seed, error) from error
+        driven = _drive(seconds, seed, identity)
     checks.append(
         f"scheduler: {driven.seeds} virtual engines, {driven.steps:,} steps, {driven.restores:,} restores, "
         f"{driven.faults:,} copies that failed on purpose; {driven.positions_checked:,} token positions read "
@@ -98,7 +95,7 @@ def certify(seconds: float, seed: int, say: Callable[[str], None]) -> Certificat
         seeds=driven.seeds,
         steps=driven.steps,
         checks=checks,
-        processor=_processor(),
+        processor=cpu_model(),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 
@@ -109,16 +106,17 @@ def _self_checks(seed: int) -> Iterator[str]:
     return self_checks(seed)
 
 
-def _drive(seconds: float, first: int) -> _Driven:
+def _drive(seconds: float, first: int, identity: Identity) -> _Driven:
     """Virtual engines, one after another, until the time is over."""
-    from offload.vllm.virtual import run_seed
+    with _reported(identity, first):
+        from offload.vllm.virtual import run_seed
 
     driven = _Driven(0, 0, 0, 0, 0)
     until = time.monotonic() + seconds
     for seed in count(first):
         if driven.seeds >= FEWEST_SEEDS and time.monotonic() >= until:
             return driven
-        with _ended_if_it_hangs():
+        with _reported(identity, seed), _ended_if_it_hangs():
             ran = run_seed(seed, TURNS)
         faults = sum(number for name, number in ran.counts.items() if name.startswith(_FAULTS))
         driven = _Driven(
@@ -129,6 +127,15 @@ def _drive(seconds: float, first: int) -> _Driven:
             driven.faults + faults,
         )
     raise AssertionError("seeds do not end")
+
+
+@contextmanager
+def _reported(identity: Identity, seed: int) -> Iterator[None]:
+    """Any error within fails the certification; ``seed`` repeats it."""
+    try:
+        yield
+    except Exception as error:
+        raise CertificationFailedError(identity, seed, error) from error
 
 
 @contextmanager
@@ -151,12 +158,3 @@ def _ended_if_it_hangs() -> Iterator[None]:
         yield
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def _processor() -> str:
-    """The CPU's model, as Linux names it."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()

@@ -7,7 +7,7 @@ from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.errors import UnsupportedError
-from offload.vllm.certificate import own_version
+from offload.provenance import own_version
 
 
 class Fingerprint(NamedTuple):

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.cli import main
 from offload.layout import Region
-from offload.vllm import certify, worker_side
+from offload.vllm import certify, virtual, worker_side
 from offload.vllm.certificate import (
     identity_here,
     read_certificate,
@@ -21,6 +22,7 @@ from offload.vllm.certificate import (
 )
 from offload.vllm.self_checks import THREADS, check_copies
 from offload.vllm.versions import is_on_trial
+from offload.vllm.virtual import RunReport
 from tests.offload.vllm.overlay import certificate_of
 
 ROOT = Path(__file__).parents[3]
@@ -63,8 +65,47 @@ def test_a_failure_withdraws_the_certificate(
     monkeypatch.setattr(Scheduler, "_handle_invalid_blocks", lambda self, *arguments: set())
     assert main(["certify", "--seconds", "0", "--seed", "0", "--output", str(file)]) == 1
     assert not file.exists() and not usual.exists()
-    assert "WrongBytesError" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "WrongBytesError" in said
+    assert all(f"The certificate of before is removed: {place}" in said for place in (file, usual))
     assert not is_on_trial()
+
+
+class TestAFailure:
+    """Of the third virtual engine, and nothing else runs."""
+
+    @pytest.fixture(autouse=True)
+    def _third_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def run(seed: int, turns: int) -> RunReport:
+            if seed == 7:
+                raise AssertionError("wrong")
+            return RunReport(seed, turns, 0.0, 0, Counter(loads=1))
+
+        monkeypatch.setattr(virtual, "run_seed", run)
+        monkeypatch.setattr(certify, "_self_checks", lambda seed: iter(()))
+
+    def test_its_seed_is_the_one_to_repeat(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["certify", "--seconds", "0", "--seed", "5", "--output", str(tmp_path / "c.json")]) == 1
+        said = capsys.readouterr()
+        assert "command: kv-offload certify --seed 7\n" in said.err
+        assert "AssertionError: wrong" in said.err
+        assert "the maintainers of your copy of kv-offload" in said.err
+        assert "is removed" not in said.err  # for there was none
+        assert not list(tmp_path.iterdir())
+
+    def test_a_certificate_that_cannot_be_removed_is_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def refused(path: Path, missing_ok: bool = False) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        file = tmp_path / "c.json"
+        write_certificate(certificate_of(identity_here()), file)
+        monkeypatch.setattr(Path, "unlink", refused)
+        assert main(["certify", "--seconds", "0", "--seed", "5", "--output", str(file)]) == 1
+        said = capsys.readouterr().err
+        assert f"Remove {file}, or the start accepts it: [Errno 13] Permission denied" in said
+        assert "is removed" not in said
 
 
 def test_a_region_that_is_not_where_vllm_has_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +126,18 @@ def test_where_nothing_can_be_written_nothing_is_run(output: str, capsys: pytest
     said = capsys.readouterr()
     assert f"refused: the certificate cannot be written to '{output}'" in said.err
     assert not said.out
+
+
+def test_the_certificate_goes_where_a_shell_would_have_put_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "d.json").mkdir()
+    assert main(["certify", "--output=~/d.json"]) == 1
+    assert f"cannot be written to '{tmp_path}/d.json' (it is a directory)" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    assert main(["certify", "--output", "d.json"]) == 1
+    assert f"cannot be written to '{tmp_path}/d.json' (it is a directory)" in capsys.readouterr().err
 
 
 def test_a_release_that_is_too_old_is_refused(

@@ -13,7 +13,8 @@ import vllm
 from packaging.version import Version
 from vllm.platforms import current_platform
 
-from offload import UnsupportedError
+from offload import ConfigError, UnsupportedError
+from offload.provenance import own_version
 from offload.vllm.border import border_digest
 from offload.vllm.certificate import (
     VARIABLE,
@@ -21,7 +22,7 @@ from offload.vllm.certificate import (
     Identity,
     certificate_path,
     identity_here,
-    own_version,
+    read_certificate,
     withdraw_certificate,
     write_certificate,
 )
@@ -227,19 +228,64 @@ def test_writing_it_replaces_the_old_one_whole(file: Path, monkeypatch: pytest.M
 
 def test_where_it_is_looked_for(tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     say(UNTESTED)
+    monkeypatch.setattr(type(current_platform), "get_device_name", lambda *_: "cpu")
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert certificate_path() == tmp_path / "kv-offload" / f"vllm-{UNTESTED}.json"
+    name = f"vllm-{UNTESTED}-cpu.json"
+    assert certificate_path() == tmp_path / "kv-offload" / name
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for ignored in ("", "relative"):
         monkeypatch.setenv("XDG_CACHE_HOME", ignored)
-        assert certificate_path() == tmp_path / "home" / ".cache" / "kv-offload" / f"vllm-{UNTESTED}.json"
+        assert certificate_path() == tmp_path / "home" / ".cache" / "kv-offload" / name
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert certificate_path().parent == tmp_path / "home" / ".cache" / "kv-offload"
     monkeypatch.setenv(VARIABLE, "")
     assert certificate_path().parent == tmp_path / "home" / ".cache" / "kv-offload"
     monkeypatch.setenv(VARIABLE, "/opt/certificate.json")
     assert certificate_path() == Path("/opt/certificate.json")
+    monkeypatch.setenv(VARIABLE, "~/certificate.json")
+    assert certificate_path() == tmp_path / "home" / "certificate.json"
+
+
+@pytest.mark.parametrize("named", ["certificate.json", "./c.json", "~nobody-of-that-name/c.json"])
+def test_a_place_that_is_not_the_same_for_all_is_refused(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, named)
+    with pytest.raises(ConfigError, match=f"{VARIABLE} is '{named}'; give an absolute path"):
+        certificate_path()
+
+
+def test_devices_that_share_a_home_have_a_certificate_each(
+    tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say(UNTESTED)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    devices = ("cpu", "NVIDIA H200", "NVIDIA H100 80GB/PCIe")
+    for device in devices:
+        monkeypatch.setattr(type(current_platform), "get_device_name", lambda *_, device=device: device)
+        write_certificate(certificate(), certificate_path())
+    for device in devices:
+        monkeypatch.setattr(type(current_platform), "get_device_name", lambda *_, device=device: device)
+        assert check_vllm_version().certificate == certificate(device=device)
+    assert sorted(file.name for file in (tmp_path / "kv-offload").iterdir()) == [
+        f"vllm-{UNTESTED}-NVIDIA-H100-80GB-PCIe.json",
+        f"vllm-{UNTESTED}-NVIDIA-H200.json",
+        f"vllm-{UNTESTED}-cpu.json",
+    ]
+
+
+def test_a_link_is_followed(file: Path, tmp_path: Path) -> None:
+    target = tmp_path / "volume" / "kept.json"
+    file.symlink_to(target)
+    for torch in ("1", "2"):
+        write_certificate(certificate(torch=torch), file)
+        assert file.is_symlink() and not target.is_symlink()
+        assert read_certificate(target) == certificate(torch=torch)
+    assert withdraw_certificate(file, identity_here()._replace(torch="2"))
+    assert not target.exists()
+    assert read_certificate(file) is None
+    write_certificate(certificate(), file)
+    assert read_certificate(target) == certificate()
 
 
 def test_a_user_without_a_home(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,25 +300,15 @@ def test_a_user_without_a_home(say: Say, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_one_is_withdrawn_by_the_same_identity_alone(file: Path) -> None:
-    withdraw_certificate(file, identity_here())
+    assert not withdraw_certificate(file, identity_here())
     file.write_text("something else")
-    withdraw_certificate(file, identity_here())
+    assert not withdraw_certificate(file, identity_here())
     write_certificate(certificate(torch="other"), file)
-    withdraw_certificate(file, identity_here())
+    assert not withdraw_certificate(file, identity_here())
     assert file.exists()
     write_certificate(replace(certificate(), seed=6), file)
-    withdraw_certificate(file, identity_here())
-    assert not file.exists()
-
-
-def test_one_that_cannot_be_removed_is_told(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(path: Path, missing_ok: bool = False) -> None:
-        raise PermissionError(path)
-
     assert withdraw_certificate(file, identity_here())
-    write_certificate(replace(certificate(), seed=6), file)
-    monkeypatch.setattr(Path, "unlink", refused)
-    assert not withdraw_certificate(file, identity_here())
+    assert not file.exists()
 
 
 def test_a_release_on_trial_may_start(say: Say, file: Path) -> None:
