@@ -74,6 +74,7 @@ AREAS = {
             "tests/offload/test_kv_hints.py",
         ],
     ),
+    "answers": Area(["offload.answers"], ["tests/offload/test_answers.py"]),
     "seals": Area(
         ["offload.seals", "offload.transfer"],
         ["tests/offload/test_seals.py", "tests/offload/test_transfer.py"],

@@ -18,6 +18,7 @@ _CLAIMS = "evictor.hints:Claims"
 _LEDGER = "offload.ledger:JobLedger"
 _TRANSFER = "offload.transfer:TransferEngine"
 _SEALS = "offload.seals:Seals"
+_REUSE = "offload.answers:AnswerReuse"
 
 _ROWS = [
     # area, function, old text, new text
@@ -130,6 +131,14 @@ _ROWS = [
     ("seals", f"{_TRANSFER}._begin_stores", "self._allowance -= float(job.batch.sizes.sum())", "pass"),
     ("seals", f"{_TRANSFER}._begin_stores", "and now < job.since + HOLD_SECONDS", ""),
     ("seals", f"{_TRANSFER}.cancel", "if job_id in self._held", "if False"),
+    ("answers", f"{_REUSE}.arrived", "num_found + 1, num_prompt", "num_found, num_prompt"),
+    ("answers", f"{_REUSE}.arrived", "int(stop == num_prompt)", "0"),
+    ("answers", f"{_REUSE}.ended", "self._uncounted.append(kind)", "pass"),
+    ("answers", f"{_REUSE}._came_back", "self._answers[first] = None", "pass"),
+    ("answers", f"{_REUSE}._earn", "account.credit > self._worth", "account.credit > 0"),
+    ("answers", f"{_REUSE}._spend", "was_open and not self._all.is_open", "0"),
+    ("answers", f"{_REUSE}.are_stored", "or account.proven_at == self._num_closed", ""),
+    ("answers", "offload.answers:_forget_oldest", "if len(known) > most", "if False"),
 ]
 
 MUTANTS = {area: [Edit(*row[1:]) for row in rows] for area, rows in groupby(_ROWS, key=lambda row: row[0])}

@@ -145,6 +145,30 @@ def test_a_kind_is_not_believed_for_what_came_back_long_ago(talk: Talk) -> None:
     assert not talk.reuse.is_open and not talk.reuse.are_stored(b"rare")
 
 
+def test_a_kind_has_to_vouch_again_when_all_are_left_out_again(talk: Talk) -> None:
+    talk.stay_away(PATIENCE + 1)
+    talk.ask(talk.ask(system=b"rare"))
+    assert talk.reuse.are_stored(b"rare")
+    talk.ask(talk.ask(system=b"rare"))
+    assert talk.reuse.is_open
+    talk.stay_away(PATIENCE + 1)
+    assert not talk.reuse.is_open and not talk.reuse.are_stored(b"rare")
+    talk.ask(talk.ask(system=b"rare"))
+    assert not talk.reuse.is_open and talk.reuse.are_stored(b"rare")
+
+
+def test_samples_of_one_prompt_are_stored_where_what_is_stripped_is_not(talk: Talk) -> None:
+    for _ in range(PATIENCE):
+        talk.ask(talk.ask(talk.ask(system=b"returns")))
+        talk.ask(talk.strip(talk.ask(system=b"strips")))
+    assert not talk.reuse.are_stored(Lineage.STRIPPED)
+    prompt = [b"returns", *talk.fresh()]
+    for _ in range(3):
+        kind = talk.reuse.arrived(prompt, 2, 2)
+        assert talk.reuse.are_stored(kind)
+        talk.reuse.ended(prompt + talk.fresh(), 2, kind)
+
+
 def test_answers_that_end_together_are_counted_when_others_come(talk: Talk) -> None:
     """A thousand at once, and then their next turns: in between none is left out."""
     prompts = [[b"system", *talk.fresh()] for _ in range(1_000)]
