@@ -9,11 +9,11 @@ BENCHMARKS := long_document_qa overhead decode_latency shared_prefix verificatio
 # More arguments for pytest, as in: make test ARGS="-k lru -x" (then on the vLLM in .venv only)
 ARGS :=
 # What is tested on the oldest and the newest vLLM as well: whatever meets its scheduler, its worker or its server.
-BORDER_TESTS := tests/offload/vllm tests/vllm/test_faults.py tests/vllm/test_traps_bytes.py \
-	tests/vllm/test_traps_contract.py tests/vllm/test_traps_liveness.py tests/vllm/test_traps_multi.py \
-	tests/vllm/test_virtual_engine.py tests/vllm/test_sleep.py tests/vllm/test_hint_caps.py \
-	tests/vllm/test_request_hints.py tests/vllm/test_answer_reuse.py \
-	tests/engine/test_async_hints.py tests/engine/test_kv_bytes.py \
+BORDER_TESTS := tests/offload/vllm tests/offload/worker/test_side.py tests/offload/test_messages.py \
+	tests/virtual/test_faults.py tests/virtual/test_traps_bytes.py tests/virtual/test_traps_contract.py \
+	tests/virtual/test_traps_liveness.py tests/virtual/test_traps_multi.py tests/virtual/test_virtual_engine.py \
+	tests/virtual/test_sleep.py tests/virtual/test_hint_caps.py tests/virtual/test_request_hints.py \
+	tests/virtual/test_answer_reuse.py tests/engine/test_async_hints.py tests/engine/test_kv_bytes.py \
 	tests/engine/test_restore.py tests/engine/test_serve.py tests/engine/test_traps.py
 
 # The engines that tests and benchmarks start have nothing to report to anyone.

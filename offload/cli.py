@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from offload.certify_command import add_certify_command
 from offload.config import GIB
 from offload.errors import OffloadError, without_vllm
-from offload.host_limits import host_memory_bytes
 from offload.provenance import own_version
-from offload.size_command import add_size_command
+from offload.sizing.command import add_size_command
+from offload.vllm.certification.command import add_certify_command
+from offload.worker.pool.host_limits import host_memory_bytes
 
 _NEW_WEIGHTS = """\
 note     After new weights, empty the pool: reset_prefix_cache(reset_connector=True), or over HTTP

@@ -10,8 +10,8 @@ from typing import Any
 
 from evictor import available_policies
 from offload.errors import ConfigError
-from offload.host_limits import host_memory_bytes
-from offload.seals import Verify
+from offload.worker.pool.host_limits import host_memory_bytes
+from offload.worker.seals import Verify
 
 GIB = 1 << 30
 DEFAULT_POLICY = "hazard"

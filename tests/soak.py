@@ -2,7 +2,7 @@
 
     python -m tests.soak [--seed 0] --seconds 600 [--processes 2] [--json FILE]
 
-Each seed is an engine of its own: tiny pools, random mode, random faults (see ``offload.vllm.virtual``).
+Each seed is an engine of its own: tiny pools, random mode, random faults (see ``offload.testing.virtual``).
 Without ``--seed`` the first one is fresh, and printed.
 The exit status is 1 if any seed failed; a failed seed is printed with its step and the history of the
 block, and reproduces with ``--seed SEED --seeds 1``.
@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any, NamedTuple
 
-from benchmarks import report
-from offload.vllm.virtual import RunFailedError, run_seed
-from offload.vllm.virtual.engine import StuckError
-from offload.vllm.virtual.history import WrongBytesError
+from benchmarks.common import report
+from offload.testing.virtual import RunFailedError, run_seed
+from offload.testing.virtual.engine import StuckError
+from offload.testing.virtual.history import WrongBytesError
 
 
 class Outcome(NamedTuple):

@@ -108,20 +108,78 @@ def test_imports_follow_the_arrows(module: str) -> None:
     assert not against
 
 
+PARTS = {
+    "offload.scheduler": ("offload.worker", "offload.vllm", "offload.testing", "offload.sizing", "torch"),
+    "offload.worker": (
+        "offload.scheduler",
+        "offload.vllm",
+        "offload.testing",
+        "offload.sizing",
+        "allocator",
+        "evictor",
+    ),
+    "offload.observe": ("offload.scheduler", "offload.worker", "offload.vllm", "offload.testing", "torch"),
+    "offload.sizing": ("offload.scheduler", "offload.worker", "offload.vllm", "offload.testing", "torch"),
+    "offload.vllm": ("offload.testing",),
+    "offload.testing": ("pytest", "hypothesis"),
+}
+"""What no module of a part imports. The two processes share ``offload.messages`` and what is below it."""
+
+EXCEPT = {
+    "offload.vllm.certification.run": {"offload.testing"},  # the command runs the testing kit
+    # until the engine is behind a port
+    "offload.scheduler.side": {"offload.vllm"},
+    "offload.scheduler.stores": {"offload.worker"},
+    "offload.scheduler.restores": {"offload.worker"},
+    "offload.scheduler.jobs": {"offload.worker"},
+    "offload.worker.side": {"offload.vllm"},
+}
+
+VLLM_NOT_YET_BEHIND_THE_PORT = {
+    "offload.messages",
+    "offload.scheduler.adapters",
+    "offload.scheduler.holds",
+    "offload.scheduler.restores",
+    "offload.scheduler.side",
+    "offload.scheduler.stores",
+    "offload.worker.side",
+}
+
+
+def is_in(name: str, part: str) -> bool:
+    return f"{name}.".startswith(f"{part}.")
+
+
+def may_import_vllm(module: str) -> bool:
+    parts = ("offload.vllm", "offload.testing")
+    return any(is_in(module, part) for part in parts) or module in VLLM_NOT_YET_BEHIND_THE_PORT
+
+
 @pytest.mark.parametrize("module", OURS)
-def test_vllm_is_imported_in_one_folder_and_torch_not_below_offload(module: str) -> None:
+def test_vllm_is_imported_at_the_border_and_torch_not_below_offload(module: str) -> None:
     tops = {name.partition(".")[0] for name in imports_anywhere(module)}
-    if not f"{module}.".startswith("offload.vllm."):
-        assert "vllm" not in tops
-    if not f"{module}.".startswith("offload."):
-        assert "torch" not in tops
+    assert "vllm" not in tops or may_import_vllm(module)
+    assert "torch" not in tops or is_in(module, "offload")
+
+
+@pytest.mark.parametrize("module", [each for each in OURS if any(is_in(each, part) for part in PARTS)])
+def test_parts_keep_to_themselves(module: str) -> None:
+    part = next(part for part in PARTS if is_in(module, part))
+    names = imports_anywhere(module)
+    against = {other for other in PARTS[part] if any(is_in(name, other) for name in names)}
+    assert against == EXCEPT.get(module, set())
+
+
+def test_only_a_function_of_the_command_certify_imports_the_testing_kit() -> None:
+    tree = ALL["offload.vllm.certification.run"]
+    assert not any(is_in(name, "offload.testing") for name in imports(run_at_import(tree)))
 
 
 def test_what_is_required_is_imported_and_what_is_imported_is_required() -> None:
     """But torch comes with vLLM, and matplotlib with an extra. Below offload.vllm vLLM brings more."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {re.split(r"\W", each.replace("-", "_"))[0] for each in project["dependencies"]}
-    modules = [module for module in OURS if not f"{module}.".startswith("offload.vllm.")]
+    modules = [module for module in OURS if not may_import_vllm(module)]
     tops = {name.partition(".")[0] for module in modules for name in imports_anywhere(module)}
     assert tops - sys.stdlib_module_names - {*PACKAGES, "torch", "matplotlib"} == required
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from offload.config import OffloadConfig
-from offload.hints import RequestHints
-from offload.metrics import METRICS
+from offload.observe.metrics import METRICS
+from offload.scheduler.hints import RequestHints
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

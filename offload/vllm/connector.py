@@ -30,15 +30,15 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import KVConnectorOutput
 
 from offload.errors import UnsupportedError
+from offload.messages import StepPlan, WorkerFacts, WorkerReport
+from offload.scheduler.side import SchedulerSide
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.kv_events import KvEventStream
-from offload.vllm.messages import StepPlan, WorkerFacts, WorkerReport
 from offload.vllm.regions import block_bytes
-from offload.vllm.scheduler_side import SchedulerSide
 from offload.vllm.stats import OffloadPromMetrics, OffloadStats
 from offload.vllm.support import check_cache_groups, check_engine
 from offload.vllm.versions import warn_if_certified
-from offload.vllm.worker_side import WorkerSide
+from offload.worker.side import WorkerSide
 
 try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource

@@ -13,10 +13,10 @@ from functools import partial
 import numpy as np
 import torch
 
-from offload.copiers.base import Direction
-from offload.copiers.cuda import BatchedCopy
 from offload.errors import UnsupportedError
-from offload.layout import BlockLayout, CopyBatch, Ids
+from offload.worker.copiers.base import Direction
+from offload.worker.copiers.cuda import BatchedCopy
+from offload.worker.layout import BlockLayout, CopyBatch, Ids
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.errors import UnsupportedError
-from offload.layout import Region
+from offload.worker.layout import Region
 
 
 def block_regions(kv_cache_config: KVCacheConfig, base_address: int = 0) -> list[Region]:

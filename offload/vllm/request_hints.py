@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
-from offload.client_values import quoted, warn_once
-from offload.hints import RequestHints, read_hints
-from offload.kv_hints import MAX_ACTIONS, SOURCE, KvAction
+from offload.scheduler.client_values import quoted, warn_once
+from offload.scheduler.hints import RequestHints, read_hints
+from offload.scheduler.kv_hints import MAX_ACTIONS, SOURCE, KvAction
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

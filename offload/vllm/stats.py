@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import metrics as native
 
-from offload.metrics import METRICS
+from offload.observe.metrics import METRICS
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class OffloadStats(KVConnectorStats):
 
 
 class OffloadPromMetrics(KVConnectorPromMetrics):
-    """One Prometheus metric per entry of ``offload.metrics.METRICS``, named ``vllm:cpu_offload_*``.
+    """One Prometheus metric per entry of ``offload.observe.metrics.METRICS``, named ``vllm:cpu_offload_*``.
 
     And vLLM's own ``kv_offload_config_info`` where vLLM has it: 1, with the size of the pool as labels.
     """

@@ -15,11 +15,11 @@ from vllm.v1.kv_cache_interface import (
 
 from offload.config import GIB, OffloadConfig, check_host_memory, check_record_trace
 from offload.errors import ConfigError, UnsupportedError
-from offload.host_limits import host_memory_bytes
-from offload.pin_probe import check_pinning
-from offload.recorder import check_divides
+from offload.observe.recorder import check_divides
 from offload.vllm.plugin import CONNECTOR
 from offload.vllm.versions import is_on_trial
+from offload.worker.pool.host_limits import host_memory_bytes
+from offload.worker.pool.pin_probe import check_pinning
 
 _MULTI_CONNECTOR = "MultiConnector"
 SLEEP_BACKEND = "cumem"

@@ -12,7 +12,7 @@ import vllm
 from packaging.version import InvalidVersion, Version
 
 from offload.errors import UnsupportedError
-from offload.vllm.certificate import (
+from offload.vllm.certification.certificate import (
     COMMAND,
     Certificate,
     certificate_path,

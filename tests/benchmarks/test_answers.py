@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.answers import SCENES, run, scenes
-from benchmarks.replay.conversations import Conversations, Template
-from benchmarks.replay.engine import own_hash
-from benchmarks.replay.workloads import ReplayRequest
-from benchmarks.trace.turns import chains_of, next_turns, replay_turns
-from offload.trace import TraceRequest
+from benchmarks.answers.__main__ import SCENES, run, scenes
+from benchmarks.engine_replay.conversations import Conversations, Template
+from benchmarks.engine_replay.engine import own_hash
+from benchmarks.engine_replay.workloads import ReplayRequest
+from benchmarks.trace_replay.turns import chains_of, next_turns, replay_turns
+from offload.observe.trace import TraceRequest
 from tests.seeds import OTHER_SEEDS
 
 BLOCK = 4

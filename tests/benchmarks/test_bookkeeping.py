@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gc_pause, splits, storms
+from benchmarks.gc_pause import __main__ as gc_pause
+from benchmarks.splits import __main__ as splits
+from benchmarks.storms import __main__ as storms
 
 pytestmark = pytest.mark.timeout(120)
 

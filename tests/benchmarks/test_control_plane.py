@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import control_plane
-from benchmarks.control import figures
+from benchmarks.control_plane import __main__ as control_plane
+from benchmarks.control_plane import figures
 
 PHASES = {"lookup", "plan", "complete", "finish", "other", "total"}
 COLUMNS = {"connector", "tokens", "state", "phase", "us_per_block", "ms", "resident_blocks"}

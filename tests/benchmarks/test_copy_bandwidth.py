@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import copy_bandwidth, report
-from benchmarks.bandwidth.bars import BARS, judge
-from benchmarks.bandwidth.devices import CpuDevice
-from benchmarks.bandwidth.moves import DIRECTIONS, Pattern, draw
-from benchmarks.bandwidth.shapes import SHAPES
-from benchmarks.bandwidth.verify import WrongBytesError
-from offload.copiers import Copier, CpuCopier, Direction, Fault, FaultyCopier
-from offload.layout import CopyBatch
+from benchmarks.common import report
+from benchmarks.copy_bandwidth import __main__ as copy_bandwidth
+from benchmarks.copy_bandwidth.bars import BARS, judge
+from benchmarks.copy_bandwidth.devices import CpuDevice
+from benchmarks.copy_bandwidth.moves import DIRECTIONS, Pattern, draw
+from benchmarks.copy_bandwidth.shapes import SHAPES
+from benchmarks.copy_bandwidth.verify import WrongBytesError
+from offload.testing.faulty import Fault, FaultyCopier
+from offload.worker.copiers import Copier, CpuCopier, Direction
+from offload.worker.layout import CopyBatch
 from tests.offload.places import needs_gpu
 
 KIB = 1 << 10

@@ -15,15 +15,16 @@ import torch
 from vllm import _custom_ops
 from vllm.v1.kv_offload.cpu import gpu_worker
 
-from benchmarks import copy_bandwidth, report
-from benchmarks.bandwidth import devices, native
-from benchmarks.bandwidth.arena import arenas
-from benchmarks.bandwidth.devices import CudaDevice
-from benchmarks.bandwidth.measure import Bench
-from benchmarks.bandwidth.moves import Moves, Pattern
-from benchmarks.bandwidth.shapes import Shape
-from benchmarks.bandwidth.verify import WrongBytesError
-from benchmarks.bandwidth.ways import PeakWay
+from benchmarks.common import report
+from benchmarks.copy_bandwidth import __main__ as copy_bandwidth
+from benchmarks.copy_bandwidth import devices, native
+from benchmarks.copy_bandwidth.arena import arenas
+from benchmarks.copy_bandwidth.devices import CudaDevice
+from benchmarks.copy_bandwidth.measure import Bench
+from benchmarks.copy_bandwidth.moves import Moves, Pattern
+from benchmarks.copy_bandwidth.shapes import Shape
+from benchmarks.copy_bandwidth.verify import WrongBytesError
+from benchmarks.copy_bandwidth.ways import PeakWay
 
 SHAPES = [Shape("one", 1, 96), Shape("layers", 3, 32)]
 

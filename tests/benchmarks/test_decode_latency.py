@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import decode_latency
-from benchmarks.latency.engine import Decoded, SteadyProcess
-from benchmarks.latency.gaps import Gaps, percentiles_ms
-from benchmarks.latency.pace import Span, Timeline, Token, keep_pace
-from benchmarks.latency.settings import LatencySettings, make_latency_settings
-from benchmarks.latency.summary import format_goal
-from benchmarks.latency.traffic import TRAFFICS, Traffic
-from benchmarks.longdoc import arguments
-from benchmarks.longdoc.measure import Counters
-from benchmarks.longdoc.workload import Prompt
-from benchmarks.serving.process import ENVIRONMENT
+from benchmarks.common.process import ENVIRONMENT
+from benchmarks.decode_latency import __main__ as decode_latency
+from benchmarks.decode_latency.engine import Decoded, SteadyProcess
+from benchmarks.decode_latency.gaps import Gaps, percentiles_ms
+from benchmarks.decode_latency.pace import Span, Timeline, Token, keep_pace
+from benchmarks.decode_latency.settings import LatencySettings, make_latency_settings
+from benchmarks.decode_latency.summary import format_goal
+from benchmarks.decode_latency.traffic import TRAFFICS, Traffic
+from benchmarks.long_document_qa import arguments
+from benchmarks.long_document_qa.measure import Counters
+from benchmarks.long_document_qa.workload import Prompt
 
 STEP, CHUNK, STORING = 0.010, 0.100, 0.002
 """Seconds: a step that decodes, what a chunk of a side prompt adds, and what a store adds to a step."""

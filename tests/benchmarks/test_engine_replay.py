@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import engine_replay
-from benchmarks.replay import ReplayEngine, ReplaySettings
-from benchmarks.replay.driver import replay
-from benchmarks.replay.workloads import ReplayRequest, fits, of_trace
-from offload.trace import TraceRequest
+from benchmarks.engine_replay import ReplayEngine, ReplaySettings
+from benchmarks.engine_replay import __main__ as engine_replay
+from benchmarks.engine_replay.driver import replay
+from benchmarks.engine_replay.workloads import ReplayRequest, fits, of_trace
+from offload.observe.trace import TraceRequest
 
 COLUMNS = [
     *("connector", "workload", "requests", "steps", "scheduler_ms_per_request"),

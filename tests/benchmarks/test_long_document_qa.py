@@ -8,14 +8,14 @@ import torch
 from vllm import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from benchmarks import long_document_qa
-from benchmarks.longdoc import arguments, options
-from benchmarks.longdoc.arguments import check_memory, make_settings
-from benchmarks.longdoc.engine import engine_arguments
-from benchmarks.longdoc.offline import Start
-from benchmarks.longdoc.options import parse
-from benchmarks.longdoc.settings import MODES, Settings
-from benchmarks.longdoc.summary import notes
+from benchmarks.long_document_qa import __main__ as long_document_qa
+from benchmarks.long_document_qa import arguments, options
+from benchmarks.long_document_qa.arguments import check_memory, make_settings
+from benchmarks.long_document_qa.engine import engine_arguments
+from benchmarks.long_document_qa.offline import Start
+from benchmarks.long_document_qa.options import parse
+from benchmarks.long_document_qa.settings import MODES, Settings
+from benchmarks.long_document_qa.summary import notes
 
 GIB = 2**30
 

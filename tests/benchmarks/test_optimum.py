@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from benchmarks.trace.optimum import OfflineOptimum
+from benchmarks.trace_replay.optimum import OfflineOptimum
 from tests.strategies import thorough
 
 Block = tuple[str, ...]

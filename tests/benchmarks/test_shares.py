@@ -2,8 +2,9 @@
 
 import pytest
 
-from benchmarks import served_share, stored_share
-from benchmarks.stored_share import Scene
+from benchmarks.served_share import __main__ as served_share
+from benchmarks.stored_share import __main__ as stored_share
+from benchmarks.stored_share.__main__ import Scene
 
 
 def test_the_whole_product() -> None:

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report, trace_replay
-from benchmarks.trace import policies, rows
-from benchmarks.trace.native import NativePool
-from benchmarks.trace.policies import find_policy, known_names
-from benchmarks.trace.prefill import PrefillModel
-from benchmarks.trace.replay import OurPool, Pool, TraceClock, replay
-from benchmarks.trace.workloads import Workload, chains_in_blocks, cycle, mixtures
+from benchmarks.common import report
+from benchmarks.trace_replay import __main__ as trace_replay
+from benchmarks.trace_replay import policies, rows
+from benchmarks.trace_replay.native import NativePool
+from benchmarks.trace_replay.policies import find_policy, known_names
+from benchmarks.trace_replay.prefill import PrefillModel
+from benchmarks.trace_replay.replay import OurPool, Pool, TraceClock, replay
+from benchmarks.trace_replay.workloads import Workload, chains_in_blocks, cycle, mixtures
 from evictor import available_policies, make_policy
 from offload.config import DEFAULT_POLICY
-from offload.trace import TraceRequest
+from offload.observe.trace import TraceRequest
 
 FIELDS = [
     *("trace", "policy", "capacity_fraction", "capacity_blocks", "hit_rate", "gap_closed"),

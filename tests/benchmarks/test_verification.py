@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import verification
+from benchmarks.verification import __main__ as verification
 
 pytestmark = pytest.mark.timeout(120)
 

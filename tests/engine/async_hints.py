@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from benchmarks.serving.process import ENVIRONMENT
+from benchmarks.common.process import ENVIRONMENT
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt, prompt_of
 from tests.engine.engine import MAX_MODEL_LEN, SHORT, model_directory
 

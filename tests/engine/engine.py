@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.models import tiny_llama
-from benchmarks.serving.process import ENVIRONMENT
+from benchmarks.common.models import tiny_llama
+from benchmarks.common.process import ENVIRONMENT
 from tests.engine.answers import BLOCK_SIZE, VOCAB_SIZE, Answer, Prompt
 
 MAX_MODEL_LEN = 1536

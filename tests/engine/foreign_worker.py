@@ -3,7 +3,7 @@
 from typing import Any
 
 from offload.vllm import connector
-from offload.vllm.worker_side import WorkerSide
+from offload.worker.side import WorkerSide
 from tests.engine.worker_probe import WorkerProbe
 
 

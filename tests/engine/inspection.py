@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from vllm.v1.core.kv_cache_utils import get_block_hash
 
-from offload.breaker import CircuitBreaker
+from offload.scheduler.breaker import CircuitBreaker
 from tests.engine.engine import SHORT, Engine
 from tests.engine.worker_probe import ahead
 

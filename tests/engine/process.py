@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from benchmarks.serving.process import ENVIRONMENT
+from benchmarks.common.process import ENVIRONMENT
 from tests.engine.engine import Engine
 
 P = ParamSpec("P")
@@ -118,7 +118,7 @@ def _context() -> Any:
     if Path("/dev/nvidia0").exists():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.longdoc.imports"])
+    context.set_forkserver_preload(["benchmarks.long_document_qa.imports"])
     with _environment():
         multiprocessing.forkserver.ensure_running()
     return context

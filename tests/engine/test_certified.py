@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from offload.vllm.certificate import VARIABLE, identity_here, write_certificate
+from offload.vllm.certification.certificate import VARIABLE, identity_here, write_certificate
 from tests.offload.vllm.overlay import NEWER, certificate_of, lay_over, run_with
 
 pytestmark = pytest.mark.engine

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from offload.transfer import DEADLINE_SECONDS
+from offload.worker.transfer import DEADLINE_SECONDS
 from tests.engine.answers import BLOCK_SIZE, TOLERANCE, difference, prompt_of
 from tests.engine.conftest import CPU_GIB, running
 from tests.engine.engine import SHORT, Engine

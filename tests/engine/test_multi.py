@@ -21,7 +21,7 @@ THEIRS = {
     "kv_connector_extra_config": {
         "cpu_bytes_to_use": int(CPU_GIB * 2**30),
         "spec_name": "PlainCpuCopySpec",
-        "spec_module_path": "benchmarks.native_cpu_spec",
+        "spec_module_path": "benchmarks.common.native_cpu_spec",
     },
 }
 

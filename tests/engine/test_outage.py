@@ -2,7 +2,7 @@
 
 import pytest
 
-from offload.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_SECONDS
+from offload.scheduler.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_SECONDS
 from tests.engine.answers import BLOCK_SIZE, TOLERANCE, Answer, difference, prompt_of
 from tests.engine.engine import Engine
 from tests.engine.inspection import check_idle, pass_time, stop_time

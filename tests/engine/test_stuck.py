@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from offload.transfer import DEADLINE_SECONDS
+from offload.worker.transfer import DEADLINE_SECONDS
 from tests.engine.answers import BLOCK_SIZE, TOLERANCE, Answer, difference, prompt_of
 from tests.engine.engine import Engine
 from tests.engine.inspection import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from offload.copiers import Direction
+from offload.worker.copiers import Direction
 from tests.gpu.cache import ONE_PIECE, Cache, ids
 from tests.gpu.kernels import break_device, keep_writing
 

@@ -9,15 +9,15 @@ import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheTensor, compute_layout_strides
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from offload.copiers import CudaCopier
-from offload.copiers.cuda import BatchedCopy, register_host_memory, unregister_host_memory
-from offload.inline import InlineExecutor
-from offload.layout import BlockLayout
-from offload.memory import HostMemory
-from offload.seals import Seals
-from offload.transfer import TransferEnd, TransferEngine
+from offload.testing.inline import InlineExecutor
 from offload.vllm.copy_paths import copy_engine
 from offload.vllm.regions import block_bytes, block_regions
+from offload.worker.copiers import CudaCopier
+from offload.worker.copiers.cuda import BatchedCopy, register_host_memory, unregister_host_memory
+from offload.worker.layout import BlockLayout
+from offload.worker.pool.memory import HostMemory
+from offload.worker.seals import Seals
+from offload.worker.transfer import TransferEnd, TransferEngine
 from tests.gpu.kernels import clock_kilohertz, load_kernels
 
 Bytes = npt.NDArray[np.uint8]

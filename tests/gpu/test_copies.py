@@ -7,8 +7,8 @@ import pytest
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from offload.copiers import Direction
-from offload.transfer import TransferEnd
+from offload.worker.copiers import Direction
+from offload.worker.transfer import TransferEnd
 from tests.gpu.cache import ONE_PIECE, PER_HEAD, PER_LAYER, Bytes, Cache, ids
 from tests.offload.places import needs_gpu
 

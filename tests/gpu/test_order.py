@@ -4,7 +4,7 @@ import pytest
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from offload.copiers import Direction
+from offload.worker.copiers import Direction
 from tests.gpu.cache import ONE_PIECE, PER_LAYER, Cache, ids, occupy_engine
 from tests.offload.places import needs_gpu
 

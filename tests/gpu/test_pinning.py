@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from offload import HostMemoryError
-from offload.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
-from offload.memory import HostMemory
-from offload.numa import node_of_pci_device, share_elsewhere
-from offload.pin_probe import check_pinning
+from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
+from offload.worker.pool.memory import HostMemory
+from offload.worker.pool.numa import node_of_pci_device, share_elsewhere
+from offload.worker.pool.pin_probe import check_pinning
 from tests.offload.mappings import mapping_at, placement_at
 from tests.offload.places import needs_gpu
 
@@ -112,7 +112,8 @@ def test_a_refusal_in_the_middle_unregisters_what_was_pinned() -> None:
 
 def test_the_probe_says_yes_here() -> None:
     check_pinning()
-    assert subprocess.run([sys.executable, "-m", "offload.pin_probe"], check=False).returncode == 0
+    probe = [sys.executable, "-m", "offload.worker.pool.pin_probe"]
+    assert subprocess.run(probe, check=False).returncode == 0
 
 
 def test_linux_knows_the_gpu_by_its_address() -> None:

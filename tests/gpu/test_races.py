@@ -9,7 +9,7 @@ import pytest
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from offload.copiers import Direction
+from offload.worker.copiers import Direction
 from tests.gpu.cache import ONE_PIECE, PER_HEAD, PER_LAYER, Cache, ids
 from tests.gpu.kernels import keep_writing
 from tests.offload.places import needs_gpu

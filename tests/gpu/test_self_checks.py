@@ -4,8 +4,8 @@ import pytest
 import torch
 from vllm.platforms import current_platform
 
+from offload.testing.self_checks import check_copies
 from offload.vllm.copy_paths import COPY_ENGINE, KERNEL
-from offload.vllm.self_checks import check_copies
 from tests.offload.places import needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu, pytest.mark.timeout(300)]

@@ -7,10 +7,10 @@ import pytest
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from offload.seals import Verify
+from offload.messages import JobReport, LoadOrder, LoadPart, StepPlan, StoreOrder
 from offload.vllm.fingerprint import Fingerprint
-from offload.vllm.messages import JobReport, LoadOrder, LoadPart, StepPlan, StoreOrder
-from offload.vllm.worker_side import WorkerSide
+from offload.worker.seals import Verify
+from offload.worker.side import WorkerSide
 from tests.gpu.cache import ONE_PIECE, PER_HEAD, PER_LAYER, Bytes, cache_config, ids
 from tests.gpu.kernels import keep_writing, load_kernels
 from tests.offload.places import needs_gpu

@@ -64,20 +64,20 @@ AREAS = {
             "tests/mutants/machines.py",
         ],
     ),
-    "ledger": Area(["offload.ledger"], ["tests/offload/test_ledger_machine.py"]),
-    "planner": Area(["offload.planner"], ["tests/offload/test_planner.py"]),
+    "ledger": Area(["offload.scheduler.jobs"], ["tests/offload/scheduler/test_jobs_machine.py"]),
+    "amounts": Area(["offload.scheduler.amounts"], ["tests/offload/scheduler/test_amounts.py"]),
     "hints": Area(
-        ["offload.hints", "offload.kv_hints", "offload.client_values"],
+        ["offload.scheduler.hints", "offload.scheduler.kv_hints", "offload.scheduler.client_values"],
         [
-            "tests/offload/test_hints.py",
-            "tests/offload/test_hint_sources.py",
-            "tests/offload/test_kv_hints.py",
+            "tests/offload/scheduler/test_hints.py",
+            "tests/offload/scheduler/test_hint_sources.py",
+            "tests/offload/scheduler/test_kv_hints.py",
         ],
     ),
-    "answers": Area(["offload.answers"], ["tests/offload/test_answers.py"]),
+    "answers": Area(["offload.scheduler.answers"], ["tests/offload/scheduler/test_answers.py"]),
     "seals": Area(
-        ["offload.seals", "offload.transfer"],
-        ["tests/offload/test_seals.py", "tests/offload/test_transfer.py"],
+        ["offload.worker.seals", "offload.worker.transfer"],
+        ["tests/offload/worker/test_seals.py", "tests/offload/worker/test_transfer.py"],
     ),
 }
 

@@ -15,10 +15,10 @@ _HINTED = "evictor.hinted:HintedPolicy"
 _HAZARD = "evictor.hazard:HazardPolicy"
 _RANKED = "evictor.ranked:RankedPolicy"
 _CLAIMS = "evictor.hints:Claims"
-_LEDGER = "offload.ledger:JobLedger"
-_TRANSFER = "offload.transfer:TransferEngine"
-_SEALS = "offload.seals:Seals"
-_REUSE = "offload.answers:AnswerReuse"
+_LEDGER = "offload.scheduler.jobs:JobLedger"
+_TRANSFER = "offload.worker.transfer:TransferEngine"
+_SEALS = "offload.worker.seals:Seals"
+_REUSE = "offload.scheduler.answers:AnswerReuse"
 
 _ROWS = [
     # area, function, old text, new text
@@ -79,39 +79,44 @@ _ROWS = [
     ("ledger", f"{_LEDGER}.report", "job.ranks_left <= 0", "job.ranks_left <= 1"),
     ("ledger", f"{_LEDGER}.report", "self.num_given_up -= job.given_up", "pass"),
     ("ledger", f"{_LEDGER}.report", "self.num_held_blocks -= len(job.blocks)", "pass"),
-    ("ledger", "offload.ledger:Restore.end_part", "self.parts_left -= 1", "pass"),
-    ("planner", "offload.planner:storable_blocks", "min(min(num_computed, num_tokens)", "min(num_computed"),
+    ("ledger", "offload.scheduler.jobs:Restore.end_part", "self.parts_left -= 1", "pass"),
     (
-        "planner",
-        "offload.planner:storable_blocks_at_finish",
+        "amounts",
+        "offload.scheduler.amounts:storable_blocks",
+        "min(min(num_computed, num_tokens)",
+        "min(num_computed",
+    ),
+    (
+        "amounts",
+        "offload.scheduler.amounts:storable_blocks_at_finish",
         "num_computed - num_unconfirmed",
         "num_computed",
     ),
-    ("planner", "offload.planner:storable_blocks_at_finish", "num_tokens - 1", "num_tokens"),
-    ("planner", "offload.planner:loadable_tokens", " - num_local, 0)", ", 0)"),
-    ("planner", "offload.planner:loadable_tokens", "(num_local + most)", "most"),
-    ("planner", "offload.planner:load_range", "range(num_local // block_size", "range(0"),
-    ("planner", "offload.planner:load_parts", "2 * stops[-1]", "stops[-1] + first_part"),
-    ("planner", "offload.planner:tokens_to_next_look", "num_seen + run", "num_seen + run + 1"),
-    ("planner", "offload.planner:may_load", "num_stuck + num_blocks <=", "num_blocks <="),
-    ("hints", "offload.hints:_is_duration", "0 < value", "0 <= value"),
-    ("hints", "offload.hints:_is_duration", "not isinstance(value, bool) and", ""),
-    ("hints", "offload.hints:_is_count", "type(value) is int and", ""),
-    ("hints", "offload.hints:RequestHints.may_load", ">= block_size", "> block_size"),
-    ("hints", "offload.hints:_read_keys", "if name not in accepted else _ABSENT", ""),
-    ("hints", "offload.hints:_read_keys", "source.has_no_booleans and", ""),
-    ("hints", "offload.client_values:warn_once", '_warned.add(f"{source}: {kind}")', "pass"),
-    ("hints", "offload.kv_hints:_wishes_of", 'version.startswith("1.")', 'version.startswith("1")'),
-    ("hints", "offload.kv_hints:_wishes_of", "len(payload) > num_known", "False"),
-    ("hints", "offload.kv_hints:wishes", "actions[:MAX_ACTIONS]", "actions"),
-    ("hints", "offload.hints:RequestHints.to_keep", "now + self.pin_seconds", "self.pin_seconds"),
-    ("hints", "offload.hints:_is_priority", "value in tuple(_PRIORITIES)", "True"),
+    ("amounts", "offload.scheduler.amounts:storable_blocks_at_finish", "num_tokens - 1", "num_tokens"),
+    ("amounts", "offload.scheduler.amounts:loadable_tokens", " - num_local, 0)", ", 0)"),
+    ("amounts", "offload.scheduler.amounts:loadable_tokens", "(num_local + most)", "most"),
+    ("amounts", "offload.scheduler.amounts:load_range", "range(num_local // block_size", "range(0"),
+    ("amounts", "offload.scheduler.amounts:load_parts", "2 * stops[-1]", "stops[-1] + first_part"),
+    ("amounts", "offload.scheduler.amounts:tokens_to_next_look", "num_seen + run", "num_seen + run + 1"),
+    ("amounts", "offload.scheduler.amounts:may_load", "num_stuck + num_blocks <=", "num_blocks <="),
+    ("hints", "offload.scheduler.hints:_is_duration", "0 < value", "0 <= value"),
+    ("hints", "offload.scheduler.hints:_is_duration", "not isinstance(value, bool) and", ""),
+    ("hints", "offload.scheduler.hints:_is_count", "type(value) is int and", ""),
+    ("hints", "offload.scheduler.hints:RequestHints.may_load", ">= block_size", "> block_size"),
+    ("hints", "offload.scheduler.hints:_read_keys", "if name not in accepted else _ABSENT", ""),
+    ("hints", "offload.scheduler.hints:_read_keys", "source.has_no_booleans and", ""),
+    ("hints", "offload.scheduler.client_values:warn_once", '_warned.add(f"{source}: {kind}")', "pass"),
+    ("hints", "offload.scheduler.kv_hints:_wishes_of", 'version.startswith("1.")', 'version.startswith("1")'),
+    ("hints", "offload.scheduler.kv_hints:_wishes_of", "len(payload) > num_known", "False"),
+    ("hints", "offload.scheduler.kv_hints:wishes", "actions[:MAX_ACTIONS]", "actions"),
+    ("hints", "offload.scheduler.hints:RequestHints.to_keep", "now + self.pin_seconds", "self.pin_seconds"),
+    ("hints", "offload.scheduler.hints:_is_priority", "value in tuple(_PRIORITIES)", "True"),
     ("seals", f"{_SEALS}.unseal", "self._fills[slots] = _BROKEN", "pass"),
     ("seals", f"{_SEALS}._intact", "self._sums[slots]", "self._sums[block_ids]"),
     ("seals", f"{_SEALS}.num_intact", "self._num_samples += 1", "pass"),
     ("seals", f"{_SEALS}.num_intact", ".all()", ".any()"),
     ("seals", f"{_SEALS}._checksums", "if self.of_blocks", "if not self.of_blocks"),
-    ("seals", "offload.seals:_num_leading", "int(good.argmin())", "int(good.sum())"),
+    ("seals", "offload.worker.seals:_num_leading", "int(good.argmin())", "int(good.sum())"),
     ("seals", f"{_TRANSFER}.store", "self._seals.unseal(slots)", "pass"),
     ("seals", f"{_TRANSFER}.load", "self._check(job, job.num_wanted)", "pass"),
     ("seals", f"{_TRANSFER}._submit", "self._seals.num_current(slots, fills)", "len(slots)"),
@@ -138,7 +143,7 @@ _ROWS = [
     ("answers", f"{_REUSE}._earn", "account.credit > self._worth", "account.credit > 0"),
     ("answers", f"{_REUSE}._spend", "was_open and not self._all.is_open", "0"),
     ("answers", f"{_REUSE}.are_stored", "or account.proven_at == self._num_closed", ""),
-    ("answers", "offload.answers:_forget_oldest", "if len(known) > most", "if False"),
+    ("answers", "offload.scheduler.answers:_forget_oldest", "if len(known) > most", "if False"),
 ]
 
 MUTANTS = {area: [Edit(*row[1:]) for row in rows] for area, rows in groupby(_ROWS, key=lambda row: row[0])}

@@ -14,10 +14,11 @@ import pytest
 import torch
 from vllm.platforms import current_platform
 
-from offload.copiers import Copier, CpuCopier, CudaCopier, Direction, FaultyCopier
-from offload.copiers.cuda import register_host_memory, unregister_host_memory
-from offload.memory import HostMemory
+from offload.testing.faulty import FaultyCopier
 from offload.vllm.copy_paths import copy_engine
+from offload.worker.copiers import Copier, CpuCopier, CudaCopier, Direction
+from offload.worker.copiers.cuda import register_host_memory, unregister_host_memory
+from offload.worker.pool.memory import HostMemory
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -105,7 +105,7 @@ def test_vllm_is_looked_at(
 
 
 def test_certify_needs_a_vllm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delitem(sys.modules, "offload.vllm.certificate", raising=False)
+    monkeypatch.delitem(sys.modules, "offload.vllm.certification.certificate", raising=False)
     monkeypatch.setitem(sys.modules, "vllm", None)
     assert main(["certify"]) == 1
     assert "refused: vLLM is not installed here" in capsys.readouterr().err
@@ -118,7 +118,7 @@ def test_a_vllm_that_lacks_something_is_not_called_missing(
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("vllm", "offload.vllm.versions"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.delitem(sys.modules, "offload.vllm.certificate", raising=False)
+    monkeypatch.delitem(sys.modules, "offload.vllm.certification.certificate", raising=False)
     assert main(["check", "--config", '{"cpu_gib": 0.5}']) == 1
     said = capsys.readouterr().err
     assert "vLLM cannot be imported here (No module named 'no_such_module')" in said

@@ -11,7 +11,7 @@ import pytest
 from offload import ConfigError, OffloadConfig
 from offload import config as config_module
 from offload.config import GIB, check_host_memory, check_record_trace, unwritable
-from offload.host_limits import host_memory_bytes
+from offload.worker.pool.host_limits import host_memory_bytes
 
 POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import vllm
 
-from offload.vllm.certificate import Certificate, Identity
+from offload.vllm.certification.certificate import Certificate, Identity
 from tests.test_architecture import ROOT
 
 NEWER = "0.34.0"

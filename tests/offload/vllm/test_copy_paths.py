@@ -7,12 +7,12 @@ import pytest
 import torch
 from vllm import _custom_ops
 
-from offload.copiers import Direction
-from offload.copiers.cuda import BatchedCopy
 from offload.errors import UnsupportedError
-from offload.layout import BlockLayout, Region
 from offload.vllm import copy_paths
 from offload.vllm.copy_paths import COPY_ENGINE, KERNEL, faster_path, pick_paths, possible_paths, trial_ids
+from offload.worker.copiers import Direction
+from offload.worker.copiers.cuda import BatchedCopy
+from offload.worker.layout import BlockLayout, Region
 
 GPU = torch.device("cuda", 0)
 

@@ -19,8 +19,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from offload import UnsupportedError
-from offload.layout import Region
 from offload.vllm.regions import block_bytes, block_regions, cache_address
+from offload.worker.layout import Region
 
 try:
     from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups

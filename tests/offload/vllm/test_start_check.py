@@ -11,9 +11,9 @@ from vllm.platforms import current_platform
 
 from offload import HostMemoryError, OffloadError
 from offload.cli import main
-from offload.host_limits import check_room, host_memory_bytes
 from offload.vllm import start_check, support
 from offload.vllm.plugin import CONNECTOR, register
+from offload.worker.pool.host_limits import check_room, host_memory_bytes
 from tests.offload.vllm.models import KINDS, LEAST_BLOCK_BYTES_PER_TOKEN, write_model
 
 GIB = 1 << 30

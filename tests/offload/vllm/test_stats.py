@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging, KVConnectorProm
 
-from offload.metrics import METRICS, Metrics
+from offload.observe.metrics import METRICS, Metrics
 from offload.vllm import stats
 from offload.vllm.plugin import CONNECTOR, register
 from offload.vllm.stats import OffloadPromMetrics, OffloadStats

@@ -25,11 +25,11 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from offload import ConfigError, HostMemoryError, OffloadConfig, OffloadError, UnsupportedError
-from offload.host_limits import host_memory_bytes
 from offload.vllm import support
-from offload.vllm.certificate import VARIABLE
+from offload.vllm.certification.certificate import VARIABLE
 from offload.vllm.plugin import CONNECTOR, register
 from offload.vllm.support import check_before_start, check_cache_groups, check_engine
+from offload.worker.pool.host_limits import host_memory_bytes
 from tests.offload.vllm.models import KINDS, LEAST_BLOCK_BYTES_PER_TOKEN, write_model
 
 Configure = Callable[..., VllmConfig]

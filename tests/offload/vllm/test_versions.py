@@ -15,8 +15,8 @@ from vllm.platforms import current_platform
 
 from offload import ConfigError, UnsupportedError
 from offload.provenance import own_version
-from offload.vllm.border import border_digest
-from offload.vllm.certificate import (
+from offload.vllm.certification.border import border_digest
+from offload.vllm.certification.certificate import (
     VARIABLE,
     Certificate,
     Identity,

@@ -1,0 +1,1 @@
+"""Are answers stored where they come back, and only there?"""

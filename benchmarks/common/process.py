@@ -1,0 +1,173 @@
+"""`vllm serve` as a user starts it, in a session of its own so that nothing of it can be overlooked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks.common.client import HttpServer
+
+__all__ = ["ENVIRONMENT", "START_SECONDS", "ServerProcess", "environment", "held_port", "serve_command"]
+
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    # So small a model gains nothing from a second thread, and on a busy machine they wait for each other.
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Ranks of log-probabilities are compiled at the first token, which takes seconds.
+    "TORCHDYNAMO_DISABLE": "1",
+}
+"""Of engines with a tiny model on the CPU backend."""
+
+START_SECONDS = 600.0
+"""After which a server that does not answer is given up; a busy machine takes minutes."""
+_STOP_SECONDS = 120.0
+_GRACE_SECONDS = 30.0
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def serve_command(
+    model: Path, port: int, flags: Mapping[str, object], extra_config: Mapping[str, Any] | None
+) -> list[str]:
+    """The command line.
+
+    Args:
+        model: its directory.
+        port: to listen at, on this machine only.
+        flags: of `vllm serve`, with their values.
+        extra_config: `kv_connector_extra_config` of our connector; None: without a connector.
+    """
+    flags = {"--host": "127.0.0.1", "--port": port, "--gpu-memory-utilization": 0.2, **flags}
+    if extra_config is not None:
+        transfer = {
+            "kv_connector": "CpuOffloadConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": dict(extra_config),
+        }
+        flags["--kv-transfer-config"] = json.dumps(transfer)
+    program = Path(sys.executable).with_name("vllm")
+    parts = [str(part) for item in flags.items() for part in item]
+    return [str(program), "serve", str(model), "--enforce-eager", *parts]
+
+
+def environment(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """This process's, with that of a tiny model and `variables`; `benchmarks` can be imported there.
+
+    The `vllm` command asks for the version of the distribution of that name and dies without it, though
+    the CPU build is called `vllm-cpu`. There, metadata of that name are written into `folder`.
+    """
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    try:
+        metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        version = metadata.version("vllm-cpu") + "+cpu"
+        alias = folder / f"vllm-{version}.dist-info"
+        alias.mkdir()
+        (alias / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+        paths.insert(0, str(folder))
+    return {**os.environ, **ENVIRONMENT, **variables, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def held_port() -> socket.socket:
+    """A socket bound to a port that nobody else gets, but for a server that is told to use it.
+
+    A server sets SO_REUSEADDR as well, and this socket does not listen: all connections are the server's.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
+class ServerProcess:
+    """A context manager: a server started on entry, ended on exit if it was not before.
+
+    Args:
+        folder: for its log, an empty one.
+        model, flags, extra_config: as for `serve_command`.
+        variables: of its environment, beside those of `environment`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        flags: Mapping[str, object],
+        extra_config: Mapping[str, Any] | None,
+        variables: Mapping[str, str],
+    ) -> None:
+        self._log = folder / "server.log"
+        self._held = held_port()
+        self.port = int(self._held.getsockname()[1])
+        self._command = serve_command(model, self.port, flags, extra_config)
+        self._environment = environment(folder, variables)
+        self.http = HttpServer(f"http://127.0.0.1:{self.port}")
+
+    def __enter__(self) -> Self:
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Ask it to end, as a user does; after half a minute, kill what is left."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE_SECONDS)
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self._held.close()
+
+    def ready(self) -> Self:
+        """Wait until it answers. RuntimeError, with the end of its log, if it does not."""
+        deadline = time.monotonic() + START_SECONDS
+        while not self.http.is_healthy():
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the server did not start:\n{self.log()[-3000:]}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no server after {START_SECONDS:.0f} s:\n{self.log()[-3000:]}")
+            time.sleep(0.2)
+        return self
+
+    def log(self) -> str:
+        """What it has printed."""
+        return self._log.read_text(errors="replace")
+
+    def signal(self, number: signal.Signals, *, everyone: bool = False) -> None:
+        """Send a signal to the server, or as a terminal does to all its processes."""
+        (os.killpg if everyone else os.kill)(self._process.pid, number)
+
+    def wait(self) -> int:
+        """Wait until it has ended; return its exit status."""
+        return self._process.wait(_STOP_SECONDS)
+
+    def processes(self) -> list[int]:
+        """Those of the server's session that live."""
+        return [pid for pid, session in _sessions() if session == self._process.pid]
+
+
+def _sessions() -> Iterator[tuple[int, int]]:
+    """Process id and session id of every process that is no zombie."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _parent, _group, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if state != "Z":
+                yield int(entry.name), int(session)

@@ -1,0 +1,212 @@
+"""What does a connector cost vLLM's scheduler, per block of a request, per decode step and in memory?
+
+    python -m benchmarks.control_plane [--tokens 32768,131072,1048576] [--peers native-lru,native-arc,simple]
+                                       [--json FILE]
+
+One request at a time goes through vLLM's real scheduler (`benchmarks.engine_replay`: no model, no bytes).
+Cold: the pool misses, its stores are planned and complete, it finishes. Warm: it hits, its load is planned
+and completes, it finishes. Measured is what the scheduler spends in the connector's hooks, by phase. That
+is done with a pool that has room for all, and with `--resident` other blocks in it. At last, in the latter,
+comes evicting: the pool is full, and every block stored takes the place of another one.
+
+Every connector has a process of its own, as in an engine. Garbage collection is on, and what was there at the
+start is frozen. No other connector's objects are looked at. All get the same hashes, run in alternation, and
+the medians of `--runs` runs count. A run that did not restore, or store, all blocks ends the benchmark.
+
+Beside it stands the time of hooks in a step that only decodes for 256 requests, 16 of which fill a block. The
+memory of the scheduler's process, without the worker side and its pool, is told with `--resident` blocks. For
+ours it is told after a churn of `--churn` more blocks, too. Bars are printed beside what they are for; (!)
+marks one not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import report
+from benchmarks.control_plane import figures
+from benchmarks.control_plane.figures import OURS, Row
+from benchmarks.control_plane.process import Child, ChildError
+from benchmarks.control_plane.sizes import BLOCK_TOKENS, DECODE_PROMPT_TOKENS, DECODE_REQUESTS, MOST_TOKENS
+
+__all__ = ["main"]
+
+PEERS = ("native-lru", "native-arc", "simple")
+"""vLLM's OffloadingConnector with each policy, and its SimpleCPUOffloadConnector."""
+_MEMORY_PEERS = ("native-lru",)
+_CHURN_PARTS = 4
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print tables, write rows. Returns 0, or 1 if a process of the benchmark failed."""
+    options = _parser().parse_args(arguments)
+    notes = report.load_note()
+    for note in notes:
+        print(note)
+    connectors = (OURS, *options.peers)
+    rows: list[Row] = []
+    try:
+        for resident in dict.fromkeys((0, options.resident)):
+            rows += _prompts(connectors, options.tokens, options.runs, resident, resident == options.resident)
+        rows += _decode(connectors, options.decode_steps)
+        rows += _memory(connectors, options.resident or 1, options.churn)
+    except ChildError as error:
+        print(f"control_plane: {error}", file=sys.stderr)
+        return 1
+    ratios, growth = figures.ratios(rows), figures.lookup_growth(rows)
+    tables = [figures.format_phases(rows), figures.format_decode(rows), figures.format_memory(rows)]
+    tables += [figures.format_ratios(ratios)] * bool(ratios) + [figures.format_growth(growth)] * bool(growth)
+    for table in tables:
+        print("\n" + table)
+    if options.json:
+        settings = {name: value for name, value in vars(options).items() if name != "json"}
+        settings |= {"block_tokens": BLOCK_TOKENS, "decode_requests": DECODE_REQUESTS}
+        settings |= {"decode_prompt_tokens": DECODE_PROMPT_TOKENS}
+        meta = report.meta(settings=settings, notes=notes, ratios=ratios, lookup_growth=growth)
+        report.write_json(options.json, meta, rows)
+        print(f"rows: {options.json}")
+    return 0
+
+
+def _prompts(
+    connectors: Sequence[str], tokens: Sequence[int], runs: int, resident: int, evicting: bool
+) -> list[Row]:
+    """All connectors in alternation. After ``resident`` blocks and all cold runs the pool is just full."""
+    capacity = resident + runs * sum(tokens) // BLOCK_TOKENS
+    spent: dict[tuple[str, int, str], list[dict[str, int]]] = {}
+    with ExitStack() as stack:
+        children = []
+        for connector in connectors:
+            _tell(f"{connector}: {resident:,} blocks resident")
+            children.append(stack.enter_context(Child("prompts", connector, max(tokens), capacity, resident)))
+        for state in ("cold", "evicting") if evicting else ("cold",):
+            for run in range(runs):
+                _tell(f"{state}: run {run + 1} of {runs}")
+                for num_tokens in tokens:
+                    seed = f"{state} {num_tokens} {run}"
+                    for child in _rotated(children, run):
+                        at = (child.connector, num_tokens)
+                        spent.setdefault((*at, state), []).append(child.call("cold", seed, num_tokens))
+                        warm = child.call("warm", seed, num_tokens)
+                        if state == "cold":
+                            spent.setdefault((*at, "warm"), []).append(warm)
+    return [
+        row
+        for (connector, num_tokens, state), found in spent.items()
+        for row in figures.phase_rows(
+            connector, num_tokens, state, capacity if state == "evicting" else resident, found
+        )
+    ]
+
+
+def _decode(connectors: Sequence[str], num_steps: int) -> list[Row]:
+    rows = []
+    for connector in connectors:
+        _tell(f"{connector}: decode")
+        with Child("decode", connector, num_steps) as child:
+            rows += figures.decode_rows(connector, child.call("steps"))
+    return rows
+
+
+def _memory(connectors: Sequence[str], resident: int, churn: int) -> list[Row]:
+    rows = []
+    for connector in connectors:
+        if connector != OURS and connector not in _MEMORY_PEERS:
+            continue
+        _tell(f"{connector}: memory")
+        with Child("memory", connector, resident) as child:
+            rows.append(figures.memory_row(connector, resident, 0, child.call("grown_by")))
+            for part in range(_CHURN_PARTS) if connector == OURS else ():
+                child.call("churn", churn // _CHURN_PARTS, f"churn {part}")
+                churned = (part + 1) * (churn // _CHURN_PARTS)
+                rows.append(figures.memory_row(connector, resident, churned, child.call("grown_by")))
+    return rows
+
+
+def _rotated(children: Sequence[Child], by: int) -> list[Child]:
+    """Everybody is first in one run."""
+    by %= len(children)
+    return [*children[by:], *children[:by]]
+
+
+def _tell(what: str) -> None:
+    print(f"  {what}", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.control_plane",
+        description="Time of the scheduler and memory of its process that a connector takes.",
+    )
+    add = parser.add_argument
+    add(
+        "--tokens",
+        type=_tokens,
+        default=(32_768, 131_072, 1_048_576),
+        metavar="N,...",
+        help="lengths of the prompts (default: 32768,131072,1048576)",
+    )
+    add(
+        "--peers", type=_peers, default=PEERS, metavar="NAME,...", help=f"of {','.join(PEERS)} (default: all)"
+    )
+    for name, default, least, what in (
+        ("runs", 5, 1, "of each measurement, in alternation"),
+        ("resident", 1_000_000, 1, "blocks in the pool of the second part, and of the memory"),
+        ("decode-steps", 1024, 2, "that are measured, after as many others"),
+        ("churn", 10_000_000, _CHURN_PARTS, "blocks stored into a full pool before memory is read again"),
+    ):
+        add(
+            f"--{name}",
+            type=_at_least(least),
+            default=default,
+            metavar="N",
+            help=f"{what} (default: {default})",
+        )
+    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    return parser
+
+
+def _tokens(text: str) -> tuple[int, ...]:
+    found = []
+    for part in text.split(","):
+        value = _int(part)
+        if value < BLOCK_TOKENS or value % BLOCK_TOKENS or value > MOST_TOKENS:
+            raise argparse.ArgumentTypeError(
+                f"{value}: must be a multiple of {BLOCK_TOKENS}, from {BLOCK_TOKENS} to {MOST_TOKENS}"
+            )
+        found.append(value)
+    return tuple(dict.fromkeys(found))
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    peers = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for peer in peers:
+        if peer not in PEERS:
+            raise argparse.ArgumentTypeError(f"unknown peer {peer!r}: must be of {', '.join(PEERS)}, or ''")
+    return peers
+
+
+def _at_least(least: int) -> Any:
+    def parse(text: str) -> int:
+        value = _int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value}: must be at least {least}")
+        return value
+
+    return parse
+
+
+def _int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,316 @@
+"""The replay engine: vLLM's real scheduler and one connector, driven step by step on a virtual clock."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.sampling_params import SamplingParams
+from vllm.utils.gc_utils import freeze_gc_heap
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from benchmarks.engine_replay.simple import VirtualSimpleWorker
+from benchmarks.engine_replay.stopwatch import Stopwatch
+from offload.config import AUTO, DEFAULT_POLICY, GIB
+from offload.testing.inline import InlineExecutor
+from offload.testing.paced import Link, LinkCopier, Pace, VirtualClock
+from offload.testing.virtual.native import use_copier
+from offload.testing.virtual.rank import end_step
+from offload.testing.virtual.settings import (
+    CELL_BYTES,
+    VirtualSettings,
+    make_kv_cache_config,
+    make_vllm_config,
+)
+from offload.vllm import plugin
+
+CONNECTORS = ("none", "native", "native-lru", "native-arc", "simple", "offload")
+"""`native` is vLLM's OffloadingConnector with its default policy, `simple` its SimpleCPUOffloadConnector."""
+
+_POOL_KEY = "cpu_bytes_to_use"
+_YIELD_SECONDS = 0.001
+"""What vLLM's engine sleeps after a step that ran no model, if nothing else tells when to go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeModel:
+    """How long things take on the GPU that is not there.
+
+    A step takes ``step_seconds`` + tokens computed / ``tokens_per_second``; a block takes ``block_bytes`` /
+    ``link_bytes_per_second`` in each direction, one copy after the other.
+    """
+
+    step_seconds: float = 0.010
+    tokens_per_second: float = 20_000.0
+    block_bytes: float = 2 << 20
+    link_bytes_per_second: float = 25e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """Sizes of the engine, in blocks of ``block_size`` tokens, tokens and requests.
+
+    `timer` gives the nanoseconds of this machine that scheduler time is measured in. They are elapsed ones,
+    or with `time.thread_time_ns` those that the scheduler's thread had a processor. ``watch``: measure the
+    connector's calls as well, which makes a step longer by some microseconds. ``eviction_policy`` and
+    ``store_decode_blocks`` are those of our connector.
+    """
+
+    connector: str
+    gpu_blocks: int
+    cpu_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    chunk: int = 8192
+    max_model_len: int = 131_072
+    timer: Callable[[], int] = time.perf_counter_ns
+    watch: bool = True
+    time: TimeModel = TimeModel()
+    eviction_policy: str = DEFAULT_POLICY
+    store_decode_blocks: bool | str = AUTO
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step took. Scheduler time is of this machine, in nanoseconds; ``seconds`` are virtual.
+
+    Attributes:
+        output: what was scheduled.
+        schedule_ns: in ``Scheduler.schedule``, connector included.
+        update_ns: in ``Scheduler.update_from_output``, connector included.
+        connector_ns: of both, in the connector's scheduler side, by phase.
+        seconds: virtual time that passed.
+        answers: what each request that generated a token in this step got.
+    """
+
+    output: SchedulerOutput
+    schedule_ns: int
+    update_ns: int
+    connector_ns: dict[str, int]
+    seconds: float
+    answers: list[EngineCoreOutput]
+
+
+class ReplayEngine:
+    """One request queue, one scheduler, one rank. The caller decides when requests arrive.
+
+    As in vLLM's engine, garbage is collected while it runs, but not what exists when it starts.
+    """
+
+    def __init__(self, settings: ReplaySettings) -> None:
+        self.settings = settings
+        self.clock = VirtualClock()
+        base = VirtualSettings(
+            connector="none",
+            gpu_blocks=settings.gpu_blocks,
+            cpu_slots=settings.cpu_blocks,
+            block_size=settings.block_size,
+            num_layers=1,
+            max_num_seqs=settings.max_num_seqs,
+            chunk=settings.chunk,
+            max_model_len=settings.max_model_len,
+        )
+        vllm_config = make_vllm_config(base, _transfer_config(settings, base.slot_bytes))
+        init_none_hash(get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo))
+        kv_cache_config = make_kv_cache_config(base)
+        pace = Pace(settings.time.link_bytes_per_second)
+        self._link = Link(self.clock, lambda: pace)
+        scale = settings.time.block_bytes / base.slot_bytes
+        self._copier: Any = LinkCopier(self._link, scale=scale)
+        self._worker: Any = None
+        if settings.connector != "none":
+            self._worker = KVConnectorFactory.create_connector(
+                config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
+            )
+            self._prepare_worker(kv_cache_config)
+        self.scheduler = Scheduler(
+            vllm_config=vllm_config,
+            kv_cache_config=kv_cache_config,
+            structured_output_manager=StructuredOutputManager(vllm_config),
+            block_size=settings.block_size,
+            hash_block_size=settings.block_size,
+            log_stats=True,
+        )
+        self.connector: Any = self.scheduler.connector
+        if settings.connector == "offload":
+            facts = {(0, 0): self._worker.get_handshake_metadata()}
+            self.connector.set_xfer_handshake_metadata_pp_aware(facts)
+        self._stopwatch: Stopwatch | None = None
+        if settings.watch and self.connector is not None:
+            self._stopwatch = Stopwatch(self.connector, settings.timer)
+        freeze_gc_heap()
+
+    def add(
+        self, req_id: str, prompt_hashes: list[bytes], num_prompt: int, num_output: int, arrival: float = 0.0
+    ) -> Request:
+        """Send a request.
+
+        Args:
+            req_id: its name, unique.
+            prompt_hashes: prefix hashes of the full blocks of its prompt, 32 bytes each.
+            num_prompt: tokens of the prompt.
+            num_output: tokens it will generate.
+            arrival: in virtual seconds.
+        """
+        request = Request(
+            request_id=req_id,
+            prompt_token_ids=[0] * num_prompt,
+            sampling_params=SamplingParams(max_tokens=num_output, ignore_eos=True),
+            pooling_params=None,
+            arrival_time=arrival,
+            block_hasher=_Hashes(req_id, prompt_hashes, self.settings.block_size),
+        )
+        self.scheduler.add_request(request)
+        return request
+
+    def step(self, next_arrival: float | None = None) -> Step:
+        """Schedule, let virtual time pass, update.
+
+        A step without tokens waits for the next end of a copy, but not past ``next_arrival`` (virtual
+        seconds; None: nobody is expected). With neither in sight it takes a millisecond.
+        """
+        timer = self.settings.timer
+        began = timer()
+        output = self.scheduler.schedule()
+        scheduled = timer()
+        before = self.clock.now
+        result = self._execute(output, next_arrival)
+        seconds = self.clock.now - before
+        ready = timer()
+        updates = self.scheduler.update_from_output(output, result)
+        updated = timer()
+        spent = self._stopwatch.take() if self._stopwatch else {}
+        answers = [answer for update in updates.values() for answer in update.outputs]
+        return Step(output, scheduled - began, updated - ready, spent, seconds, answers)
+
+    def is_idle(self) -> bool:
+        """Whether nothing is left to do until the next request arrives."""
+        return not self.scheduler.has_requests()
+
+    def close(self) -> None:
+        """Release threads and memory."""
+        if self._worker is not None:
+            self._worker.shutdown()
+        self.scheduler.shutdown()
+        gc.unfreeze()
+
+    def _prepare_worker(self, kv_cache_config: KVCacheConfig) -> None:
+        worker = self._worker
+        if self.settings.connector == "simple":
+            handler = VirtualSimpleWorker(worker.worker_handler, self._link, self.settings.time.block_bytes)
+            worker.worker_handler = self._copier = handler
+        elif self.settings.connector == "offload":
+            worker._worker._make_copier = lambda *_: self._copier
+            worker._worker._make_executor = InlineExecutor
+            worker._worker._clock = lambda: self.clock.now
+        else:
+            use_copier(worker, self._copier)
+        (tensor,) = kv_cache_config.kv_cache_tensors
+        backing = torch.zeros(tensor.size, dtype=torch.uint8)
+        pages = backing.view(self.settings.gpu_blocks, self.settings.block_size * CELL_BYTES)
+        worker.register_kv_caches({tensor.layers[0]: pages})
+
+    def _execute(self, output: SchedulerOutput, next_arrival: float | None) -> ModelRunnerOutput:
+        worker, model = self._worker, self.settings.time
+        if worker is not None:
+            worker.handle_preemptions(output.kv_connector_metadata)
+            worker.bind_connector_metadata(output.kv_connector_metadata)
+            worker.start_load_kv(None)
+        num_tokens = output.total_num_scheduled_tokens
+        if num_tokens:
+            self.clock.now += model.step_seconds + num_tokens / model.tokens_per_second
+        else:
+            events = [event for event in (self._copier.next_end, next_arrival) if event is not None]
+            if output.preempted_req_ids or not events:  # a preempted request may go on at once
+                events.append(self.clock.now + _YIELD_SECONDS)
+            self.clock.wait_until(min(events))
+        transfers: KVConnectorOutput | None = None
+        if worker is not None:
+            transfers = end_step(worker, output.finished_req_ids)
+        sampled = self._sample(output)
+        return ModelRunnerOutput(
+            req_ids=list(sampled),
+            req_id_to_index={req_id: index for index, req_id in enumerate(sampled)},
+            sampled_token_ids=list(sampled.values()),
+            kv_connector_output=transfers,
+        )
+
+    def _sample(self, output: SchedulerOutput) -> dict[str, list[int]]:
+        """A token for every request whose known tokens are all computed now."""
+        requests = self.scheduler.requests
+        sampled: dict[str, list[int]] = {}
+        for req_id in output.num_scheduled_tokens:
+            request = requests[req_id]
+            sampled[req_id] = [0] if request.num_computed_tokens >= request.num_tokens else []
+        return sampled
+
+
+class _Hashes:
+    """Gives a request hashes that are known beforehand; blocks it generates get hashes of their own."""
+
+    def __init__(self, req_id: str, prompt_hashes: Sequence[bytes], block_size: int) -> None:
+        self._req_id = req_id
+        self._prompt_hashes = prompt_hashes
+        self._num_prompt = len(prompt_hashes)
+        self._block_size = block_size
+
+    def __call__(self, request: Request) -> list[bytes]:
+        known, full = len(request.block_hashes), request.num_tokens // self._block_size
+        if known == full:
+            return []
+        prompt = self._prompt_hashes[known:full]
+        if full >= self._num_prompt:
+            self._prompt_hashes = ()  # the request has them all; no need to keep them twice
+        generated = range(max(known, self._num_prompt), full)
+        return [*prompt, *(own_hash(self._req_id, position) for position in generated)]
+
+
+def own_hash(req_id: str, position: int) -> bytes:
+    """The hash, 32 bytes, of a block that no other request has."""
+    return hashlib.sha256(f"{req_id}/{position}".encode()).digest()
+
+
+def _transfer_config(settings: ReplaySettings, slot_bytes: int) -> dict[str, Any] | None:
+    cpu_bytes = settings.cpu_blocks * slot_bytes
+    extra: dict[str, Any]
+    match settings.connector:
+        case "none":
+            return None
+        case "offload":
+            plugin.register()
+            name = plugin.CONNECTOR
+            extra = {
+                "cpu_gib": cpu_bytes / GIB,
+                "verify_loads": "never",
+                "eviction_policy": settings.eviction_policy,
+                "store_decode_blocks": settings.store_decode_blocks,
+            }
+        case "simple":
+            name = "SimpleCPUOffloadConnector"
+            extra = {_POOL_KEY: cpu_bytes}
+        case "native" | "native-lru" | "native-arc":
+            name = "OffloadingConnector"
+            extra = {
+                _POOL_KEY: cpu_bytes,
+                "eviction_policy": settings.connector.partition("-")[2] or "lru",
+                "spec_name": "VirtualNativeSpec",
+                "spec_module_path": "offload.testing.virtual.native",
+            }
+        case other:
+            raise ValueError(f"connector={other!r}: must be one of {', '.join(CONNECTORS)}")
+    return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}

@@ -1,0 +1,251 @@
+"""What does a connector cost where it cannot help? Two engines alive at once, taking turns.
+
+    python -m benchmarks.overhead [--mode offload] [--rounds 12] [--starts 2] [--json FILE]
+
+One engine has prefix caching and no connector, the other has the connector of `--mode`. Both get the same
+prompts in short alternating rounds, so that what disturbs the machine disturbs both alike:
+
+- no reuse: every document new (rounds of `--round-documents`); the connector only stores, and once its
+  pool is full it evicts as well.
+- fits: as many documents as the GPU holds, asked again and again; the connector has nothing to do.
+
+Two engines that are alike still differ by a few percent for as long as they live. That comes from their place
+in memory and on the machine. So both are started anew `--starts` times, in alternating order. Per case and
+start: the median over the rounds of (seconds with / seconds without). Per case: the geometric mean of these
+medians, and the quartiles and extremes of all rounds. `--mode prefix` compares the engine with a second one
+like
+it: the noise of the measurement itself. The waiting engine's share of a core is measured too; it must be
+near 0 for turns to be fair.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+from tqdm import tqdm
+
+from benchmarks.common import report
+from benchmarks.long_document_qa.arguments import (
+    add_engine_arguments,
+    add_prompt_arguments,
+    check_memory,
+    make_settings,
+)
+from benchmarks.long_document_qa.engine_process import EngineError, EngineProcess
+from benchmarks.long_document_qa.measure import RoundResult
+from benchmarks.long_document_qa.settings import MODES, Settings
+from benchmarks.long_document_qa.summary import Row, notes
+from benchmarks.long_document_qa.workload import Prompt, rounds
+
+__all__ = ["main"]
+
+_BASE = "prefix"
+_CASES = ("no reuse", "fits")
+_LOOK_SECONDS = 0.1
+_REST_SECONDS = 15.0
+
+
+class _Turn(NamedTuple):
+    """One engine's round: its result, and the share of a core that the other used meanwhile."""
+
+    result: RoundResult
+    idle_share: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the comparison; returns 0, or 1 if an engine failed."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    try:
+        for name, least in (("rounds", 2), ("round_documents", 1), ("starts", 1)):
+            if given[name] < least:
+                raise ValueError(f"{name}={given[name]}: must be at least {least}")
+        settings = make_settings(given)
+        check_memory(settings, [options.mode], engines=2)
+    except ValueError as error:
+        parser.error(str(error))
+    remarks = report.load_note() + notes([options.mode], settings)
+    rows: list[Row] = []
+    try:
+        for start in range(1, options.starts + 1):
+            rows += _compare(settings, options.mode, start, options.rounds, options.round_documents)
+    except EngineError as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return 1
+    print("\n" + _format(rows, options.mode))
+    for remark in remarks:
+        print(remark)
+    if options.json:
+        told = {
+            "mode": options.mode,
+            "base": _BASE,
+            "starts": options.starts,
+            "rounds": options.rounds,
+            **asdict(settings),
+        }
+        report.write_json(options.json, report.meta(settings=told, notes=remarks), rows)
+        print(f"rows: {options.json}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.overhead",
+        description="Compare an engine with a connector to one without where the connector cannot help.",
+    )
+    add = parser.add_argument
+    add("--mode", choices=MODES, default="offload", help="of the second engine (default: offload)")
+    add("--starts", type=int, default=2, metavar="N", help="fresh pairs of engines (default: 2)")
+    add("--rounds", type=int, default=12, metavar="N", help="paired rounds per case and start (default: 12)")
+    add("--round-documents", type=int, default=4, metavar="N", help="new ones per round (default: 4)")
+    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    add_prompt_arguments(parser.add_argument_group("workload"))
+    add_engine_arguments(parser.add_argument_group("engines"))
+    return parser
+
+
+def _compare(settings: Settings, mode: str, start: int, count: int, round_documents: int) -> list[Row]:
+    """Start both engines, base first at odd starts, and let them take `count` turns per case."""
+    rows: list[Row] = []
+    base, other = EngineProcess(settings, _BASE), EngineProcess(settings, mode)
+    with ExitStack() as stack:
+        for engine in (base, other) if start % 2 else (other, base):
+            stack.enter_context(engine).warm_up()
+        for case in _CASES:
+            every_round = _no_reuse(settings, count, round_documents)
+            if case == "fits":
+                every_round = _fits(settings, count)
+                for engine in (base, other):
+                    engine.reset()
+                    engine.run_round(next(_fits(settings, 1)))
+            bar = tqdm(
+                every_round, desc=f"start {start}, {case}", total=count, unit="round", dynamic_ncols=True
+            )
+            for number, prompts in enumerate(bar, 1):
+                turns = _pair(base, other, prompts, number % 2 == 0)
+                rows.append({"case": case, "start": start, "round": number, "mode": mode, **_row(*turns)})
+    return rows
+
+
+def _pair(
+    base: EngineProcess, other: EngineProcess, prompts: list[Prompt], other_first: bool
+) -> tuple[_Turn, _Turn]:
+    """Let both engines ask the same prompts, one after the other; returns the turns of base and other."""
+    if other_first:
+        other_turn = _turn(other, base, prompts)
+        return _turn(base, other, prompts), other_turn
+    return _turn(base, other, prompts), _turn(other, base, prompts)
+
+
+def _turn(engine: EngineProcess, idle: EngineProcess, prompts: list[Prompt]) -> _Turn:
+    """Let `engine` ask the prompts as soon as `idle` is at rest; a worker spins for a second after work."""
+    deadline = time.monotonic() + _REST_SECONDS
+    while True:
+        before = _cpu_seconds(idle.pid)
+        time.sleep(_LOOK_SECONDS)
+        if _cpu_seconds(idle.pid) - before <= 0.1 * _LOOK_SECONDS:
+            break
+        if time.monotonic() > deadline:
+            raise EngineError(
+                f"mode {idle.mode!r}: the engine still computes {_REST_SECONDS:g} s after its turn"
+            )
+    before = _cpu_seconds(idle.pid)
+    result = engine.run_round(prompts)
+    return _Turn(result, (_cpu_seconds(idle.pid) - before) / result.seconds)
+
+
+def _cpu_seconds(pid: int) -> float:
+    """CPU seconds that a process and its descendants have used."""
+    root = psutil.Process(pid)
+    times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+    return sum(time.user + time.system for time in times)
+
+
+def _no_reuse(settings: Settings, count: int, documents: int) -> Iterator[list[Prompt]]:
+    workload = replace(settings.workload, passes=1, order="tile")
+    for number in range(count):
+        (only,) = rounds(replace(workload, seed=workload.seed + 1000 + number), documents)
+        yield only.prompts
+
+
+def _fits(settings: Settings, count: int) -> Iterator[list[Prompt]]:
+    """Yield the same documents in each round, with new questions."""
+    workload = replace(settings.workload, passes=count, order="tile")
+    for each in rounds(workload, settings.gpu_documents):
+        yield each.prompts
+
+
+def _row(base: _Turn, other: _Turn) -> Row:
+    counters = other.result.counters
+    return {
+        "seconds_without": round(base.result.seconds, 4),
+        "seconds": round(other.result.seconds, 4),
+        "ratio": round(other.result.seconds / base.result.seconds, 4),
+        "prompt_tokens": other.result.prompt_tokens,
+        "cached_gpu_tokens": counters.cached_gpu_tokens,
+        "cached_gpu_tokens_without": base.result.counters.cached_gpu_tokens,
+        "cached_cpu_tokens": counters.cached_cpu_tokens,
+        "bytes_stored": counters.bytes_stored,
+        "bytes_loaded": counters.bytes_loaded,
+        "evicted_blocks": counters.evicted_blocks,
+        "idle_share": round(max(base.idle_share, other.idle_share), 3),
+    }
+
+
+def _format(rows: Sequence[Row], mode: str) -> str:
+    columns = (
+        "case",
+        "rounds",
+        "s without",
+        f"s with {mode}",
+        "ratio",
+        "by start",
+        "quartiles",
+        "extremes",
+        "GPU hits",
+        "stored MiB",
+        "idle engine",
+    )
+    lines = []
+    for case in _CASES:
+        selected = [row for row in rows if row["case"] == case]
+        ratios = [row["ratio"] for row in selected]
+        medians = [
+            statistics.median(row["ratio"] for row in selected if row["start"] == start)
+            for start in dict.fromkeys(row["start"] for row in selected)
+        ]
+        low, high = np.percentile(ratios, [25, 75])
+        hits = sum(row["cached_gpu_tokens"] for row in selected) / sum(
+            row["prompt_tokens"] for row in selected
+        )
+        lines.append(
+            (
+                case,
+                len(selected),
+                f"{statistics.median(row['seconds_without'] for row in selected):.3f}",
+                f"{statistics.median(row['seconds'] for row in selected):.3f}",
+                f"{statistics.geometric_mean(medians):.4f}",
+                " ".join(f"{median:.4f}" for median in medians),
+                f"{low:.4f} to {high:.4f}",
+                f"{min(ratios):.4f} to {max(ratios):.4f}",
+                f"{hits:.1%}",
+                f"{sum(row['bytes_stored'] for row in selected) / 2**20:.0f}",
+                f"{statistics.median(row['idle_share'] for row in selected):.1%} of a core",
+            )
+        )
+    return report.format_table(columns, lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

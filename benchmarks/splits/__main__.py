@@ -1,0 +1,109 @@
+"""What do requests cost that leave a document at many places, and what is left of that when they are gone?
+
+    python -m benchmarks.splits [--blocks 16384] [--every 4] [--policies hazard lru] [--json FILE]
+
+One document of that many blocks is stored and asked for. Then a request leaves it after every so many blocks,
+and its own block is stored there: the document is in that many pieces. Then those blocks are dropped one by
+one, and the document is asked for again. At each of these times, in milliseconds of the processor:
+
+- touch: what an admitted request costs the policy; median of several.
+- pin and unpin: what a restore of all of it costs the allocator.
+- mending: the one touch that makes the pieces one again, after the last of the others is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from allocator import CpuOffloadingBlockAllocator
+from benchmarks.common import report
+from evictor import HintedPolicy, available_policies, make_policy
+
+__all__ = ["main"]
+
+_HASH_BYTES = 32
+_TIMES = 9
+_KEYS = ("policy", "state", "segments", "touch_ms", "pin_ms", "mending_ms")
+_HEADERS = ["policy", "state", "segments", "touch ms", "pin and unpin ms", "mending ms"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark and print its table; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.splits", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--blocks", type=int, default=16_384, help="of the document (default %(default)s)")
+    parser.add_argument(
+        "--every", type=int, default=4, help="blocks from one request that leaves it to the next"
+    )
+    parser.add_argument("--policies", nargs="+", choices=available_policies(), default=["hazard", "lru"])
+    parser.add_argument("--json", type=Path, help="write rows, machine and versions here")
+    args = parser.parse_args(argv)
+    logging.disable(logging.CRITICAL)
+    rows = [row for policy in args.policies for row in _measure(policy, args.blocks, args.every)]
+    print(report.format_table(_HEADERS, [[row.get(key) for key in _KEYS] for row in rows]))
+    if args.json is not None:
+        report.write_json(args.json, report.meta(blocks=args.blocks, every=args.every), rows)
+    return 0
+
+
+def _measure(policy: str, num_blocks: int, every: int) -> list[dict[str, Any]]:
+    capacity = 4 * num_blocks
+    inner = make_policy(policy, capacity)
+    allocator = CpuOffloadingBlockAllocator(capacity, policy=HintedPolicy(inner, num_blocks, time.monotonic))
+    document = [os.urandom(_HASH_BYTES) for _ in range(num_blocks)]
+    _ask(allocator, document)
+    rows = [_row(allocator, document, policy, "one segment")]
+    depths = range(every, num_blocks, every)
+    others = [[*document[:depth], os.urandom(_HASH_BYTES)] for depth in depths]
+    for chain in others:
+        _ask(allocator, chain)
+    rows.append(_row(allocator, document, policy, "others leave it"))
+    for depth, chain in zip(depths, others, strict=True):
+        allocator.drop(chain, depth)
+        allocator.tidy()
+    mending_ms = _ms(lambda: allocator.touch(document))
+    rows.append(_row(allocator, document, policy, "they are gone") | {"mending_ms": round(mending_ms, 3)})
+    return rows
+
+
+def _ask(allocator: CpuOffloadingBlockAllocator, chain: list[bytes]) -> None:
+    allocator.touch(chain)
+    plan = allocator.plan_store(chain, len(chain))
+    if plan is not None:
+        allocator.commit(plan)
+
+
+def _row(
+    allocator: CpuOffloadingBlockAllocator, document: list[bytes], policy: str, state: str
+) -> dict[str, Any]:
+    touch = statistics.median(_ms(lambda: allocator.touch(document)) for _ in range(_TIMES))
+    pin = statistics.median(
+        _ms(lambda: allocator.unpin(allocator.pin(document, 0, len(document)))) for _ in range(_TIMES)
+    )
+    place = allocator._tree.find(document, len(document))
+    return {
+        "policy": policy,
+        "state": state,
+        "segments": len(allocator._tree.path(place.node)),
+        "touch_ms": round(touch, 3),
+        "pin_ms": round(pin, 3),
+    }
+
+
+def _ms(call: Callable[[], object]) -> float:
+    begin = time.thread_time()
+    call()
+    return (time.thread_time() - begin) * 1e3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

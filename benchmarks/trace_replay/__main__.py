@@ -1,0 +1,229 @@
+"""Which eviction policy finds the most, how far is it from the best possible, and what does it cost?
+
+    python -m benchmarks.trace_replay --trace FILE... [--mix] [--policy lru,arc,...]
+                                      [--capacity 0.01,0.02,...] [--json FILE]
+
+Traces of prefix hashes (see `offload.observe.trace`) go through the connector's own allocator, request by
+request, with each policy and pools of several sizes. Nothing is sampled or modelled. A policy's clock shows
+the time of the trace. A request's blocks are in the pool when the next one arrives; full blocks of prompts
+count, answers are not in a trace. A pool's size is a fraction of the distinct blocks of what is replayed.
+
+Policies: any registered one; `default`, which is one of them; `vllm-lru` and `vllm-arc`, vLLM's own,
+unmodified, in its manager (`benchmarks.trace_replay.native`), and `vllm-hazard`, ours there; each of them
+with `-all`, the same offered a request's hits to store, too; `vllm-native:CLASS@MODULE`, any other class
+for it; `optimal`, what no prefix-closed cache can exceed, knowing the future
+(`benchmarks.trace_replay.optimum`), and `optimal-no-bypass`, if it had to take in each request's blocks.
+
+`--trace cycle`, which is the default, is built in: `--documents` asked one after the other, `--passes`
+times, through a pool with room for `--pool-documents`. Its rows are also told pass by pass.
+
+`--mix` adds workloads made of the traces given. They are all at once (`a+b`), one after the other in every
+order (`a>b`), and each with its times multiplied (`a*0.1`, `a*10`).
+
+Rows: `hit_rate`, of tokens in full blocks; `gap_closed`, (policy - lru) / (optimal - lru), with our
+leaf-LRU at the same capacity, null where that gap is below 0.1 percentage points, and for single passes;
+`us_per_access`, the time in all calls (lookup, touch, store with its evictions, commit) per block accessed;
+`us_per_evicted`, the time of those calls to store that evicted something, per block evicted: an upper
+bound, as it has the store itself; `longest_call_us`, all calls of one request together; `prefill_seconds`
+that a GPU would need without any hit and `prefill_seconds_saved`, by a simple model
+(`benchmarks.trace_replay.prefill`), not measured. Of vLLM's manager only its own calls are measured, not
+those of the scheduler around them. Garbage collection is on, and what was there before each replay is
+frozen, as in an engine. Policies take turns at each capacity; times are medians of rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import report
+from benchmarks.common.arguments import positive
+from benchmarks.trace_replay import policies
+from benchmarks.trace_replay.comparison import compare
+from benchmarks.trace_replay.plot import write_plot
+from benchmarks.trace_replay.policies import Policy, find_policy
+from benchmarks.trace_replay.prefill import PrefillModel
+from benchmarks.trace_replay.rows import Row, format_summary, format_tables, summary
+from benchmarks.trace_replay.workloads import Workload, cycle, mixtures
+from offload.observe.trace import IDS_BLOCK_TOKENS, TraceError, read_trace
+
+__all__ = ["main"]
+
+_CYCLE = "cycle"
+_TIMERS = {"cpu": time.thread_time_ns, "wall": time.perf_counter_ns}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Replay, print tables, write rows and plot; returns 0."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    logging.disable(logging.WARNING)
+    try:
+        compared = [find_policy(name) for name in options.policy]
+    except ValueError as error:
+        parser.error(f"--policy: {error}")
+    try:
+        workloads = list(_workloads(options))
+    except (TraceError, OSError) as error:
+        parser.error(f"--trace: {error}")
+    notes = report.load_note()
+    for note in notes:
+        print(note)
+    began = time.monotonic()
+    try:
+        rows = [row for workload in workloads for row in _replay(workload, compared, options)]
+    finally:
+        gc.unfreeze()
+    asked = [row for row in rows if row["policy"] in options.policy]
+    lines = [line for line in summary(rows) if line["policy"] in options.policy]
+    for table in format_tables(asked):
+        print("\n" + table)
+    print("\nover all traces and capacities, against leaf-LRU\n" + format_summary(lines))
+    _write(options, workloads, asked, notes=notes, summary=lines, run_seconds=round(time.monotonic() - began))
+    return 0
+
+
+def _workloads(options: argparse.Namespace) -> Iterator[Workload]:
+    traces: list[Workload] = []
+    for given in options.trace:
+        if given == _CYCLE:
+            yield cycle(options.documents, options.pool_documents, options.passes, options.document_blocks)
+            continue
+        path = Path(given)
+        trace = Workload(path.stem.removesuffix("_trace"), read_trace(path, options.requests))
+        if trace.name in [each.name for each in traces]:
+            raise TraceError(
+                f"{given}: another trace is called {trace.name!r} too; give it another file name"
+            )
+        if not any(request.hash_ids for request in trace.requests):
+            raise TraceError(f"{given}: no prompt fills a block of {IDS_BLOCK_TOKENS} tokens")
+        traces.append(trace)
+        yield trace
+    if options.mix:
+        yield from mixtures(traces)
+
+
+def _replay(workload: Workload, compared: Sequence[Policy], options: argparse.Namespace) -> Iterator[Row]:
+    model = PrefillModel(options.prefill_us_per_token / 1e6, options.prefill_ns_per_pair / 1e9)
+    timer = _TIMERS[options.timer]
+    arguments = (compared, options.capacity, options.block_tokens, model, options.rounds, timer)
+    for row in compare(workload, *arguments):
+        yield row
+        if row["pass"] is None:
+            spent = row["us_per_access"]
+            timed = "" if spent is None else f", {spent:.2f} us per block"
+            what = f"{row['trace']}, {row['capacity_fraction']:.1%}, {row['policy']}"
+            print(f"  {what}: {row['hit_rate']:.2%}{timed}", file=sys.stderr, flush=True)
+
+
+def _write(
+    options: argparse.Namespace, workloads: Sequence[Workload], rows: Sequence[Row], **more: Any
+) -> None:
+    if options.json:
+        settings = {name: value for name, value in vars(options).items() if name not in ("json", "plot")}
+        settings["trace"] = [Path(each).stem for each in options.trace]
+        report.write_json(options.json, report.meta(settings=settings, **more), rows)
+        print(f"rows: {options.json}")
+    plot = options.plot or (options.json and options.json.with_suffix(".png"))
+    if plot:
+        shown = {workload.name for workload in workloads if not workload.is_mixture}
+        title = f"Hits in the CPU pool, blocks of {options.block_tokens} tokens"
+        write_plot(plot, [row for row in rows if row["trace"] in shown], title)
+        print(f"plot: {plot}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.trace_replay",
+        description="Hit rates and costs of eviction policies on traces, beside vLLM's own and the optimum.",
+    )
+    add = parser.add_argument
+    add("--trace", nargs="+", default=[_CYCLE], metavar=f"FILE|{_CYCLE}", help=f"default: {_CYCLE}")
+    add("--mix", action="store_true", help="mixtures of the traces given, too")
+    names = policies.known_names()
+    add(
+        "--policy",
+        type=lambda text: list(dict.fromkeys(text.split(","))),
+        default=names,
+        metavar="NAME,...",
+        help=f"default: {','.join(names)}",
+    )
+    add(
+        "--capacity",
+        type=_fractions,
+        default=[0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4, 0.8],
+        metavar="F,...",
+        help="of pools, as fractions of the distinct blocks (default: 0.01,0.02,0.03,0.05,0.1,0.2,0.4,0.8)",
+    )
+    add(
+        "--block-tokens",
+        type=_block_tokens,
+        default=IDS_BLOCK_TOKENS,
+        metavar="N",
+        help=f"of a block; each id of a trace becomes {IDS_BLOCK_TOKENS}/N (default: {IDS_BLOCK_TOKENS})",
+    )
+    add("--requests", type=positive, metavar="N", help="only the first N of each trace (default: all)")
+    add(
+        "--rounds",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="medians of their times are told (default: 1)",
+    )
+    add("--timer", choices=_TIMERS, default="cpu", help="of this thread, or of the wall (default: cpu)")
+    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    add("--plot", type=Path, metavar="FILE", help="write a PNG (default: beside the JSON)")
+    built_in = parser.add_argument_group(f"--trace {_CYCLE}")
+    model = PrefillModel()
+    prefill = parser.add_argument_group("model of prefill on a GPU (see benchmarks.trace_replay.prefill)")
+    for group, kind, name, default, what in (
+        (built_in, positive, "documents", 64, "asked one after the other"),
+        (built_in, positive, "pool-documents", 30, "that the pool has room for"),
+        (built_in, positive, "passes", 8, "over all documents"),
+        (built_in, positive, "document-blocks", 20, f"of a document, of {IDS_BLOCK_TOKENS} tokens"),
+        (
+            prefill,
+            _number,
+            "prefill-us-per-token",
+            model.seconds_per_token * 1e6,
+            "that every token takes, and",
+        ),
+        (prefill, _number, "prefill-ns-per-pair", model.seconds_per_pair * 1e9, "per pair of tokens"),
+    ):
+        told = f"{what} (default: {default:g})"
+        group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=told)
+    return parser
+
+
+def _fractions(text: str) -> list[float]:
+    found = {_number(part) for part in text.split(",")}
+    if not all(0 < each <= 1 for each in found):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be fractions above 0, at most 1")
+    return sorted(found)
+
+
+def _block_tokens(text: str) -> int:
+    value = positive(text)
+    if IDS_BLOCK_TOKENS % value:
+        raise argparse.ArgumentTypeError(f"{value}: must divide {IDS_BLOCK_TOKENS}")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number") from None
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a number, at least 0")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""What is replayed: a trace, traces put together, or documents asked in a cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from heapq import merge
+from itertools import chain, permutations
+from operator import attrgetter
+
+import xxhash
+
+from offload.observe.trace import IDS_BLOCK_TOKENS, TraceRequest
+from offload.sizing.capacity import chains_of
+
+__all__ = ["SCALES", "Workload", "chains_in_blocks", "cycle", "mixtures"]
+
+SCALES = (0.1, 10)
+"""What the times of a trace are multiplied by."""
+
+_Trace = list[TraceRequest]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests by time of arrival.
+
+    Attributes:
+        name: of the trace, or ``a+b`` both at once, ``a>b`` one after the other, ``a*10`` with its times
+            multiplied by 10.
+        requests: with ids of blocks of ``IDS_BLOCK_TOKENS`` tokens.
+        passes: how often the same requests come, one pass after the other; 1 for a trace.
+        is_mixture: made of traces that are workloads themselves.
+        pool_blocks: the only capacity it is for, in blocks of ``IDS_BLOCK_TOKENS``; None for any.
+    """
+
+    name: str
+    requests: _Trace
+    passes: int = 1
+    is_mixture: bool = False
+    pool_blocks: int | None = None
+
+    def pass_slices(self) -> list[slice]:
+        """The requests of each pass."""
+        each = len(self.requests) // self.passes
+        return [slice(number * each, (number + 1) * each) for number in range(self.passes)]
+
+
+def mixtures(traces: Sequence[Workload]) -> Iterator[Workload]:
+    """All traces at once, one after the other in every order, and each of them slower and faster.
+
+    Blocks of different traces are different blocks, whatever their ids. O(requests) memory for each.
+    """
+    if len(traces) > 1:
+        apart = {
+            trace.name: _own_ids(trace.requests, number, len(traces)) for number, trace in enumerate(traces)
+        }
+        together = list(merge(*apart.values(), key=attrgetter("timestamp_seconds")))
+        yield Workload("+".join(apart), together, is_mixture=True)
+        for order in permutations(apart):
+            one_by_one = _concatenated([apart[name] for name in order])
+            yield Workload(">".join(order), one_by_one, is_mixture=True)
+    for trace in traces:
+        for times in SCALES:
+            scaled = [
+                replace(each, timestamp_seconds=each.timestamp_seconds * times) for each in trace.requests
+            ]
+            yield Workload(f"{trace.name}*{times:g}", scaled, is_mixture=True)
+
+
+def cycle(documents: int, pool_documents: int, passes: int, document_blocks: int) -> Workload:
+    """So many documents asked one after the other, a second apart, again and again; the pool holds fewer."""
+    each = range(document_blocks)
+    requests = [
+        TraceRequest(
+            timestamp_seconds=float(number),
+            input_length=document_blocks * IDS_BLOCK_TOKENS,
+            output_length=1,
+            hash_ids=tuple(number % documents * document_blocks + position for position in each),
+        )
+        for number in range(documents * passes)
+    ]
+    pool_blocks = pool_documents * document_blocks
+    return Workload(f"cycle {documents}/{pool_documents}", requests, passes, pool_blocks=pool_blocks)
+
+
+def chains_in_blocks(requests: Sequence[TraceRequest], block_tokens: int) -> list[list[bytes]]:
+    """A chain of prefix hashes for every request, in blocks of so many tokens. O(blocks).
+
+    An id's block of ``IDS_BLOCK_TOKENS`` becomes as many smaller ones as it has room for. What a prompt has
+    after its last id is less than an id stands for and stays unknown.
+    """
+    chains = chains_of(requests)
+    parts = IDS_BLOCK_TOKENS // block_tokens
+    if parts == 1:
+        return chains
+    numbers = [str(part).encode() for part in range(parts)]
+    known = {
+        each: [xxhash.xxh3_128_digest(each + number) for number in numbers] for each in {*chain(*chains)}
+    }
+    return [list(chain.from_iterable(map(known.__getitem__, each))) for each in chains]
+
+
+def _own_ids(requests: _Trace, number: int, of: int) -> _Trace:
+    """With ids that only trace ``number`` of ``of`` has."""
+    return [replace(each, hash_ids=tuple(of * one + number for one in each.hash_ids)) for each in requests]
+
+
+def _concatenated(traces: Sequence[_Trace]) -> _Trace:
+    """Each trace begins when the one before it has had its last request."""
+    joined: _Trace = []
+    for trace in traces:
+        begin = joined[-1].timestamp_seconds if joined else 0.0
+        joined += [replace(each, timestamp_seconds=begin + each.timestamp_seconds) for each in trace]
+    return joined

@@ -1,0 +1,1 @@
+"""What do requests that wait for a prefix on its way cost each engine step?"""

@@ -1,0 +1,253 @@
+"""What do requests that wait for a prefix on its way cost each engine step?
+
+    python -m benchmarks.waiting_requests [--restores 200] [--waiting 1000] [--json FILE]
+
+Documents begin with the same system prompt, which the GPU has; the rest of each is in the CPU pool only.
+One request per document is being restored. Then requests about the same documents arrive and wait, evenly
+over the documents. The copies stand still for `--steps` steps, in which the scheduler asks about every
+waiting request again. Then they go on until every request is done.
+
+It runs on the virtual engine (`offload.testing.virtual`): vLLM's real scheduler and the real connectors, no
+model. Per connector and hook of the scheduler's side: milliseconds per step, all calls of the step together.
+They are told for the first step after `alone`, for the others in which copies stand still (median), and for
+those in which copies end (longest). `schedule` is all of vLLM's `schedule()`, hooks included; `cache_blocks`
+is vLLM's own work for blocks that a connector hands over, included in the hooks. `alone` are the same
+questions asked one after the other, without vLLM's own work between them. Its first round is the first time
+that anybody asks about these requests.
+
+Then a storm: KV events of a pool of `--storm` blocks that is emptied, step by step (`kv_events`), beside
+vLLM's conversion hash by hash.
+
+Times are CPU time of the scheduler's thread, less what reading that clock takes, so other work on the machine
+counts little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import logging
+import os
+import random
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
+from vllm.v1.request import Request, RequestStatus
+
+from allocator import Evicted
+from benchmarks.common import report
+from offload.testing.virtual import VirtualEngine, VirtualSettings
+from offload.testing.virtual.engine import VOCABULARY
+from offload.worker.copiers import Direction
+
+__all__ = ["main"]
+
+_BLOCK = 4
+_SYSTEM_BLOCKS = 64
+_DOCUMENT_BLOCKS = 136
+_HOOKS = (
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished_all_groups",
+    "has_pending_push_work",
+    "take_events",
+    "get_kv_connector_stats",
+)
+
+
+class _Stopwatch:
+    """Adds up the CPU seconds of wrapped calls by name, step by step."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self._now: dict[str, float] = defaultdict(float)
+        self._own = statistics.fmean(-time.thread_time() + time.thread_time() for _ in range(5000))
+
+    def watch(self, owner: Any, name: str, label: str) -> None:
+        original: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = time.thread_time()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._now[label] += time.thread_time() - begin - self._own
+
+        setattr(owner, name, timed)
+
+    def step_ended(self) -> None:
+        self.steps.append({label: max(seconds, 0.0) for label, seconds in self._now.items()})
+        self._now.clear()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print a table, and write JSON if asked to."""
+    options = _arguments(argv)
+    logging.disable(logging.WARNING)
+    remarks = report.load_note()
+    rows: list[dict[str, Any]] = []
+    for connector in options.connectors:
+        rows += _measure(connector, options.restores, options.waiting, options.steps)
+    rows += _storm(options.storm) if options.storm else []
+    columns = ("connector", "hook", "first step ms", "median ms", "copies end ms")
+    print(report.format_table(columns, [tuple(row.values()) for row in rows]))
+    for remark in remarks:
+        print(remark)
+    if options.json is not None:
+        settings = {key: value for key, value in vars(options).items() if key != "json"}
+        report.write_json(options.json, report.meta(settings=settings, remarks=remarks), rows)
+    return 0
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.waiting_requests", description="Scheduler time of requests that wait."
+    )
+    parser.add_argument("--restores", type=int, default=200, help="under way (default 200)")
+    parser.add_argument("--waiting", type=int, default=1000, help="requests that wait (default 1000)")
+    parser.add_argument("--steps", type=int, default=20, help="in which copies stand still (default 20)")
+    parser.add_argument(
+        "--storm", type=int, default=300_000, help="blocks of the emptied pool; 0: none (default 300000)"
+    )
+    parser.add_argument("--connectors", nargs="+", default=["offload"], choices=["native", "offload"])
+    parser.add_argument("--json", type=Path, help="write machine, settings and rows there")
+    return parser.parse_args(argv)
+
+
+def _measure(connector: str, num_restores: int, num_waiting: int, num_steps: int) -> list[dict[str, Any]]:
+    tokens = (_SYSTEM_BLOCKS + _DOCUMENT_BLOCKS + 2) * _BLOCK
+    settings = VirtualSettings(
+        connector=connector,
+        gpu_blocks=(num_restores + 8) * (_DOCUMENT_BLOCKS + _SYSTEM_BLOCKS),
+        cpu_slots=num_restores * _DOCUMENT_BLOCKS + 2 * _SYSTEM_BLOCKS,
+        block_size=_BLOCK,
+        num_layers=1,
+        max_num_seqs=num_restores + num_waiting,
+        chunk=8192,
+        max_model_len=tokens,
+        eviction_policy="lru",
+        verify_loads="never",
+        step_seconds=0.01,
+    )
+    engine = VirtualEngine(settings, random.Random(0))
+    try:
+        return _measure_on(engine, connector, num_restores, num_waiting, num_steps)
+    finally:
+        engine.close()
+
+
+def _measure_on(
+    engine: VirtualEngine, connector: str, num_restores: int, num_waiting: int, num_steps: int
+) -> list[dict[str, Any]]:
+    rng = random.Random(1)
+    engine.audit.after_step = lambda: None  # type: ignore[method-assign]  # it looks at the whole pool
+    system = rng.choices(range(VOCABULARY), k=_SYSTEM_BLOCKS * _BLOCK)
+    documents = [
+        system + rng.choices(range(VOCABULARY), k=_DOCUMENT_BLOCKS * _BLOCK) for _ in range(num_restores)
+    ]
+    for document in documents:
+        engine.add([*document, 1], 1)
+    engine.drain()
+    assert engine.reset(connector=False)
+    engine.add([*system, 2], 1)  # now the GPU has the system prompt
+    engine.drain()
+    (copier,) = engine.copiers
+    copier.held.add(Direction.LOAD)
+    first = [engine.add([*document, 3], 1) for document in documents]
+    while not all(request.status is RequestStatus.WAITING_FOR_REMOTE_KVS for request in first):
+        engine.step()
+    loads = len(engine.jobs)
+    others = [engine.add([*documents[k % num_restores], 4], 1) for k in range(num_waiting)]
+    alone = _row(connector, "get_num_new_matched_tokens, alone", _ask(engine, others), [{}])
+    stopwatch = _Stopwatch()
+    for hook in _HOOKS:
+        stopwatch.watch(engine.scheduler.connector, hook, hook)
+    stopwatch.watch(engine.scheduler, "schedule", "schedule")
+    stopwatch.watch(engine.scheduler.kv_cache_manager, "cache_blocks", "cache_blocks")
+    gc.collect()
+    gc.freeze()
+    for _ in range(num_steps):
+        engine.step()
+        stopwatch.step_ended()
+    assert not any(request.is_finished() for request in others)
+    assert len(engine.jobs) >= loads, "a restore ended"
+    copier.held.clear()
+    while not all(request.is_finished() for request in [*first, *others]):
+        engine.step()
+        stopwatch.step_ended()
+    gc.unfreeze()
+    held, ending = stopwatch.steps[:num_steps], stopwatch.steps[num_steps:]
+    return [*(_row(connector, label, held, ending) for label in ("schedule", "cache_blocks", *_HOOKS)), alone]
+
+
+def _ask(engine: VirtualEngine, others: Sequence[Request]) -> list[dict[str, float]]:
+    """What the scheduler asks in a step about all who wait, with nothing between: seconds, round by round."""
+    local = _SYSTEM_BLOCKS * _BLOCK
+    rounds = []
+    for _ in range(50):
+        begin = time.perf_counter()
+        for request in others:
+            engine.scheduler.connector.get_num_new_matched_tokens(request, local)
+        rounds.append({"get_num_new_matched_tokens, alone": time.perf_counter() - begin})
+    return rounds
+
+
+def _row(
+    connector: str, label: str, held: list[dict[str, float]], ending: list[dict[str, float]]
+) -> dict[str, Any]:
+    first, *standing = [1000 * step.get(label, 0.0) for step in held]
+    return {
+        "connector": connector,
+        "hook": label,
+        "first_ms": round(first, 3),
+        "median_ms": round(statistics.median(standing), 3),
+        "copies_end_ms": round(1000 * max(step.get(label, 0.0) for step in ending), 3),
+    }
+
+
+def _storm(size: int) -> list[dict[str, Any]]:
+    """KV events of a pool that is emptied, as one chain and as chains of one block."""
+    from offload.vllm.kv_events import KvEventStream
+
+    hashes = [os.urandom(32) for _ in range(size)]
+    begin = time.thread_time()
+    for each in hashes:
+        maybe_convert_block_hash(BlockHash(each))
+    rows = [_storm_row("one by one", [time.thread_time() - begin])]
+    for label, news in (
+        ("one chain", [Evicted(hashes)]),
+        ("chains of one block", [Evicted([each]) for each in hashes]),
+    ):
+        stream, steps = KvEventStream(_BLOCK), []
+        gc.collect()
+        gc.freeze()
+        while news or stream.is_behind:
+            begin = time.thread_time()
+            stream.take(news)
+            steps.append(time.thread_time() - begin)
+            news = []
+        gc.unfreeze()
+        rows.append(_storm_row(label, steps))
+    return rows
+
+
+def _storm_row(label: str, steps: list[float]) -> dict[str, Any]:
+    return {
+        "connector": "kv_events",
+        "hook": f"{label}, {len(steps)} steps",
+        "first_ms": round(1000 * steps[0], 3),
+        "median_ms": round(1000 * statistics.median(steps), 3),
+        "copies_end_ms": None,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

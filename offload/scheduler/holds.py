@@ -1,0 +1,247 @@
+"""Room: GPU blocks that stores hold, and how they give way to requests that need them."""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from offload.observe.metrics import Metrics
+from offload.scheduler import amounts
+from offload.scheduler.backlog import Backlog, Pending
+from offload.scheduler.jobs import JobLedger, StoreJob
+from offload.scheduler.patience import Patience
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+
+class Room:
+    """What stores may hold of the GPU's blocks, and what the queue of the backlog gives up, and when.
+
+    The queue gives way right before a request would be refused. That is before a waiting one is looked at, if
+    there is no patience left, and after every step to those that run. Blocks in flight cannot give way.
+    """
+
+    def __init__(
+        self,
+        backlog: Backlog,
+        ledger: JobLedger,
+        kv_cache_manager: "KVCacheManager",
+        metrics: Metrics,
+        clock: Callable[[], float],
+        *,
+        block_size: int,
+        step_tokens: int,
+    ) -> None:
+        """Begin with nothing held.
+
+        Args:
+            backlog: has the queue.
+            ledger: of the jobs.
+            kv_cache_manager: the scheduler's.
+            metrics: counts what is not stored.
+            clock: in seconds.
+            block_size: tokens per block.
+            step_tokens: tokens that a step computes at most.
+        """
+        self._backlog = backlog
+        self._ledger = ledger
+        self._manager = kv_cache_manager
+        self._block_pool = kv_cache_manager.block_pool
+        self._metrics = metrics
+        self._block_size = block_size
+        self._step_tokens = step_tokens
+        self._patience = Patience(clock)
+        self._in_flight: dict[int, Pending] = {}  # whose blocks a store job holds
+        self._num_left = 0  # of these, blocks of requests that are over
+        self._restoring: dict[str, int] = {}  # blocks that requests need when their KV has been loaded
+        self._asking: str | None = None  # who asked last in this step, and has got no blocks yet
+        self._refused: str | None = None  # who asked last in the step before, and got none
+        self._to_run_with = 0  # blocks that running requests can take in the next step
+        self.is_short = False
+        """Whether it waits for more of them than the queue has, and without patience."""
+
+    @property
+    def num_holdable(self) -> int:
+        """GPU blocks that stores may hold now beside those in flight."""
+        is_patient = not self._patience.is_over
+        num_held = self._ledger.num_held_blocks
+        return amounts.holdable_blocks(self._block_pool.num_gpu_blocks, num_held, is_patient=is_patient)
+
+    # Requests
+
+    def make(self, request: "Request", num_local: int, num_external: int) -> None:
+        """A waiting request is about to ask the scheduler for blocks, some of which stores may hold.
+
+        It waits for them while there is patience. Then the queue gives way, at once and by no more than the
+        request lacks. A request that lacks more than the queue has waits for what is in flight, and meanwhile
+        nothing more of the queue is stored. Nor does the queue give way to one that waits for others anyway,
+        or for something else than blocks.
+
+        Args:
+            request: the request.
+            num_local: leading tokens that the GPU has.
+            num_external: tokens that we offer behind them.
+        """
+        self._asking = None
+        num_held = self._backlog.num_queued + self._num_left
+        if not num_held:
+            return
+        num_free = self._block_pool.get_num_free_blocks()
+        num_needed = amounts.blocks_to_admit(request.num_tokens, num_local, self._block_size)
+        num_needed += self._manager.watermark_blocks
+        might_suffice = num_free >= num_needed + num_local // self._block_size
+        if num_needed > num_free + num_held or (might_suffice and not num_external):
+            return
+        self._asking = request.request_id
+        if not self._patience.is_over:
+            return
+        num_needed += self._num_free_of(request, num_local)
+        num_lacking = num_needed - num_free
+        if num_lacking > num_held:
+            self._asking = None
+        elif num_lacking > 0:
+            self.is_short = num_lacking > self._backlog.num_queued
+            if not self.is_short:
+                self._give_way(num_needed)
+        elif num_external and self._refused == self._asking:
+            self.give_up(
+                "gave_way"
+            )  # the scheduler reserves blocks for others that prefill: nobody knows how many
+
+    def _num_free_of(self, request: "Request", num_local: int) -> int:
+        """How many of the leading blocks that the GPU has are free. O(these), as for the scheduler itself."""
+        find, group = self._block_pool.get_cached_block, [0]
+        num_blocks = num_local // self._block_size
+        found = [find(prefix_hash, group) for prefix_hash in islice(request.block_hashes, num_blocks)]
+        return sum(not blocks[0].ref_cnt for blocks in found if blocks)
+
+    def was_given(self, request: "Request", num_local: int, num_external: int) -> None:
+        """It has got the blocks that it asked for, and asks for no more when ``num_external`` tokens come."""
+        self._asking = None
+        self._restoring.pop(request.request_id, None)
+        if num_external:
+            num_computed = num_local + num_external
+            num_needed = amounts.blocks_to_admit(request.num_tokens, num_computed, self._block_size)
+            self._restoring[request.request_id] = num_needed
+
+    def finish(self, request_id: str, pending: Pending | None) -> None:
+        """It is over: what its stores in flight hold is held by nobody else."""
+        self._restoring.pop(request_id, None)
+        if pending is not None:
+            pending.is_over = True
+            self._num_left += pending.num_in_flight
+
+    # Jobs
+
+    def begin(self, job: StoreJob, pending: Pending) -> None:
+        """A store has begun."""
+        self._in_flight[job.job_id] = pending
+        self._count_in_flight(pending, len(job.blocks))
+
+    def release_held(self, job: StoreJob) -> int:
+        """A store has ended, or is given up: release its blocks.
+
+        Returns how many of them no request has any more.
+        """
+        pending = self._in_flight.pop(job.job_id, None)
+        if pending is not None:
+            self._count_in_flight(pending, -len(job.blocks))
+        self._block_pool.free_blocks(reversed(job.blocks))
+        return len(job.blocks) if pending is not None and pending.is_over else 0
+
+    def _count_in_flight(self, pending: Pending, num_blocks: int) -> None:
+        pending.num_in_flight += num_blocks
+        if pending.is_over:
+            self._num_left += num_blocks
+
+    # Steps
+
+    def begin_step(self, output: "SchedulerOutput") -> None:
+        """The scheduler is done with a step, and stores are to be planned."""
+        if output.preempted_req_ids:
+            if self._backlog.num_queued + self._num_left:
+                self._patience.exhaust()
+            self.give_up("gave_way")
+        self._patience.spend(self._asking is not None)
+        self._refused, self._asking = self._asking, None
+
+    def end_step(self, output: "SchedulerOutput", busy: list[str], num_admitted: int) -> None:
+        """Stores are planned.
+
+        Args:
+            output: the step's.
+            busy: requests that compute more than one token in it.
+            num_admitted: requests that have begun and are not over.
+        """
+        self.is_short = False
+        for request_id in [
+            request_id for request_id in self._restoring if request_id in output.num_scheduled_tokens
+        ]:
+            del self._restoring[request_id]
+        num_without_turn = num_admitted - len(self._restoring) - len(output.num_scheduled_tokens)
+        num_prefill = self._step_tokens if num_without_turn > 0 else self._tokens_to_prefill(output, busy)
+        num_blocks = amounts.blocks_to_run(num_admitted, num_prefill, self._block_size)
+        self._to_run_with = num_blocks + sum(self._restoring.values())
+        self.let_run()
+
+    def let_run(self) -> None:
+        """Give up what running requests can take in a step, so that none is preempted for the queue."""
+        self._give_way(self._to_run_with)
+
+    def _tokens_to_prefill(self, output: "SchedulerOutput", busy: list[str]) -> int:
+        """Prompt tokens that the next step computes at most, of requests that run already."""
+        pending = [self._backlog.get(request_id) for request_id in busy]
+        if output.total_num_scheduled_tokens >= self._step_tokens or None in pending:
+            return self._step_tokens  # some may have had less than a turn, or are not known here
+        requests = [each.request for each in pending if each is not None]
+        num_left: int = sum(request.num_tokens - request.num_computed_tokens for request in requests)
+        num_left -= sum(output.num_scheduled_tokens[request_id] for request_id in busy)
+        return min(num_left, self._step_tokens)
+
+    # Giving up
+
+    def give_up(self, why: str, num_blocks: int | None = None) -> None:
+        """Release the last blocks of the queue, or all."""
+        if self._backlog.num_queued:
+            num_blocks = self._backlog.num_queued if num_blocks is None else num_blocks
+            self.release(self._backlog.give_up(num_blocks), why)
+
+    def release(self, blocks: list[Any], why: str | None) -> None:
+        """Release blocks that were queued, the first to be reused first; none is lost without ``why``."""
+        self._block_pool.free_blocks(blocks)
+        if why is not None:
+            self.count_unstored(len(blocks), why)
+
+    def count_unstored(self, num_blocks: int, why: str) -> None:
+        """So many full blocks are not stored."""
+        self._metrics.count(f"unstored_blocks_{why}", num_blocks)
+
+    def _give_way(self, num_needed: int) -> None:
+        """Give up as many blocks as it takes for ``num_needed`` to be free. Others may share some of them."""
+        num_given_up = 0
+        while self._backlog.num_queued:
+            num_lacking = num_needed - self._block_pool.get_num_free_blocks()
+            if num_lacking <= 0:
+                return
+            num_given_up = max(num_lacking, 2 * num_given_up)
+            self.give_up("gave_way", num_given_up)
+
+    def check_invariants(self) -> None:
+        """References are those of the queue and of the jobs in flight, and each is held in earnest."""
+        self._patience.check_invariants()
+        over = [pending for pending in set(self._in_flight.values()) if pending.is_over]
+        num_left = sum(pending.num_in_flight for pending in over)
+        assert num_left == self._num_left, f"{num_left} blocks left in flight, {self._num_left} counted"
+        num_held = sum(pending.num_in_flight for pending in set(self._in_flight.values()))
+        assert num_held == self._ledger.num_held_blocks, (
+            f"{num_held} of requests, {self._ledger.num_held_blocks}"
+        )
+        assert not (self.is_short or self._asking), "somebody asks since an earlier step"
+        assert all(num >= 0 for num in self._restoring.values()), f"{self._restoring}"
+        queued = Counter(block.block_id for block in self._backlog.queued_blocks())
+        for block_id, num in queued.items():
+            held = self._block_pool.blocks[block_id].ref_cnt
+            assert held >= num, f"GPU block {block_id} is queued {num} times and held {held} times"

@@ -1,0 +1,275 @@
+"""Restores: loads under way for requests that wait for them, and what others may make of them."""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from vllm.v1.request import RequestStatus
+
+from allocator import CpuOffloadingBlockAllocator
+from offload.messages import LoadOrder, LoadPart
+from offload.observe.metrics import Metrics
+from offload.scheduler import amounts
+from offload.scheduler.breaker import CircuitBreaker
+from offload.scheduler.carryover import Carryover
+from offload.scheduler.jobs import JobLedger, LoadJob, Progress, Restore
+from offload.scheduler.restore_index import RestoreIndex
+from offload.scheduler.stores import block_ids_of
+from offload.worker.layout import Ids
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
+
+SHARED_AT_ONCE = 512
+"""Blocks handed to the GPU's prefix cache in one step: vLLM takes about 1.5 µs for each."""
+
+
+class _Followed(NamedTuple):
+    """A restore that a request waits for, and how many blocks of it are also the request's."""
+
+    restore: Restore
+    depth: int
+
+
+class Restores:
+    """All restores in flight.
+
+    A restore is loaded in parts, each a job of its own. A request with the same beginning waits for no more
+    than what it shares and loads none of it again. As soon as that has landed, it is handed to the GPU's
+    prefix cache. Not before somebody needs it, because the scheduler would look at all of it again for every
+    waiting request in every step.
+
+    Many restores may end in one step. So much of them is handed over in it, and so many pins end; the rest is
+    carried over. vLLM itself hands over a restore that has ended, as soon as its request goes on. Until then
+    requests that follow it wait, or are given it in one of the next steps.
+    """
+
+    def __init__(
+        self,
+        allocator: CpuOffloadingBlockAllocator,
+        ledger: JobLedger,
+        kv_cache_manager: "KVCacheManager",
+        breaker: CircuitBreaker,
+        metrics: Metrics,
+        *,
+        block_size: int,
+        slot_bytes: int,
+        first_part: int,
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            allocator: of the pool.
+            ledger: of the jobs.
+            kv_cache_manager: the scheduler's.
+            breaker: pauses restores.
+            metrics: counts them.
+            block_size: tokens per block.
+            slot_bytes: bytes of a block on all ranks.
+            first_part: blocks in the first part of a restore.
+        """
+        self.breaker = breaker
+        self.first_part = first_part
+        self._metrics = metrics
+        self._slot_bytes = slot_bytes
+        self._allocator = allocator
+        self._ledger = ledger
+        self._manager = kv_cache_manager
+        self._block_pool = kv_cache_manager.block_pool
+        self._block_size = block_size
+        self.carryover = Carryover(allocator)
+        self.shared_at_once = self._may_share = SHARED_AT_ONCE
+        self._restores: dict[int, Restore] = {}
+        self._landed: dict[str, Restore] = {}  # by request: have ended, and are yet to be handed over
+        self._followed: dict[str, _Followed] = {}  # what requests were last told to wait for
+        self._index = RestoreIndex()  # of those that somebody may wait for
+        self._is_filling = np.zeros(self._block_pool.num_gpu_blocks, dtype=np.bool_)
+
+    def __iter__(self) -> Iterator[Restore]:
+        return iter(self._restores.values())
+
+    def is_coming(self, request: "Request", position: int) -> bool:
+        """Whether the block at that position of the request's chain is on its way, or just arrived.
+
+        O(1), and O(log n) more when the request is new to a restore.
+        """
+        request_id, chain = request.request_id, request.block_hashes
+        restore = self._index.find(chain, position)
+        if restore is None:
+            return False
+        depth = restore.followers.get(request_id)
+        if depth is None:
+            depth = restore.num_common(chain, position)
+            restore.follow(request_id, depth)
+        self._followed[request_id] = _Followed(restore, depth)
+        return self.still_waits(request_id, position)
+
+    def still_waits(self, request_id: str, position: int) -> bool:
+        """Whether the block at ``position``, which that request was told to wait for, is still on its way.
+
+        Asked in every step for each request that waits, so it looks at little memory. O(1). What has landed
+        for the request is handed over.
+        """
+        followed = self._followed.get(request_id)
+        if followed is None:
+            return False
+        restore, depth = followed
+        is_awaited = restore.parts_left and not (restore.is_void or restore.is_cancelled)
+        if (
+            not (is_awaited or self._has_landed(restore))
+            or depth <= restore.num_shared
+            or not 0 <= position - restore.first < depth
+        ):
+            del self._followed[request_id]
+            return False
+        if restore.num_landed >= depth:
+            self._share(restore, depth)
+        return True
+
+    def forget(self, request_id: str) -> None:
+        """That request is over: it waits for nothing, and nobody for it."""
+        self._followed.pop(request_id, None)
+        self.went_on(request_id)
+
+    def went_on(self, request_id: str) -> None:
+        """That request is admitted, so vLLM has handed over what was restored for it before."""
+        if self._landed:
+            self._landed.pop(request_id, None)
+
+    def tidy(self) -> bool:
+        """A step ends: what is carried over goes on. Returns whether slots were dropped that had to wait."""
+        self._may_share = self.shared_at_once
+        return self.carryover.tidy()
+
+    def open(self, request: "Request", positions: range, filled_by: Ids) -> LoadOrder:
+        """Begin to load these chain positions, all resident, for a request that has blocks for them.
+
+        It holds these blocks until the restore has ended. ``filled_by``: for every slot of the pool the store
+        job that filled it.
+        """
+        first, stop = positions.start, positions.stop
+        chain, request_id = request.block_hashes[:stop], request.request_id
+        pin = self._allocator.pin(chain, first, stop)
+        block_ids = block_ids_of(self._manager.get_blocks(request_id).blocks[0][first:stop])
+        restore = Restore(request, first, pin, chain, block_ids)
+        parts = amounts.load_parts(len(positions), self.first_part)
+        jobs = [self._ledger.open_load(restore, *part) for part in parts]
+        self._restores[restore.restore_id] = restore
+        self._index.add(restore)
+        self._is_filling[block_ids] = True
+        self.breaker.began(restore.restore_id)
+        slots = pin.slots[:, 0]
+        named = [LoadPart(job.job_id, job.start, job.stop) for job in jobs]
+        return LoadOrder(request_id, named, slots, filled_by[slots], block_ids)
+
+    def cancel(self, is_meant: Callable[["Request"], bool] = lambda request: True) -> list[int]:
+        """Nothing under way for these requests is wanted any longer. Returns all jobs that are not wanted."""
+        for restore in self:
+            if is_meant(restore.request):
+                restore.is_cancelled = True
+                self._index.remove(restore)
+        for restore in [each for each in self._landed.values() if is_meant(each.request)]:
+            del self._landed[restore.request.request_id]
+        return [job.job_id for job in self._ledger.loads() if job.restore.is_cancelled]
+
+    def are_filling(self, block_ids: Collection[int]) -> bool:
+        """Whether all these GPU blocks are being filled for requests which wait for them. O(block_ids)."""
+        ids = np.fromiter(block_ids, dtype=np.int64, count=len(block_ids))
+        return bool(self._is_filling[ids].all())
+
+    def advance(self, job: LoadJob, progress: Progress) -> None:
+        """Take in what became of a part.
+
+        What failed leaves the pool, and what landed is shared. The memory that a stuck copy may still write
+        to is held until it has ended.
+        """
+        restore = job.restore
+        if progress.fell_short:
+            restore.is_void = True
+            self._index.remove(restore)
+            if not restore.is_cancelled:
+                self.carryover.drop(restore.chain, restore.first + job.start + job.num_copied)
+        if progress.gave_up:
+            if not restore.was_stuck:
+                self._metrics.count("failed_jobs")
+                self.breaker.failed(restore.restore_id, hangs=True)
+            self._share(restore, restore.num_landed)
+            if not restore.was_stuck:
+                self._is_filling[restore.block_ids] = False
+            restore.was_stuck = True
+            block_ids = restore.block_ids[job.start : job.stop].tolist()
+            job.blocks = [self._block_pool.blocks[block_id] for block_id in block_ids]
+            self._block_pool.touch(job.blocks)
+        if not progress.ended:
+            return
+        if job.blocks:
+            self._block_pool.free_blocks(reversed(job.blocks))
+        num_wanted = restore.num_wanted
+        self._share(restore, num_wanted)
+        if not restore.parts_left:
+            is_wanted = restore.num_shared < num_wanted and not (restore.is_void or restore.is_cancelled)
+            if is_wanted and _waits_for(restore):
+                self._landed[restore.request.request_id] = restore
+            self._end(restore)
+
+    def check_invariants(self) -> None:
+        """Index and filling blocks are those of the restores in flight."""
+        awaited = [restore for restore in self if not (restore.is_void or restore.is_cancelled)]
+        self._index.check_invariants(awaited)
+        filling = {each for restore in self if not restore.was_stuck for each in restore.block_ids.tolist()}
+        assert set(np.flatnonzero(self._is_filling).tolist()) == filling, f"{filling} are being filled"
+        for request_id, (restore, depth) in self._followed.items():
+            assert restore.followers[request_id] == depth, (
+                f"{request_id} does not follow {restore} to {depth}"
+            )
+        self.carryover.check_invariants()
+        for request_id, restore in self._landed.items():
+            assert restore.request.request_id == request_id, f"{restore} is filed under {request_id}"
+            assert not restore.parts_left and not restore.is_cancelled, f"{restore} has not landed"
+            assert not (restore.is_void or restore.request.is_finished()), f"nobody may wait for {restore}"
+        for restore in self:
+            assert restore.depths == sorted(set(restore.followers.values())), f"{restore} has other depths"
+
+    def _end(self, restore: Restore) -> None:
+        self.carryover.unpin(restore.pin)
+        del self._restores[restore.restore_id]
+        self._index.remove(restore)
+        if not restore.was_stuck:
+            self._is_filling[restore.block_ids] = False
+        num_blocks = 0 if restore.was_stuck else restore.num_landed
+        self._metrics.count("restored_requests", num_blocks > 0)
+        self._metrics.count("restored_tokens", num_blocks * self._block_size)
+        self._metrics.count("loaded_bytes", num_blocks * self._slot_bytes)
+        if num_blocks == len(restore.block_ids):
+            self.breaker.succeeded(restore.restore_id)
+        elif restore.is_cancelled:
+            self.breaker.dismissed(restore.restore_id)
+        elif not restore.was_stuck:
+            self._metrics.count("failed_jobs")
+            self.breaker.failed(restore.restore_id)
+
+    def _share(self, restore: Restore, num_blocks: int) -> None:
+        """Hand over that many leading blocks, which have landed, as far as this step has time for it.
+
+        Also if the request was aborted: the scheduler keeps its blocks until the restore has ended. Not
+        once a part is stuck, because then the request gives its blocks up before that.
+        """
+        is_held = _waits_for(restore) or restore.request.is_finished()
+        is_good = not (restore.is_cancelled or restore.was_stuck)
+        num_blocks = min(num_blocks, restore.num_shared + self._may_share)
+        if num_blocks > restore.num_shared and is_held and is_good:
+            self._may_share -= num_blocks - restore.num_shared
+            restore.num_shared = num_blocks
+            self._manager.cache_blocks(restore.request, (restore.first + num_blocks) * self._block_size)
+
+    def _has_landed(self, restore: Restore) -> bool:
+        """Whether it has ended, and is neither handed over yet nor has its request gone on."""
+        if not self._landed or self._landed.get(restore.request.request_id) is not restore:
+            return False
+        return _waits_for(restore)
+
+
+def _waits_for(restore: Restore) -> bool:
+    """Whether its request waits for a restore, or for the step after it."""
+    return bool(restore.request.status is RequestStatus.WAITING_FOR_REMOTE_KVS)

@@ -1,0 +1,357 @@
+"""Stores: jobs that copy full GPU blocks down, from the backlog."""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from vllm.v1.request import RequestStatus
+
+from allocator import CpuOffloadingBlockAllocator, StorePlan
+from evictor import KeepHints
+from offload.messages import StoreOrder
+from offload.observe.metrics import Metrics
+from offload.scheduler import amounts
+from offload.scheduler.adapters import Adapters
+from offload.scheduler.answers import AnswerReuse, Kind
+from offload.scheduler.backlog import Backlog, Pending
+from offload.scheduler.breaker import CircuitBreaker
+from offload.scheduler.holds import Room
+from offload.scheduler.jobs import JobLedger, Progress, StoreJob
+from offload.worker.layout import Ids
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
+
+COMPLETED = frozenset(
+    {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION}
+)
+"""Ends that a request reaches by computing. A stop string is none: the core sees an aborted request."""
+
+_ENDED_AT_ONCE = 16
+"""Stores of requests that have ended which begin from one step to the next."""
+
+_block_id = attrgetter("block_id")
+
+
+class Stores:
+    """Opens and ends the stores.
+
+    What there is to store, and when, is the backlog's. What an answer has beyond its last run is stored when
+    the request ends. Where a store begins is asked of the allocator each time. The source blocks are held
+    until their copy has ended.
+    """
+
+    def __init__(
+        self,
+        allocator: CpuOffloadingBlockAllocator,
+        ledger: JobLedger,
+        kv_cache_manager: "KVCacheManager",
+        breaker: CircuitBreaker,
+        metrics: Metrics,
+        adapters: Adapters,
+        *,
+        block_size: int,
+        slot_bytes: int,
+        step_tokens: int,
+        store_answers: bool | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """Begin with none.
+
+        Args:
+            allocator: of the pool.
+            ledger: of the jobs.
+            kv_cache_manager: the scheduler's.
+            breaker: pauses stores.
+            metrics: counts them.
+            adapters: told what is stored.
+            block_size: tokens per block.
+            slot_bytes: bytes of a block on all ranks.
+            step_tokens: tokens that a step computes at most.
+            store_answers: whether to store more than prompts; None: learn whether that pays.
+            clock: in seconds.
+        """
+        self.breaker = breaker
+        self.filled_by: Ids = np.full(allocator.capacity, -1, dtype=np.int64)
+        """For every slot the store job that filled it."""
+        self._allocator = allocator
+        self._ledger = ledger
+        self._manager = kv_cache_manager
+        self._block_pool = kv_cache_manager.block_pool
+        self._metrics = metrics
+        self._adapters = adapters
+        self._block_size = block_size
+        self._slot_bytes = slot_bytes
+        self.answers = AnswerReuse(store_answers)
+        self._num_ended_left = _ENDED_AT_ONCE
+        self.backlog = Backlog(allocator, clock, block_size=block_size)
+        self.room = Room(
+            self.backlog,
+            ledger,
+            kv_cache_manager,
+            metrics,
+            clock,
+            block_size=block_size,
+            step_tokens=step_tokens,
+        )
+
+    def arrived(self, request: "Request", num_local: int) -> Kind:
+        """The scheduler gave ``request`` blocks for the first time; returns the kind of its answer.
+
+        ``num_local``: leading tokens that the GPU had for it.
+        """
+        if not self.answers.is_learning:
+            return ""
+        chain = request.block_hashes
+        num_prompt = min(request.num_prompt_tokens // self._block_size, len(chain))
+        num_found = max(num_local // self._block_size, self._allocator.known_depth(chain, num_prompt))
+        num_before = self.answers.num_returned
+        kind = self.answers.arrived(chain, num_prompt, num_found)
+        self._metrics.count("returned_answers", self.answers.num_returned - num_before)
+        return kind
+
+    def admit(
+        self, request: "Request", keep: KeepHints | None, max_tokens: int | None, kind: Kind = ""
+    ) -> None:
+        """What ``request`` computes may be stored.
+
+        ``keep`` says how to keep it, ``max_tokens`` how many leading tokens may be stored, None: all;
+        ``kind`` is that of its answer.
+        """
+        num_prompt_blocks = request.num_prompt_tokens // self._block_size
+        max_blocks = None if max_tokens is None else max_tokens // self._block_size
+        if max_blocks is not None:
+            num_prompt_blocks = min(num_prompt_blocks, max_blocks)
+        pending = Pending(
+            request.request_id,
+            request,
+            request.block_hashes,
+            num_prompt_blocks,
+            keep,
+            max_blocks,
+            kind,
+            self.answers.are_stored(kind),
+        )
+        self.backlog.admit(pending)
+
+    def plan(self, output: "SchedulerOutput", num_admitted: int) -> list[StoreOrder]:
+        """What to store once this step has run; ``num_admitted`` requests have begun and are not over."""
+        backlog, scheduled = self.backlog, output.num_scheduled_tokens
+        for request_id in output.preempted_req_ids or ():
+            preempted = backlog.get(request_id)
+            is_back = preempted is not None and preempted.request.status is not RequestStatus.PREEMPTED
+            backlog.set_aside(request_id, is_back=is_back)
+        self.room.begin_step(output)
+        busy: list[str] = []
+        if output.total_num_scheduled_tokens > len(scheduled):
+            busy = [request_id for request_id, num in scheduled.items() if num > 1]
+        for due in backlog.due(busy):
+            self._look(due, scheduled, has_turn=False)
+        for due in backlog.turns():
+            self._look(due, scheduled, has_turn=True)
+        self._num_ended_left = _ENDED_AT_ONCE
+        orders = [] if self.room.is_short else self._store_ended()
+        if backlog.has_runs and self._may_store():
+            for run in backlog.runs():
+                pending = backlog.get(run.owner) if run.owner in scheduled else None
+                if pending is not None and self._may_store():
+                    orders += self._open(pending, run.start, run.stop)
+        self.room.end_step(output, busy, num_admitted)
+        return orders
+
+    def finish(self, request: "Request") -> list[StoreOrder]:
+        """What to store of a request that is over; its blocks are freed right after this returns.
+
+        What has no copy yet is held, and stored now or in the next steps.
+        """
+        pending = self.backlog.finish(request.request_id)
+        self.room.finish(request.request_id, pending)
+        if pending is None:
+            return []
+        table = self._table_of(pending)
+        num_full = self._leave_out_answer(pending, min(self._num_full_at_end(pending), len(table)))
+        if not num_full:
+            return []
+        start = self._allocator.known_depth(pending.chain, num_full)
+        if start < pending.num_planned:
+            self.room.count_unstored(max(0, num_full - pending.num_planned), "cut_off")
+        elif start < num_full:
+            blocks = table[start:num_full]
+            self._block_pool.touch(blocks)
+            self.backlog.end(pending, start, blocks)
+        orders = self._store_ended()
+        self.room.let_run()
+        return orders
+
+    def spoil(self) -> None:
+        """Some GPU blocks hold no valid KV; which others were computed on top of them cannot be told."""
+        self._ledger.spoil_stores()
+        self.backlog.spoil()
+        self.room.give_up("outage")
+
+    def reset(self) -> None:
+        """Nothing computed before this is ever stored."""
+        self.backlog.clear()
+        self.room.give_up("reset")
+
+    def drop(self, is_meant: "Callable[[Request], bool]") -> None:
+        """Nothing computed before this for these requests is ever stored."""
+        self.room.release(self.backlog.drop(is_meant), "reset")
+
+    def advance(self, job: StoreJob, progress: Progress) -> None:
+        """Take in what became of a store."""
+        if progress.gave_up:
+            self._metrics.count("failed_jobs")
+            self.breaker.failed(job.job_id, hangs=True)
+        if progress.ended:
+            self._end(job)
+        elif progress.gave_up:
+            self._allocator.abandon(job.plan)
+            self.room.count_unstored(self.room.release_held(job), "outage")
+            self._ledger.take_held(job)
+
+    # Which blocks
+
+    def _look(self, pending: Pending, scheduled: dict[str, int], *, has_turn: bool) -> None:
+        num_scheduled = scheduled.get(pending.request_id)
+        if num_scheduled is None:  # it waits for its KV, or for its turn
+            self.backlog.look_later(pending)
+            return
+        pending.has_run = True
+        request = pending.request
+        num_tokens = request.num_computed_tokens + num_scheduled
+        num_known = request.num_tokens if pending.stores_answer else request.num_prompt_tokens
+        num_full = amounts.storable_blocks(num_tokens, num_known, pending.num_storable, self._block_size)
+        self.backlog.look(pending, num_tokens, num_full, has_turn=has_turn)
+
+    def _num_full_at_end(self, pending: Pending) -> int:
+        """Full blocks of a request that is over, whatever ended it.
+
+        One that failed, or that waited for its KV, counts tokens as computed that nobody has computed. An
+        aborted one counts those of steps that are still under way.
+        """
+        request = pending.request
+        num_unconfirmed = request.num_output_placeholders
+        if request.status not in COMPLETED:
+            if request.status is not RequestStatus.FINISHED_ABORTED or not pending.has_run:
+                return 0
+            num_unconfirmed = request.num_in_flight_tokens
+        return amounts.storable_blocks_at_finish(
+            request.num_computed_tokens,
+            num_unconfirmed,
+            request.num_prompt_tokens,
+            request.num_tokens,
+            pending.num_storable,
+            self._block_size,
+        )
+
+    def _leave_out_answer(self, pending: Pending, num_full: int) -> int:
+        """How many of the full blocks of a request that is over to store: without its answer, or with it."""
+        num_prompt, answers = pending.num_prompt_blocks, self.answers
+        if num_full <= num_prompt:
+            return num_full
+        answers.ended(pending.chain, num_prompt, pending.kind)
+        self._metrics.count("answers", answers.is_learning)
+        if answers.are_stored(pending.kind):
+            return num_full
+        if answers.is_learning:
+            self.room.count_unstored(max(0, num_full - max(num_prompt, pending.num_planned)), "unreturned")
+        return num_prompt
+
+    def _table_of(self, pending: Pending) -> list[Any]:
+        """The GPU blocks that its request has now; none after a preemption."""
+        blocks: list[Any] = self._manager.get_blocks(pending.request_id).blocks[0]
+        return blocks
+
+    # Jobs
+
+    def _may_store(self) -> bool:
+        return self.room.num_holdable > 0 and self.breaker.allows
+
+    def _open(self, pending: Pending, start: int, stop: int) -> list[StoreOrder]:
+        """Store full blocks of a running request from position ``start`` on; as many as may be held now."""
+        if start < pending.num_planned:
+            self.backlog.was_evicted(pending)
+            return []
+        plan = self._allocator.plan_store(pending.chain, stop, self._limit(), pending.keep)
+        if plan is None:
+            self.backlog.declined(pending)
+            return []
+        stop = plan.start + len(plan.hashes)
+        self.backlog.planned(pending, stop)
+        blocks = self._table_of(pending)[plan.start : stop]
+        self._block_pool.touch(blocks)
+        return [self._begin(pending, plan, blocks)]
+
+    def _store_ended(self) -> list[StoreOrder]:
+        """Store what is first in the queue, as much as may be held now."""
+        orders: list[StoreOrder] = []
+        if self.backlog.is_overdue:
+            self.room.give_up("overdue")
+        while self._num_ended_left and self._may_store():
+            pending = self.backlog.first
+            if pending is None:
+                break
+            self._num_ended_left -= 1
+            orders += self._open_ended(pending)
+        if self.breaker.is_outage:
+            self.room.give_up("outage")
+        return orders
+
+    def _open_ended(self, pending: Pending) -> list[StoreOrder]:
+        """Store the leading blocks of the first in the queue, and give up what has become worthless."""
+        stop = pending.stop
+        known = self._allocator.known_depth(pending.chain, stop)
+        if known < pending.start:  # what is before it has left the pool
+            self._drop_first(len(pending.blocks), "cut_off")
+            return []
+        if known > pending.start:  # another request has stored it
+            self._drop_first(known - pending.start, None)
+        limit = self._limit()
+        plan = self._allocator.plan_store(pending.chain, stop, limit, pending.keep) if known < stop else None
+        num_planned = len(plan.hashes) if plan is not None else 0
+        orders = [] if plan is None else [self._begin(pending, plan, self.backlog.take(num_planned))]
+        if known + num_planned < stop and num_planned < limit:
+            self._drop_first(len(pending.blocks), "not_admitted")
+        return orders
+
+    def _drop_first(self, num_blocks: int, why: str | None) -> None:
+        """Release blocks of the first in the queue; nothing is lost if there is no reason ``why``."""
+        self.room.release(self.backlog.take(num_blocks)[::-1], why)
+
+    def _begin(self, pending: Pending, plan: StorePlan, blocks: list[Any]) -> StoreOrder:
+        """Copy these blocks, which are held for it, into the slots of ``plan``."""
+        self._adapters.stored(pending.request)
+        job = self._ledger.open_store(plan, blocks)
+        self.room.begin(job, pending)
+        self.breaker.began(job.job_id)
+        slots = plan.slots[:, 0]
+        self.filled_by[slots] = job.job_id
+        return StoreOrder(job.job_id, block_ids_of(blocks), slots)
+
+    def _limit(self) -> int:
+        return 1 if self.breaker.is_outage else self.room.num_holdable  # a trial that hangs costs its slots
+
+    def _end(self, job: StoreJob) -> None:
+        num_left = self.room.release_held(job)
+        self.backlog.moved()
+        if job.num_copied == job.num_blocks:
+            self._metrics.count("stored_bytes", job.num_copied * self._slot_bytes)
+            self.breaker.succeeded(job.job_id)
+            self._allocator.commit(job.plan)
+            return
+        self._allocator.abort(job.plan)
+        self.room.count_unstored(num_left, "outage")
+        if job.is_spoiled:
+            self.breaker.dismissed(job.job_id)
+        elif not job.given_up:
+            self._metrics.count("failed_jobs")
+            self.breaker.failed(job.job_id)
+
+
+def block_ids_of(blocks: list[Any]) -> Ids:
+    """Ids of GPU blocks, ``int64[len(blocks)]``."""
+    return np.fromiter(map(_block_id, blocks), dtype=np.int64, count=len(blocks))

@@ -1,0 +1,1 @@
+"""``kv-offload size``: hit rate against the capacity of the pool."""

@@ -1,0 +1,1 @@
+"""The testing kit: a virtual engine, and copiers that are faulty, paced or immediate on purpose."""

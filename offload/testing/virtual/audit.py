@@ -1,0 +1,255 @@
+"""What must hold after every step and at the end, of the connector, the scheduler and every slot."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+
+from allocator.node import Node
+from offload.messages import JobReport, StepPlan, WorkerReport
+from offload.scheduler.jobs import LoadJob, StoreJob
+from offload.testing.virtual.history import WrongBytesError
+from offload.testing.virtual.inputs import Inputs, generation_of
+from offload.testing.virtual.scheduler_audit import SchedulerAudit
+from offload.testing.virtual.tags import Words
+
+if TYPE_CHECKING:
+    from offload.testing.virtual.engine import VirtualEngine
+
+_POOL_EVERY = 8
+"""Steps between two looks at the bytes of the whole pool."""
+
+_FEW_BLOCKS = 64
+"""In a GPU cache of no more, all references are counted in every step."""
+
+
+class _FailedBlock(NamedTuple):
+    """What a load was to bring, and did not: the block of that prefix hash, from that slot."""
+
+    prefix_hash: bytes
+    slot: int
+
+
+class Audit(SchedulerAudit):
+    """Watches one engine with our connector."""
+
+    def __init__(self, engine: "VirtualEngine") -> None:
+        super().__init__(engine)
+        self._requests: dict[str, Request] = {}
+        self._tags: dict[bytes, Words] = {}
+        self._inputs: dict[bytes, Inputs] = {}
+        self._load_epochs: dict[int, int] = {}
+        self._slot_epochs: dict[int, int] = {}
+        self._failed: list[_FailedBlock] = []
+
+    def follow(self, request: Request) -> None:
+        """Remember the request, whose prefix hashes name what slots should hold."""
+        self._requests[request.request_id] = request
+
+    def see_plan(self, plan: StepPlan) -> None:
+        """The scheduler side has spoken: nothing stored before a reset may be loaded after it."""
+        history = self._engine.history
+        for store in plan.stores:
+            slots = store.slots.tolist()
+            history.blocks(store.block_ids.tolist(), f"job {store.job_id} stores it")
+            history.slots(slots, f"job {store.job_id} fills it from blocks {store.block_ids.tolist()}")
+            self._slot_epochs.update(dict.fromkeys(slots, self.pool_epoch))
+        for load in plan.loads:
+            slots = load.slots.tolist()
+            jobs = [part.job_id for part in load.parts]
+            history.blocks(load.block_ids.tolist(), f"jobs {jobs} load it for {load.request_id}")
+            history.slots(slots, f"jobs {jobs} read it")
+            self._load_epochs.update(dict.fromkeys(jobs, self.pool_epoch))
+            self._engine.counts["loads"] += 1
+            for slot in slots:
+                if self._slot_epochs.get(slot) != self.pool_epoch:
+                    raise WrongBytesError(
+                        f"jobs {jobs} load slot {slot}, stored before the pool was reset\n"
+                        f"{history.of_slot(slot)}"
+                    )
+
+    def see_report(self, output: KVConnectorOutput | None, pool_epoch: int) -> None:
+        """Workers have spoken, in a step planned at ``pool_epoch``: loads from before it are void."""
+        report = output.kv_connector_worker_meta if output is not None else None
+        if not isinstance(report, WorkerReport):
+            return
+        jobs = self._engine.side.ledger._jobs
+        for job_id, ended in report.jobs.items():
+            job = jobs.get(job_id)
+            if ended.num_copied and self._load_epochs.get(job_id, pool_epoch) < pool_epoch:
+                raise WrongBytesError(f"job {job_id} loads what was stored before the pool was reset")
+            if isinstance(job, LoadJob):
+                self._see_failed(job, ended)
+                block_ids = job.restore.block_ids[job.start : job.stop].tolist()
+            elif job is not None:
+                block_ids = [block.block_id for block in job.blocks]
+            if job is not None:
+                self._engine.history.blocks(block_ids, f"job {job_id}: {ended}")
+                if self.explain_failures:
+                    self._check_cause(job, ended)
+            self._engine.counts["given up"] += ended.given_up
+
+    def after_step(self) -> None:
+        """Cheap checks always, the whole pool's bytes now and then."""
+        side = self._engine.side
+        side.allocator.check_invariants()
+        side.ledger.check_invariants()
+        side.adapters.check_invariants()
+        side.stores.backlog.check_invariants()
+        side.stores.room.check_invariants()
+        side.stores.answers.check_invariants()
+        side.restores.check_invariants()
+        self._check_failed_slots()
+        self._check_pinned_slots()
+        self._check_references()
+        if self._engine.num_steps % _POOL_EVERY == 0:
+            self.check_pool()
+
+    def _check_references(self) -> None:
+        """Every reference to a GPU block is a request's, a job's, or the queue's."""
+        engine, manager = self._engine, self._engine.scheduler.kv_cache_manager
+        if engine.settings.gpu_blocks > _FEW_BLOCKS and engine.num_steps % _POOL_EVERY:
+            return
+        owners = Counter[int]()
+        for table in manager.coordinator.single_type_managers[0].req_to_blocks.values():
+            owners.update(block.block_id for block in table)
+        for _, blocks in engine.scheduler.deferred_frees:
+            owners.update(block.block_id for block in blocks)
+        for job in engine.jobs:
+            owners.update(block.block_id for block in job.blocks)
+        owners.update(block.block_id for block in engine.side.stores.backlog.queued_blocks())
+        for block in manager.block_pool.blocks:
+            num_owners = owners[block.block_id]
+            assert block.is_null or block.ref_cnt == num_owners, (
+                f"GPU block {block.block_id} has {block.ref_cnt} references and {num_owners} owners\n"
+                f"{engine.history.of_block(block.block_id)}"
+            )
+
+    def check_pool(self) -> None:
+        """Every resident slot holds, on every rank, what its prefix hash says."""
+        tree = self._engine.side.allocator._tree
+        for node in tree.nodes():
+            if node.resident:
+                self._check_segment(node)
+
+    def check_at_rest(self) -> None:
+        """The engine has gone to sleep, and nobody waits for what is in flight but its memory."""
+        scheduler = self._engine.scheduler
+        assert not scheduler.requests, f"requests left: {list(scheduler.requests)}"
+        waited_for = [job for job in self._engine.jobs if not job.given_up]
+        assert not waited_for, f"jobs left: {waited_for}"
+        queued = self._engine.side.stores.backlog.num_queued
+        assert not queued, f"{queued} blocks are held for requests that are over"
+
+    def check_drained(self) -> None:
+        """Everybody has let go of everything."""
+        side = self._engine.side
+        allocator = side.allocator
+        allocator.check_invariants()
+        side.ledger.check_invariants()
+        assert len(side.ledger) == 0, f"jobs left: {side.ledger._jobs}"
+        assert not allocator._pins, f"pins left: {allocator._pins}"
+        assert allocator.num_free + allocator.num_resident == allocator.capacity, (
+            f"{allocator.num_filling} slots filling, {allocator.num_leaving} leaving with no job in flight"
+        )
+        assert not (
+            side._admitted or side._local_tokens or len(side.stores.backlog) or list(side.restores)
+        ), f"{side._admitted} {side._local_tokens} {list(side.restores)} are gone"
+        assert not side.stores.room._restoring, f"{side.stores.room._restoring} are gone"
+        assert not (side._hints or side.restores._followed or side.restores._landed), (
+            f"{side._hints} {list(side.restores._followed)} {list(side.restores._landed)} are gone"
+        )
+        assert len(allocator._uncached) == 0, "owners of uncached blocks that are gone"
+        super().check_drained()
+        self.check_pool()
+
+    def _check_cause(self, job: StoreJob | LoadJob, ended: JobReport) -> None:
+        """No job fails of itself: it would mean that a check below has hidden a fault of ours."""
+        engine = self._engine
+        done_to_it = engine.counts["rot"] or any(copier.num_faults for copier in engine.copiers)
+        unwanted = ended.given_up or job.given_up or (isinstance(job, LoadJob) and job.restore.is_cancelled)
+        if ended.num_copied < job.num_blocks and not (done_to_it or unwanted):
+            raise WrongBytesError(f"job {job.job_id} failed though nothing was done to it: {ended}")
+
+    def _see_failed(self, job: LoadJob, ended: JobReport) -> None:
+        restore = job.restore
+        slots = restore.pin.slots[job.start : job.stop, 0].tolist()
+        hashes = restore.chain[restore.first + job.start : restore.first + job.stop]
+        self._failed += list(map(_FailedBlock, hashes, slots))[ended.num_copied :]
+
+    def _check_failed_slots(self) -> None:
+        """Slots that just failed a load serve nobody.
+
+        A slot may have failed because another chain has it, which may go on using it. Those that are yet to
+        be dropped are looked at later; until then nobody is offered any.
+        """
+        carryover = self._engine.side.restores.carryover
+        waiting = {each for chain, position in carryover._drops for each in chain[position:]}
+        later = [block for block in self._failed if block.prefix_hash in waiting]
+        self._failed = [block for block in self._failed if block.prefix_hash not in waiting]
+        if self._failed:
+            nodes = self._engine.side.allocator._tree.nodes()
+            served = {
+                _FailedBlock(*block)
+                for node in nodes
+                for block in zip(node.hashes, node.slots[: node.resident, 0].tolist(), strict=False)
+            }
+            resident = sorted(block.slot for block in served.intersection(self._failed))
+            assert not resident, (
+                f"slots {resident} failed a load and are still resident\n"
+                f"{self._engine.history.of_slot(resident[0])}"
+            )
+        self._failed = later
+
+    def _check_pinned_slots(self) -> None:
+        """What a load reads cannot be evicted."""
+        allocator = self._engine.side.allocator
+        pinned = {slot for pin in allocator._pins for slot in pin.slots[:, 0].tolist()}
+        for node in allocator._tree.nodes() if pinned else ():
+            if node.is_evictable:
+                loose = pinned.intersection(node.slots[:, 0].tolist())
+                assert not loose, f"slots {sorted(loose)} are pinned, and {node!r} may be evicted"
+
+    def _check_segment(self, node: Node) -> None:
+        engine = self._engine
+        expected = np.concatenate(
+            [self._tags_of(prefix_hash) for prefix_hash in node.hashes[: node.resident]]
+        )
+        slots = node.slots[: node.resident, 0].tolist()
+        generation = engine.generation + generation_of(self._inputs[node.hashes[0]], engine.adapters)
+        for index, rank in enumerate(engine.ranks):
+            held = np.concatenate([rank.slot_words(slot)[:, :, 0] for slot in slots], axis=1)
+            wrong = (held != rank.expected(expected, generation)).any(axis=0)
+            if rank.copier.corrupted:  # on purpose; it is up to the loads to find out
+                rotten = np.isin(slots, list(rank.rotten_slots()))
+                wrong &= ~np.repeat(rotten, engine.settings.block_size)
+            if wrong.any():
+                first = int(np.flatnonzero(wrong)[0]) // engine.settings.block_size
+                raise WrongBytesError(
+                    f"rank {index}: slot {slots[first]} at chain position {node.start + first} is resident "
+                    f"with wrong bytes\n{engine.history.of_slot(slots[first])}"
+                )
+
+    def _tags_of(self, prefix_hash: bytes) -> Words:
+        tags = self._tags.get(prefix_hash)
+        if tags is None:
+            self._learn()
+            tags = self._tags[prefix_hash]
+        return tags
+
+    def _learn(self) -> None:
+        """Take in the prefix hashes that requests have gained."""
+        size = self._engine.settings.block_size
+        for req_id, request in list(self._requests.items()):
+            hashes = request.block_hashes
+            if hashes and hashes[-1] not in self._tags:
+                inputs = Inputs.of(request)
+                chain = inputs.chain()
+                chain.extend(request.all_token_ids[: len(hashes) * size])
+                for index, prefix_hash in enumerate(hashes):
+                    self._tags.setdefault(prefix_hash, chain.tags[index * size : (index + 1) * size])
+                    self._inputs[prefix_hash] = inputs
+            if request.is_finished():
+                del self._requests[req_id]

@@ -1,0 +1,164 @@
+"""One rank: a GPU cache in host memory, the connector's worker side, and the copier between."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.outputs import KVConnectorOutput
+
+from offload.testing.inline import InlineExecutor
+from offload.testing.virtual.copier import SeededCopier
+from offload.testing.virtual.native import use_copier, worker_jobs
+from offload.testing.virtual.settings import CELL_BYTES, VirtualSettings, make_kv_cache_config
+from offload.testing.virtual.tags import Words, mix
+from offload.worker.side import WorkerSide
+
+_WORDS = CELL_BYTES // 8
+
+
+class VirtualRank:
+    """Holds ``cells[layer, block, token, word]``: word 0 is the tag, word 1 says who wrote it when."""
+
+    def __init__(
+        self,
+        index: int,
+        settings: VirtualSettings,
+        vllm_config: VllmConfig,
+        copier: SeededCopier,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        kv_cache_config = make_kv_cache_config(settings)
+        self.copier = copier
+        self.connector: Any = None
+        self.side: WorkerSide | None = None
+        """Our connector's; None with another one."""
+        if settings.connector != "none":
+            self.connector = KVConnectorFactory.create_connector(
+                config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
+            )
+        if settings.connector == "native":
+            use_copier(self.connector, copier)
+        if settings.connector == "offload":
+            self.side = self.connector._worker
+            assert self.side is not None
+            self.connector._samples_late = settings.samples_late
+            self.side._make_copier = lambda *_: copier
+            self.side._make_executor = InlineExecutor
+            self.side._clock = clock
+        tensor = kv_cache_config.kv_cache_tensors[0]
+        backing = torch.zeros(tensor.size, dtype=torch.uint8)
+        shape = (settings.num_layers, settings.gpu_blocks, settings.block_size, _WORDS)
+        strides = (tensor.layer_stride, tensor.block_stride, CELL_BYTES, 8)
+        words = backing.numpy().view(np.uint64)
+        self.cells: Words = np.lib.stride_tricks.as_strided(words, shape, strides)
+        if self.connector is not None:
+            self.connector.register_kv_caches(
+                {
+                    name: backing.as_strided(
+                        (settings.gpu_blocks, settings.block_size * CELL_BYTES),
+                        (tensor.block_stride, 1),
+                        layer * tensor.layer_stride,
+                    )
+                    for layer, name in enumerate(tensor.layers)
+                }
+            )
+        if self.side is not None and self.side._engine is not None:
+            self.side._engine._seals.of_blocks = settings.seals_of_blocks
+        self._masks = np.array(
+            [[mix(mix(2, index), layer)] for layer in range(settings.num_layers)], dtype=np.uint64
+        )
+
+    def expected(self, tags: Words, generation: int) -> Words:
+        """``uint64[layers, tokens]``: what this rank's layers hold for these tags."""
+        masked: Words = tags[None, :] ^ self._masks ^ np.uint64(mix(3, generation))
+        return masked
+
+    def write(self, table: list[int], start: int, words: Words, writer: int) -> None:
+        """Store ``words[layers, n]`` for token positions from ``start`` on."""
+        positions = np.arange(start, start + words.shape[1])
+        blocks = np.asarray(table)[positions // self._settings.block_size]
+        offsets = positions % self._settings.block_size
+        self.cells[:, blocks, offsets, 0] = words
+        self.cells[:, blocks, offsets, 1] = writer
+
+    def read(self, table: list[int], stop: int) -> Words:
+        """Tags of token positions ``0 .. stop - 1``, as ``uint64[layers, stop]``."""
+        num_blocks = -(-stop // self._settings.block_size)
+        pages = self.cells[..., 0][:, table[:num_blocks]]
+        read: Words = pages.reshape(self._settings.num_layers, -1)[:, :stop]
+        return read
+
+    def begin(self, metadata: Any) -> None:
+        """Everything vLLM calls before the forward pass."""
+        if self.connector is not None:
+            self.connector.handle_preemptions(metadata)
+            self.connector.bind_connector_metadata(metadata)
+
+    def end(self, finished_req_ids: set[str]) -> KVConnectorOutput | None:
+        """Everything vLLM calls after it, in its order."""
+        if self.connector is None:
+            return None
+        self.connector.start_load_kv(None)
+        return end_step(self.connector, finished_req_ids)
+
+    def slot_words(self, slot: int) -> Words:
+        """What a slot of this rank's pool holds, ``uint64[layers, tokens, words]``."""
+        slot_bytes = self._settings.slot_bytes
+        raw = ctypes.string_at(self._pool_address + slot * slot_bytes, slot_bytes)
+        shape = (self._settings.num_layers, self._settings.block_size, _WORDS)
+        return np.frombuffer(raw, dtype=np.uint64).reshape(shape)
+
+    @property
+    def _pool_address(self) -> int:
+        assert self.side is not None and self.side._memory is not None
+        return self.side._memory.address
+
+    def rot(self, slot: int, offset: int) -> None:
+        """One byte of that slot changes by itself."""
+        address = self._pool_address + slot * self._settings.slot_bytes + offset
+        ctypes.c_uint8.from_address(address).value ^= 0xFF
+        self.copier.corrupted.append(address)
+
+    def rotten_slots(self) -> set[int]:
+        """Slots with a wrong byte in them."""
+        slot_bytes = self._settings.slot_bytes
+        slots = {(address - self._pool_address) // slot_bytes for address in self.copier.corrupted}
+        return {slot for slot in slots if 0 <= slot < self._settings.cpu_slots}
+
+    def check_drained(self) -> None:
+        """No job is left on this rank."""
+        if self.side is not None:
+            engine = self.side._engine
+            assert engine is not None and len(engine) == 0, f"{self.side} has jobs left"
+            assert not self.side._restores, "a worker remembers restores that ended"
+        elif self.connector is not None:
+            left = worker_jobs(self.connector)
+            assert not left, f"jobs {left} are left on a worker"
+
+    def close(self) -> None:
+        """Release threads and memory."""
+        if self.connector is not None:
+            self.connector.shutdown()
+
+
+def end_step(connector: Any, finished_req_ids: set[str]) -> KVConnectorOutput:
+    """What vLLM's model runner asks of a connector of worker role at the end of a step, in its order."""
+    connector.wait_for_save()
+    results = connector.get_transfer_results(finished_req_ids)
+    output = KVConnectorOutput(
+        finished_sending=results.finished_sending,
+        finished_recving=results.finished_recving,
+        failed_recving=results.failed_recving,
+        invalid_block_ids=connector.get_block_ids_with_load_errors(),
+        kv_connector_stats=connector.get_kv_connector_stats(),
+        kv_cache_events=connector.get_kv_connector_kv_cache_events(),
+        kv_connector_worker_meta=connector.build_connector_worker_meta(),
+    )
+    connector.clear_connector_metadata()
+    return output

@@ -1,0 +1,65 @@
+"""One seed, from an empty engine to an empty engine."""
+
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from offload.testing.virtual.engine import VirtualEngine
+from offload.testing.virtual.leavers import Leavers
+from offload.testing.virtual.settings import VirtualSettings, draw_settings
+from offload.testing.virtual.workload import Workload
+
+LEAVERS_EVERY = 8
+"""In every so manieth seed requests leave chains that are being restored, instead of everything else."""
+
+
+class RunFailedError(AssertionError):
+    """A run went wrong; the message has the seed, the step, the settings and the cause."""
+
+    def __init__(self, seed: int, step: int, settings: VirtualSettings, cause: BaseException) -> None:
+        super().__init__(f"seed {seed}, step {step}, {settings}\n{type(cause).__name__}: {cause}")
+        self.seed = seed
+        self.step = step
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What a run that went well consisted of; ``counts`` by name, ``seconds`` of wall time."""
+
+    seed: int
+    steps: int
+    seconds: float
+    positions_checked: int
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+def run_seed(seed: int, turns: int = 300, settings: VirtualSettings | None = None) -> RunReport:
+    """Drive an engine through ``turns`` turns of a random workload, then let it come to rest.
+
+    Args:
+        seed: decides everything.
+        turns: turns before the workload stops sending.
+        settings: of the engine; drawn from the seed if not given.
+
+    Raises:
+        RunFailedError: something did not hold.
+    """
+    began = time.perf_counter()
+    rng = random.Random(seed)
+    settings = draw_settings(rng) if settings is None else settings
+    engine = VirtualEngine(settings, rng)
+    engine.audit.explain_failures = True
+    workload = Leavers(engine, rng) if seed % LEAVERS_EVERY == LEAVERS_EVERY - 1 else Workload(engine, rng)
+    try:
+        for _ in range(turns):
+            workload.turn()
+        engine.drain()
+        engine.audit.check_drained()
+    except Exception as error:
+        raise RunFailedError(seed, engine.num_steps, settings, error) from error
+    finally:
+        engine.close()
+    seconds = time.perf_counter() - began
+    return RunReport(seed, engine.num_steps, seconds, engine.runner.num_positions_checked, engine.counts)

@@ -1,0 +1,177 @@
+"""The virtual model runner: keeps requests as a worker does, "computes", and checks what it attends to."""
+
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
+
+from offload.testing.virtual.history import History, WrongBytesError
+from offload.testing.virtual.inputs import Inputs, generation_of
+from offload.testing.virtual.rank import VirtualRank
+from offload.testing.virtual.tags import TagChain, mix
+
+
+@dataclass(slots=True)
+class _State:
+    """What a worker remembers of a request."""
+
+    chain: TagChain
+    num_prompt: int
+    generation: int  # of its adapter when it was admitted: what runs on is not vLLM's to compute again
+    is_pooled: bool
+    table: list[int] = field(default_factory=list)
+
+
+class VirtualRunner:
+    """All ranks in step. They differ in their bytes and in when their copies end, not in their requests."""
+
+    def __init__(
+        self,
+        ranks: list[VirtualRank],
+        block_size: int,
+        vocabulary: int,
+        history: History,
+        inputs: dict[str, Inputs],
+    ) -> None:
+        """``inputs`` by request id; a worker is not told of salts, but the tags depend on them."""
+        self._ranks = ranks
+        self._block_size = block_size
+        self._vocabulary = vocabulary
+        self._history = history
+        self._inputs = inputs
+        self.adapters: dict[int, int] = {}
+        """How often each LoRA adapter has been loaded again, by id, for the next ``execute``."""
+        self._states: dict[str, _State] = {}
+        connector = ranks[0].connector
+        self._aggregator = KVOutputAggregator((connector and connector.get_finished_count()) or len(ranks))
+        self.num_positions_checked = 0
+
+    def execute(self, output: SchedulerOutput, generation: int) -> ModelRunnerOutput:
+        """Run one step on every rank and merge what they say, as an executor does.
+
+        Raises:
+            WrongBytesError: a position that counts as computed has the wrong tag.
+        """
+        for rank in self._ranks:
+            rank.begin(_through_a_pipe(output.kv_connector_metadata))
+        computed = self._update_states(output)
+        for rank in self._ranks:
+            self._forward(rank, output, computed, generation)
+        sampled = self._sample(output, computed)
+        results = []
+        for rank in self._ranks:
+            result = ModelRunnerOutput(
+                req_ids=list(sampled),
+                req_id_to_index={req_id: index for index, req_id in enumerate(sampled)},
+                sampled_token_ids=list(sampled.values()),
+                pooler_output=self._pool(output, computed),
+                kv_connector_output=_through_a_pipe(rank.end(output.finished_req_ids)),
+            )
+            results.append(result)
+        if len(results) == 1:
+            return results[0]
+        return self._aggregator.aggregate(results)
+
+    def table_of(self, req_id: str) -> list[int]:
+        """The block table a worker has of that request, empty if it knows none."""
+        state = self._states.get(req_id)
+        return state.table if state else []
+
+    def check_drained(self) -> None:
+        """Nothing is half reported."""
+        aggregator = self._aggregator
+        assert not aggregator._recv_remaining_count, f"half reported: {aggregator._recv_remaining_count}"
+        for rank in self._ranks:
+            rank.check_drained()
+
+    def _update_states(self, output: SchedulerOutput) -> dict[str, int]:
+        for req_id in output.finished_req_ids:
+            self._states.pop(req_id, None)
+        computed = {}
+        for new in output.scheduled_new_reqs:
+            inputs = self._inputs[new.req_id]
+            prompt = new.prompt_token_ids or [0] * len(new.prompt_embeds)
+            chain = inputs.chain()
+            chain.extend(new.prefill_token_ids or prompt)
+            generation, is_pooled = generation_of(inputs, self.adapters), new.pooling_params is not None
+            self._states[new.req_id] = _State(
+                chain, len(prompt), generation, is_pooled, list(new.block_ids[0])
+            )
+            computed[new.req_id] = new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        for index, req_id in enumerate(cached.req_ids):
+            state = self._states[req_id]
+            computed[req_id] = cached.num_computed_tokens[index]
+            if req_id in cached.all_token_ids:
+                state.chain.become(cached.all_token_ids[req_id])
+            else:
+                state.chain.become(state.chain.tokens[: state.num_prompt + cached.num_output_tokens[index]])
+            new_ids = cached.new_block_ids[index]
+            if req_id in cached.resumed_req_ids:
+                state.table = list(new_ids[0])
+            elif new_ids is not None:
+                state.table.extend(new_ids[0])
+        return computed
+
+    def _forward(
+        self, rank: VirtualRank, output: SchedulerOutput, computed: dict[str, int], generation: int
+    ) -> None:
+        """Write all, then attend to all: what one request writes, another may share in the same step."""
+        spans = []
+        for req_id, num_scheduled in output.num_scheduled_tokens.items():
+            state, start = self._states[req_id], computed[req_id]
+            stop = start + num_scheduled
+            assert stop <= len(state.chain), f"{req_id} computes up to {stop} of {len(state.chain)} tokens"
+            words = rank.expected(state.chain.tags[:stop], generation + state.generation)
+            writer = (self._history.step << 24) | (hash(req_id) & 0xFFFFFF)
+            rank.write(state.table, start, words[:, start:], writer)
+            spans.append((req_id, state, start, stop, words))
+            if rank is self._ranks[0]:
+                blocks = state.table[start // self._block_size : -(-stop // self._block_size)]
+                self._history.blocks(blocks, f"{req_id} computed tokens {start} to {stop}")
+        for req_id, state, start, stop, words in spans:
+            read = rank.read(state.table, stop)
+            self.num_positions_checked += stop
+            if not np.array_equal(read, words):
+                self._complain(rank, req_id, state, start, read != words)
+
+    def _complain(self, rank: VirtualRank, req_id: str, state: _State, start: int, wrong: Any) -> None:
+        positions = np.flatnonzero(wrong.any(axis=0))
+        layers = np.flatnonzero(wrong.any(axis=1))
+        block_id = state.table[positions[0] // self._block_size]
+        writers = rank.cells[0, block_id, :, 1] >> np.uint64(24)
+        raise WrongBytesError(
+            f"rank {self._ranks.index(rank)}: {req_id}, computing from token {start}, attends to wrong "
+            f"bytes at token positions {positions.tolist()} of its table {state.table}, layers "
+            f"{layers.tolist()}; GPU block {block_id} now holds what was computed in steps "
+            f"{writers.tolist()}\n{self._history.of_block(block_id)}"
+        )
+
+    def _sample(self, output: SchedulerOutput, computed: dict[str, int]) -> dict[str, list[int]]:
+        sampled: dict[str, list[int]] = {}
+        for req_id, num_scheduled in output.num_scheduled_tokens.items():
+            chain = self._states[req_id].chain
+            is_last = computed[req_id] + num_scheduled == len(chain) and not self._states[req_id].is_pooled
+            tokens = [mix(chain.last, 7) % self._vocabulary] if is_last else []
+            chain.extend(tokens)
+            sampled[req_id] = tokens
+        return sampled
+
+    def _pool(self, output: SchedulerOutput, computed: dict[str, int]) -> list[torch.Tensor | None]:
+        """An embedding for each request that wants one and whose prompt is computed."""
+        pooled: list[torch.Tensor | None] = []
+        for req_id, num_scheduled in output.num_scheduled_tokens.items():
+            state = self._states[req_id]
+            is_last = state.is_pooled and computed[req_id] + num_scheduled == len(state.chain)
+            pooled.append(torch.zeros(1) if is_last else None)
+        return pooled
+
+
+def _through_a_pipe(message: Any) -> Any:
+    """What the other process would receive."""
+    return pickle.loads(pickle.dumps(message))

@@ -1,0 +1,1 @@
+"""The hazard policy for vLLM's own OffloadingConnector."""

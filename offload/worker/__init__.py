@@ -1,0 +1,1 @@
+"""Bytes: the worker's side. It carries out orders and decides nothing. No scheduler."""

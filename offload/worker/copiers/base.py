@@ -1,0 +1,52 @@
+"""The seam between plans and the hardware that copies."""
+
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from offload.worker.layout import CopyBatch
+
+
+class Direction(Enum):
+    """Which way bytes go."""
+
+    STORE = "store"
+    LOAD = "load"
+
+
+class CopyEnd(NamedTuple):
+    """A submitted batch has ended, one way or the other.
+
+    Attributes:
+        job_id: as given to ``submit``.
+        num_copied: leading copies of the batch known to be complete; all of them on success.
+        error: what went wrong, None on success.
+    """
+
+    job_id: int
+    num_copied: int
+    error: str | None
+
+
+class Copier(Protocol):
+    """Makes copies asynchronously. Batches may end in any order; none is ever lost.
+
+    Called from one thread, the engine's, which never waits here but in ``drain`` (tests only) and ``close``.
+    """
+
+    def fence(self, direction: Direction) -> None:
+        """Batches of that direction submitted from now on start after all work the engine has enqueued."""
+
+    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
+        """Start copying. The batch, and the memory it names, belong to the copier until it has ended."""
+
+    def poll(self) -> list[CopyEnd]:
+        """Batches that have ended since the last call. Each is reported exactly once."""
+
+    def drain(self) -> None:
+        """Wait until every submitted batch has ended; ``poll`` still reports them."""
+
+    def close(self, seconds: float) -> bool:
+        """Wait until every batch has ended, so long at most, and release threads and streams.
+
+        Returns False if a batch may still be under way. Calling it again does no harm.
+        """

@@ -1,0 +1,115 @@
+"""Seals: what a slot was filled with must be what is taken out of it."""
+
+import ctypes
+import time
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from offload.worker.layout import BlockLayout, Ids
+
+Checksums = npt.NDArray[np.uint64]
+
+SAMPLE_EVERY = 16
+"""With ``Verify.SAMPLED`` one block in so many is checked, others in every load."""
+
+_BROKEN = -1
+
+_HELD_BYTES = 64 << 10
+"""xxhash 4 keeps the interpreter lock while it takes up to that many bytes (before, ``update`` did not)."""
+_YIELD_BYTES = 1 << 20
+"""Give the lock up after so many bytes taken under it, 0.1 ms: who asks for it would wait 5 ms."""
+
+
+class Verify(StrEnum):
+    """Which of the blocks that a load brings up are checked against the checksum of their slot."""
+
+    ALWAYS = "always"
+    SAMPLED = "sampled"
+    NEVER = "never"
+
+
+class Seals:
+    """Checksum (xxh3, 64 bits) and generation of every slot on one rank.
+
+    A slot is sealed once a store has filled it. Its generation is that store's job id, which the scheduler
+    side knows too and names when it loads the slot. A slot that another store has filled, or that a store has
+    begun to fill, is told without reading it.
+
+    Where the engine's cache is host memory, checksums are taken of the GPU block. That is the source when it
+    is stored and the target when it is loaded, so they cover both copies as well. Otherwise they are taken of
+    the slot after the store and before the load has ended, and cover the time between.
+
+    ``seal`` and ``num_intact`` read bytes and run on other threads, each for slots of its own.
+    """
+
+    def __init__(
+        self, layout: BlockLayout, num_slots: int, verify: Verify = Verify.ALWAYS, *, of_blocks: bool = False
+    ) -> None:
+        """``of_blocks``: GPU blocks are host memory, take the checksums there."""
+        self.verify = verify
+        self.of_blocks = of_blocks
+        self._layout = layout
+        self._sums: Checksums = np.zeros(num_slots, dtype=np.uint64)
+        self._num_samples = 0
+        self._fills: Ids = np.full(num_slots, _BROKEN, dtype=np.int64)
+
+    def relocate(self, layout: BlockLayout) -> None:
+        """The cache lies elsewhere now; slots hold what they held."""
+        self._layout = layout
+
+    def unseal(self, slots: Ids) -> None:
+        """Other bytes are about to come into these slots."""
+        self._fills[slots] = _BROKEN
+
+    def seal(self, fill: int, block_ids: Ids, slots: Ids) -> int:
+        """Store job ``fill`` has filled these slots from these blocks. Returns how many."""
+        if self.verify is not Verify.NEVER:
+            self._sums[slots] = self._checksums(block_ids, slots)
+        self._fills[slots] = fill
+        return len(slots)
+
+    def num_current(self, slots: Ids, fills: Ids) -> int:
+        """How many leading ones of these slots still hold what those store jobs put there."""
+        return _num_leading(self._fills[slots] == fills)
+
+    def num_intact(self, block_ids: Ids, slots: Ids) -> int:
+        """How many leading ones of these blocks and slots are not known to have changed.
+
+        A sample begins with another block each time. One wrong block makes it look at all.
+        """
+        if self.verify is Verify.SAMPLED:
+            self._num_samples += 1
+            sample = slice(self._num_samples % SAMPLE_EVERY % max(len(slots), 1), None, SAMPLE_EVERY)
+            if self._intact(block_ids[sample], slots[sample]).all():
+                return len(slots)
+        return _num_leading(self._intact(block_ids, slots))
+
+    def _intact(self, block_ids: Ids, slots: Ids) -> npt.NDArray[np.bool_]:
+        same: npt.NDArray[np.bool_] = self._checksums(block_ids, slots) == self._sums[slots]
+        return same
+
+    def _checksums(self, block_ids: Ids, slots: Ids) -> Checksums:
+        if self.of_blocks:
+            addresses, sizes = self._layout.block_pieces(block_ids)
+        else:
+            addresses, sizes = self._layout.slot_pieces(slots)
+        pieces = [ctypes.c_char * size for size in sizes]
+        sums = np.empty(len(addresses), dtype=np.uint64)
+        held_sizes, num_held = [size if size <= _HELD_BYTES else 0 for size in sizes], 0
+        for index, row in enumerate(addresses.tolist()):
+            checksum = xxhash.xxh3_64()
+            for address, piece, held in zip(row, pieces, held_sizes, strict=True):
+                checksum.update(piece.from_address(address))
+                num_held += held
+                if num_held >= _YIELD_BYTES:
+                    num_held = 0
+                    time.sleep(0)
+            sums[index] = checksum.intdigest()
+        return sums
+
+
+def _num_leading(good: npt.NDArray[np.bool_]) -> int:
+    return len(good) if good.all() else int(good.argmin())

@@ -1,0 +1,300 @@
+"""The worker's side: copies what a plan says and reports what became of it. Decides nothing."""
+
+import atexit
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+from vllm.v1.kv_cache_interface import KVCacheConfig
+
+from offload.errors import ConfigError
+from offload.messages import JobReport, LoadOrder, StepPlan, StoreOrder, WorkerFacts, WorkerReport
+from offload.vllm.copy_paths import pick_paths
+from offload.vllm.fingerprint import Fingerprint
+from offload.vllm.regions import block_bytes, block_regions, cache_address
+from offload.worker.copiers import Copier, CpuCopier, CudaCopier, Direction
+from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
+from offload.worker.layout import BlockLayout
+from offload.worker.pool.memory import HostMemory
+from offload.worker.pool.numa import node_of_pci_device
+from offload.worker.seals import Seals, Verify
+from offload.worker.transfer import CANCELLED, TransferEnd, TransferEngine, seal_thread
+
+logger = logging.getLogger(__name__)
+
+_QUIET_SECONDS = 10.0
+_CLOSE_SECONDS = 2.0  # vLLM kills a worker that has not left after 5
+_AWAY = "the engine sleeps, and its KV cache has no memory"
+
+
+_still_in_use: list[HostMemory | None] = []
+"""Pools that a stuck copy may use until the process ends."""
+
+
+@dataclass(slots=True, eq=False)
+class _Restore:
+    """What a request waits for: its load jobs not yet ended here, and what the ended ones did not fill."""
+
+    request_id: str
+    parts_left: int
+    unfilled: set[int] = field(default_factory=set)
+    is_stuck: bool = False
+
+
+class WorkerSide:
+    """One rank's part of the pool and the copies into and out of it.
+
+    No method raises towards the engine once ``register`` has returned: what goes wrong is the failed end
+    of a job. Every restore is reported exactly once, with its unfilled blocks in the same pass. A restore
+    with a stuck copy is reported as failed whole, because the engine must not compute into blocks that
+    may still be written.
+    """
+
+    def __init__(
+        self,
+        kv_cache_config: KVCacheConfig,
+        cpu_bytes: int,
+        fingerprint: Fingerprint,
+        verify: Verify = Verify.ALWAYS,
+        huge_pages: bool = False,
+    ) -> None:
+        """Size the pool.
+
+        Args:
+            kv_cache_config: this rank's.
+            cpu_bytes: this rank's share of the pool.
+            fingerprint: this rank's; a plan of a scheduler with another one is not carried out.
+            verify: which blocks are checked when they are loaded.
+            huge_pages: whether to ask for huge pages for the pool.
+
+        Raises:
+            ConfigError: the share does not hold one block.
+        """
+        self._kv_cache_config = kv_cache_config
+        self._verify = verify
+        self._huge_pages = huge_pages
+        self._make_copier: Callable[[torch.device, BlockLayout, int, int], Copier] = _copier_for
+        self._make_executor: Callable[[], Executor] = seal_thread
+        self._clock = time.monotonic
+        slot_bytes = block_bytes(kv_cache_config)
+        self.facts = WorkerFacts(cpu_bytes // slot_bytes, slot_bytes, fingerprint)
+        if not self.facts.num_slots:
+            raise ConfigError(
+                f"cpu_gib leaves {cpu_bytes:,} bytes for each rank, but one block takes {slot_bytes:,}; "
+                f"raise cpu_gib"
+            )
+        self._memory: HostMemory | None = None
+        self._engine: TransferEngine | None = None
+        self._kv_caches: Mapping[str, torch.Tensor] = {}
+        self._is_away = False  # the cache's memory, while the engine sleeps
+        self._restores: dict[int, _Restore] = {}  # by load job
+        self._refusal: str | None = None
+        self._loads: list[LoadOrder] = []
+        self._stores: list[StoreOrder] = []
+        self._cancelled: list[int] = []
+        self._report = WorkerReport()
+        self._unfilled: set[int] = set()
+        self._num_unlogged = 0
+        self._quiet_until = 0.0
+
+    def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        """Map and pin the pool, next to the GPU if it can be, and learn where the GPU cache lies.
+
+        Raises:
+            HostMemoryError: the pool cannot be mapped, exceeds a limit on memory, or cannot be pinned.
+        """
+        device = next(iter(kv_caches.values())).device
+        on_gpu = device.type == "cuda"
+        num_slots, slot_bytes = self.facts.num_slots, self.facts.slot_bytes
+        self._memory = HostMemory(
+            num_slots,
+            slot_bytes,
+            register=register_host_memory if on_gpu else None,
+            unregister=unregister_host_memory if on_gpu else None,
+            node=_node_of(device),
+            huge_pages=self._huge_pages,
+        )
+        self._kv_caches = kv_caches
+        layout = self._layout(self._memory)
+        seals = Seals(layout, num_slots, self._verify, of_blocks=not on_gpu)
+        copier = self._make_copier(device, layout, self._kv_cache_config.num_blocks, num_slots)
+        self._engine = TransferEngine(
+            layout, copier, seals, clock=self._clock, make_executor=self._make_executor
+        )
+        atexit.register(self.close)  # an engine in the caller's process may never be shut down
+        logger.info(
+            "CPU pool of %d blocks x %d bytes = %.2f GiB for this rank",
+            num_slots,
+            slot_bytes,
+            self._memory.nbytes / 2**30,
+        )
+
+    def unregister(self) -> None:
+        """The cache's memory is about to be taken away. Until ``restore`` all orders fail. Idempotent.
+
+        The pool stays as it is, mapped and pinned.
+
+        Raises:
+            RuntimeError: a copy is still under way, perhaps one that hangs. Then nothing has changed.
+        """
+        if self._engine is None or self._is_away:
+            return
+        num_left = self._engine.rest(_CLOSE_SECONDS)
+        if num_left:
+            raise RuntimeError(
+                f"{num_left} copies between KV cache and CPU pool have not ended after {_CLOSE_SECONDS:g} s; "
+                f"the cache must stay until then. Wake the engine up and try again when the metric "
+                f"stuck_jobs is 0; with several ranks, of which others sleep now, restart it"
+            )
+        self._is_away = True
+
+    def restore(self) -> None:
+        """The cache that ``register`` was given has memory again, perhaps at other addresses. Idempotent."""
+        if self._engine is None or self._memory is None or not self._is_away:
+            return
+        self._engine.relocate(self._layout(self._memory))
+        self._is_away = False
+
+    def bind(self, plan: StepPlan) -> None:
+        """A step begins. Loads of this plan wait for what the engine has enqueued up to here, not more.
+
+        Stores that the step before has left are submitted.
+        """
+        self.start_stores()
+        self._loads.extend(plan.loads)
+        self._stores.extend(plan.stores)
+        self._cancelled.extend(plan.cancelled)
+        self._refusal = None
+        if plan.fingerprint != self.facts.fingerprint:
+            self._refusal = f"the scheduler is another one: {plan.fingerprint}, not {self.facts.fingerprint}"
+        if self._engine is None:
+            return
+        if plan.loads and not self._is_away:
+            self._engine.fence(Direction.LOAD)
+
+    def start_loads(self) -> None:
+        """Submit this step's loads, each part of them a job. Then cancel what is unwanted, of these too."""
+        orders, self._loads = self._loads, []
+        cancelled, self._cancelled = self._cancelled, []
+        if self._engine is None:
+            return
+        refusal = _AWAY if self._is_away else self._refusal
+        for order in orders:
+            restore = _Restore(order.request_id, len(order.parts))
+            for job_id, start, stop in order.parts:
+                self._restores[job_id] = restore
+                part = slice(start, stop)
+                if refusal is None:
+                    self._engine.load(job_id, order.slots[part], order.fills[part], order.block_ids[part])
+                else:
+                    self._engine.refuse(job_id, Direction.LOAD, order.block_ids[part], refusal)
+        for job_id in cancelled:
+            self._engine.cancel(job_id)
+
+    def start_stores(self) -> None:
+        """Submit this step's stores, behind the compute that writes their source."""
+        orders, self._stores = self._stores, []
+        if self._engine is None or not orders:
+            return
+        refusal = _AWAY if self._is_away else self._refusal
+        if refusal is None:
+            self._engine.fence(Direction.STORE)
+        for order in orders:
+            if refusal is None:
+                self._engine.store(order.job_id, order.block_ids, order.slots)
+            else:
+                self._engine.refuse(order.job_id, Direction.STORE, order.block_ids, refusal)
+
+    def poll(self) -> KVConnectorTransferResults:
+        """Jobs that ended: restores by request for the engine, all jobs for the next report."""
+        results = KVConnectorTransferResults()
+        for end in self._engine.poll() if self._engine else ():
+            self._report.add(end.job_id, JobReport(int(end.is_over), end.num_blocks, not end.is_over))
+            if end.error is not None:
+                self._warn(end)
+            if end.direction is Direction.LOAD:
+                self._end_part(end, results)
+        return results
+
+    def take_unfilled(self) -> set[int]:
+        """GPU blocks of the loads that the last ``poll`` reported which were not filled."""
+        unfilled, self._unfilled = self._unfilled, set()
+        return unfilled
+
+    def take_report(self) -> WorkerReport | None:
+        """What the scheduler side has not been told yet."""
+        if not self._report.jobs:
+            return None
+        report, self._report = self._report, WorkerReport()
+        return report
+
+    def close(self) -> None:
+        """Wait for copies in flight, then unpin and unmap. Calling it again does nothing.
+
+        Memory that a stuck copy may still use is left to the end of the process.
+        """
+        atexit.unregister(self.close)
+        engine, self._engine = self._engine, None
+        memory, self._memory = self._memory, None
+        self._kv_caches = {}
+        if engine is not None and not engine.close(_CLOSE_SECONDS):
+            _still_in_use.append(memory)
+            logger.warning("copies have not ended after %g s; the CPU pool stays mapped", _CLOSE_SECONDS)
+        elif memory is not None:
+            memory.close()
+
+    def _layout(self, memory: HostMemory) -> BlockLayout:
+        """Of the pool, and of the cache where it lies now."""
+        address = cache_address(self._kv_caches, self._kv_cache_config)
+        return BlockLayout(
+            block_regions(self._kv_cache_config, address),
+            memory.address,
+            slots_per_registration=memory.slots_per_registration,
+        )
+
+    def _warn(self, end: TransferEnd) -> None:
+        """Log a failed copy; while copies keep failing, one in so many seconds."""
+        self._num_unlogged += 1
+        if end.error != CANCELLED and time.monotonic() >= self._quiet_until:
+            logger.warning(
+                "%s of %d blocks failed (%d since the last such line): %s",
+                end.direction.value,
+                len(end.block_ids),
+                self._num_unlogged,
+                end.error,
+            )
+            self._num_unlogged = 0
+            self._quiet_until = time.monotonic() + _QUIET_SECONDS
+
+    def _end_part(self, end: TransferEnd, results: KVConnectorTransferResults) -> None:
+        restore = self._restores.pop(end.job_id, None)
+        if restore is None:  # given up before
+            return
+        restore.parts_left -= 1
+        restore.is_stuck |= not end.is_over
+        restore.unfilled.update(end.block_ids[end.num_blocks :].tolist())
+        if restore.parts_left:
+            return
+        results.finished_recving.add(restore.request_id)
+        if restore.is_stuck:
+            results.failed_recving.add(restore.request_id)
+        else:
+            self._unfilled |= restore.unfilled
+
+
+def _node_of(device: torch.device) -> int | None:
+    """The NUMA node next to the device, if it has one that is known."""
+    address = pci_address(device) if device.type == "cuda" else None
+    return None if address is None else node_of_pci_device(address)
+
+
+def _copier_for(device: torch.device, layout: BlockLayout, num_blocks: int, num_slots: int) -> Copier:
+    if device.type == "cuda":
+        paths = pick_paths(device, layout, num_blocks, num_slots)
+        return CudaCopier(device, paths[Direction.STORE], paths[Direction.LOAD])
+    assert device.type == "cpu", f"the start should have refused {device}"
+    return CpuCopier()

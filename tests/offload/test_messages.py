@@ -1,0 +1,107 @@
+"""What the two sides tell each other: merged in any order, whole after a trip between processes."""
+
+import pickle
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offload.messages import JobReport, LoadOrder, LoadPart, StepPlan, StoreOrder, WorkerFacts, WorkerReport
+from offload.vllm.fingerprint import Fingerprint
+from tests.strategies import thorough
+
+FINGERPRINT = Fingerprint("1", "0.32", 2, 16, "bfloat16", "BLHNC")
+
+REPORTS = st.dictionaries(
+    st.integers(0, 5),
+    st.builds(JobReport, st.integers(0, 4), st.integers(0, 9), st.booleans()),
+    max_size=4,
+).map(WorkerReport)
+
+
+@given(REPORTS, REPORTS)
+@thorough(200)
+def test_order_of_reports_does_not_matter(one: WorkerReport, other: WorkerReport) -> None:
+    assert one.aggregate(other) == other.aggregate(one)
+
+
+@given(REPORTS, REPORTS, REPORTS)
+@thorough(200)
+def test_grouping_of_reports_does_not_matter(
+    first: WorkerReport, second: WorkerReport, third: WorkerReport
+) -> None:
+    left = first.aggregate(second).aggregate(third)
+    assert left == first.aggregate(second.aggregate(third))
+
+
+@given(st.lists(REPORTS, min_size=1, max_size=4))
+@thorough(200)
+def test_a_job_has_all_its_ranks_and_the_least_any_copied(reports: list[WorkerReport]) -> None:
+    merged = reports[0]
+    for report in reports[1:]:
+        merged = merged.aggregate(report)
+    said: dict[int, list[JobReport]] = {}
+    for report in reports:
+        for job_id, job in report.jobs.items():
+            said.setdefault(job_id, []).append(job)
+    assert merged.jobs == {
+        job_id: JobReport(
+            sum(job.num_ranks for job in jobs),
+            min(job.num_copied for job in jobs),
+            any(job.given_up for job in jobs),
+        )
+        for job_id, jobs in said.items()
+    }
+
+
+@given(REPORTS, REPORTS)
+@thorough(100)
+def test_merging_changes_neither_report(one: WorkerReport, other: WorkerReport) -> None:
+    before = WorkerReport(dict(one.jobs)), WorkerReport(dict(other.jobs))
+    merged = one.aggregate(other)
+    merged.jobs.clear()
+    assert (one, other) == before
+
+
+def test_an_empty_report_is_not_dropped_for_being_false() -> None:
+    assert WorkerReport()
+
+
+def test_a_plan_arrives_whole() -> None:
+    block_ids, slots = np.array([5, 3, 9]), np.arange(3, dtype=np.int64) + (1 << 33)
+    fills = np.array([1, 1, 4])
+    plan = StepPlan(
+        FINGERPRINT,
+        loads=[LoadOrder("request", [LoadPart(1, 0, 2), LoadPart(4, 2, 3)], slots, fills, block_ids)],
+        stores=[StoreOrder(2, block_ids, slots), StoreOrder(3, block_ids[:0], slots[:0])],
+        cancelled=[7],
+    )
+    copy = pickle.loads(pickle.dumps(plan))
+    assert isinstance(copy, StepPlan)
+    assert copy.cancelled == [7]
+    assert copy.fingerprint == FINGERPRINT
+    (load,), (store, empty) = copy.loads, copy.stores
+    assert isinstance(load, LoadOrder)
+    assert (load.request_id, load.parts) == ("request", [(1, 0, 2), (4, 2, 3)])
+    assert load.fills.tolist() == [1, 1, 4]
+    assert isinstance(store, StoreOrder)
+    assert (store.job_id, empty.job_id) == (2, 3)
+    for order in (load, store):
+        assert order.block_ids.tolist() == [5, 3, 9]
+        assert order.slots.tolist() == slots.tolist()
+    for order in (load, store, empty):
+        assert order.block_ids.dtype == order.slots.dtype == np.int64
+    assert len(empty.slots) == 0
+
+
+def test_plans_do_not_share_their_lists() -> None:
+    one, other = StepPlan(FINGERPRINT), StepPlan(FINGERPRINT)
+    one.cancelled.append(1)
+    assert other == StepPlan(FINGERPRINT)
+
+
+def test_reports_and_facts_arrive_whole() -> None:
+    for message in (WorkerReport({3: JobReport(2, 5)}), WorkerReport(), WorkerFacts(100, 4096, FINGERPRINT)):
+        copy = pickle.loads(pickle.dumps(message))
+        assert type(copy) is type(message)
+        assert copy == message

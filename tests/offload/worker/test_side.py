@@ -1,0 +1,109 @@
+"""What the worker asks of the pool's memory, and when its stores go. What it does with copies: tests/virtual."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from offload.testing.virtual import VirtualSettings
+from offload.testing.virtual.settings import make_kv_cache_config, make_vllm_config
+from offload.vllm import connector
+from offload.worker import side as worker_side
+from offload.worker.copiers.cuda import register_host_memory, unregister_host_memory
+from offload.worker.side import WorkerSide
+
+
+class AskedError(Exception):
+    """Raised instead of mapping memory."""
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+
+    def ask(num_slots: int, slot_bytes: int, **others: Any) -> None:
+        options.update(others, nbytes=num_slots * slot_bytes)
+        raise AskedError
+
+    monkeypatch.setattr(worker_side, "HostMemory", ask)
+    return options
+
+
+def worker(**settings: Any) -> WorkerSide:
+    """Made as vLLM makes it."""
+    virtual = VirtualSettings()
+    vllm_config = make_vllm_config(virtual)
+    vllm_config.kv_transfer_config.kv_connector_extra_config |= settings
+    made = KVConnectorFactory.create_connector(
+        config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=make_kv_cache_config(virtual)
+    )
+    assert isinstance(made._worker, WorkerSide)
+    return made._worker
+
+
+def register(side: WorkerSide, device: torch.device) -> None:
+    with pytest.raises(AskedError):
+        side.register({"layer.0": SimpleNamespace(device=device)})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("node", [1, None])
+def test_the_pool_is_pinned_on_the_node_of_its_gpu(
+    node: int | None, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_side, "pci_address", {torch.device("cuda", 2): "0000:3b:00.0"}.get)
+    monkeypatch.setattr(worker_side, "node_of_pci_device", {"0000:3b:00.0": node}.get)
+    register(worker(), torch.device("cuda", 2))
+    assert asked["node"] == node
+    assert asked["register"] is register_host_memory
+    assert asked["unregister"] is unregister_host_memory
+
+
+def test_a_gpu_whose_place_is_not_told_has_no_node(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_side, "pci_address", lambda device: None)
+    register(worker(), torch.device("cuda", 0))
+    assert asked["node"] is None
+
+
+def test_beside_a_cpu_engine_memory_is_neither_placed_nor_pinned(asked: dict[str, Any]) -> None:
+    register(worker(), torch.device("cpu"))
+    assert asked["node"] is asked["register"] is asked["unregister"] is None
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_huge_pages_are_asked_for_as_configured(wanted: bool, asked: dict[str, Any]) -> None:
+    register(worker(huge_pages=wanted) if wanted else worker(), torch.device("cpu"))
+    assert asked["huge_pages"] is wanted
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "is_second_runner", "samples_late"),
+    [(True, True, False), (True, False, True), (False, False, False)],
+)
+def test_only_the_first_runner_on_a_gpu_samples_after_saving(
+    on_gpu: bool, is_second_runner: bool, samples_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm_config = make_vllm_config(VirtualSettings())
+    monkeypatch.setattr(connector, "current_platform", SimpleNamespace(is_cuda=lambda: on_gpu))
+    monkeypatch.setattr(VllmConfig, "use_v2_model_runner", is_second_runner)
+    made = connector.CpuOffloadConnector(
+        vllm_config, KVConnectorRole.WORKER, make_kv_cache_config(VirtualSettings())
+    )
+    assert made._samples_late == samples_late
+
+
+@pytest.mark.parametrize(
+    ("platform", "sleeps"), [("cuda", True), ("cpu", True), ("rocm", False), ("xpu", False)]
+)
+def test_sleep_mode_is_claimed_where_its_memory_is_known(
+    platform: str, sleeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = SimpleNamespace(is_cuda=lambda: platform == "cuda", is_cpu=lambda: platform == "cpu")
+    monkeypatch.setattr(connector, "current_platform", known)
+    transfer = make_vllm_config(VirtualSettings()).kv_transfer_config
+    assert connector.CpuOffloadConnector.supports_sleep_mode(transfer) is sleeps

@@ -1,0 +1,428 @@
+"""Our code with one thing taken out or put wrong: the historic bugs of KV offloading, one by one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+from allocator import CpuOffloadingBlockAllocator, block_allocator
+from allocator.node import Removed
+from allocator.slot_pool import SlotPool, SlotState, flat
+from allocator.store_plans import StorePlans
+from offload.messages import WorkerReport
+from offload.scheduler import amounts
+from offload.scheduler.jobs import JobLedger, LoadJob, Restore, StoreJob
+from offload.scheduler.restores import Restores
+from offload.scheduler.side import SchedulerSide
+from offload.scheduler.stores import Stores
+from offload.testing.virtual.copier import SeededCopier
+from offload.vllm.connector import CpuOffloadConnector
+from offload.worker.seals import Seals
+from offload.worker.side import WorkerSide
+from offload.worker.transfer import TransferEngine
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change to our code, by name; ``apply`` makes it for the life of a monkeypatch.
+
+    ``needs_stuck_copies``: it is seen only where copies hang, so seeds without are passed over.
+    """
+
+    name: str
+    apply: Callable[[pytest.MonkeyPatch], None]
+    needs_stuck_copies: bool = False
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(apply: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
+    MUTANTS.append(Mutant(apply.__name__, apply))
+    return apply
+
+
+def mutant_of_stuck_copies(
+    apply: Callable[[pytest.MonkeyPatch], None],
+) -> Callable[[pytest.MonkeyPatch], None]:
+    MUTANTS.append(Mutant(apply.__name__, apply, needs_stuck_copies=True))
+    return apply
+
+
+class _NoReferences:
+    """A GPU block pool that is asked to hold and release blocks, and does not."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def touch(self, blocks: Any) -> None:
+        pass
+
+    def free_blocks(self, blocks: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
+
+
+@mutant
+def source_blocks_are_not_held_during_a_store(patch: pytest.MonkeyPatch) -> None:
+    original = Stores.__init__
+
+    def init(self: Stores, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self._block_pool = self.room._block_pool = _NoReferences(self._block_pool)
+
+    patch.setattr(Stores, "__init__", init)
+
+
+@mutant
+def held_blocks_are_released_at_finish(patch: pytest.MonkeyPatch) -> None:
+    original = Stores.finish
+
+    def finish(self: Stores, request: Any) -> Any:
+        orders = original(self, request)
+        table = {block.block_id for block in self._manager.get_blocks(request.request_id).blocks[0]}
+        for job in self._ledger._jobs.values():
+            if isinstance(job, StoreJob) and table.intersection(block.block_id for block in job.blocks):
+                self._ledger.num_held_blocks -= len(job.blocks)
+                self._block_pool.free_blocks(reversed(job.blocks))
+                job.blocks = []
+        return orders
+
+    patch.setattr(Stores, "finish", finish)
+
+
+@mutant
+def slots_are_not_pinned_during_a_load(patch: pytest.MonkeyPatch) -> None:
+    pin = CpuOffloadingBlockAllocator.pin
+    unpin = CpuOffloadingBlockAllocator.unpin
+
+    def pin_and_let_go(self: CpuOffloadingBlockAllocator, *args: Any) -> Any:
+        pinned = pin(self, *args)
+        unpin(self, pinned)
+        return pinned
+
+    patch.setattr(CpuOffloadingBlockAllocator, "pin", pin_and_let_go)
+    patch.setattr(CpuOffloadingBlockAllocator, "unpin", lambda self, pin: None)
+
+
+@mutant
+def stores_are_committed_before_they_are_copied(patch: pytest.MonkeyPatch) -> None:
+    plan_store = CpuOffloadingBlockAllocator.plan_store
+    commit = CpuOffloadingBlockAllocator.commit
+
+    def plan_and_commit(self: CpuOffloadingBlockAllocator, *args: Any) -> Any:
+        plan = plan_store(self, *args)
+        if plan is not None:
+            commit(self, plan)
+        return plan
+
+    patch.setattr(CpuOffloadingBlockAllocator, "plan_store", plan_and_commit)
+    patch.setattr(CpuOffloadingBlockAllocator, "commit", lambda self, plan: None)
+    patch.setattr(CpuOffloadingBlockAllocator, "abort", lambda self, plan: None)
+
+
+@mutant
+def failed_stores_are_committed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CpuOffloadingBlockAllocator, "abort", CpuOffloadingBlockAllocator.commit)
+
+
+@mutant
+def what_follows_a_failed_store_is_not_aborted(patch: pytest.MonkeyPatch) -> None:
+    """Followers become resident: the failed positions stay where they are, as if filled."""
+
+    def abort(self: CpuOffloadingBlockAllocator, plan: Any) -> None:
+        followers = [p for p in self._stores.plans._copying.values() if p.parent_hash == plan.hashes[-1]]
+        self.commit(plan) if followers else original(self, plan)
+
+    original = CpuOffloadingBlockAllocator.abort
+    patch.setattr(CpuOffloadingBlockAllocator, "abort", abort)
+
+
+@mutant
+def plans_after_a_failed_store_stay_in_flight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StorePlans, "orphan", lambda self: None)
+
+
+@mutant
+def a_job_is_done_when_the_first_rank_is(patch: pytest.MonkeyPatch) -> None:
+    original = JobLedger.__init__
+    patch.setattr(JobLedger, "__init__", lambda self, num_ranks: original(self, 1))
+
+
+@mutant
+def one_good_rank_makes_a_job_good(patch: pytest.MonkeyPatch) -> None:
+    original = JobLedger.report
+
+    def report(self: JobLedger, job_id: int, num_ranks: int, num_copied: int, given_up: bool) -> Any:
+        job = self._jobs.get(job_id)
+        is_last = job is not None and job.ranks_left <= num_ranks
+        whole = job.num_blocks if job is not None else 0
+        return original(self, job_id, num_ranks, num_copied if is_last else whole, given_up)
+
+    patch.setattr(JobLedger, "report", report)
+    patch.setattr(
+        WorkerReport, "aggregate", lambda self, other: WorkerReport({**self.jobs, **_added(self, other)})
+    )
+
+
+def _added(mine: WorkerReport, other: Any) -> dict[int, Any]:
+    both = mine.jobs.keys() & other.jobs.keys()
+    return {
+        job_id: ended._replace(
+            num_ranks=ended.num_ranks + (mine.jobs[job_id].num_ranks if job_id in both else 0)
+        )
+        for job_id, ended in other.jobs.items()
+    }
+
+
+@mutant
+def blocks_computed_in_part_are_stored(patch: pytest.MonkeyPatch) -> None:
+    def storable(num_computed: int, num_tokens: int, num_hashes: int, size: int) -> int:
+        return min(-(-num_computed // size), num_hashes)
+
+    patch.setattr(amounts, "storable_blocks", storable)
+
+
+@mutant
+def stores_at_finish_trust_the_hashes(patch: pytest.MonkeyPatch) -> None:
+    def storable(
+        num_computed: int, num_unconfirmed: int, num_prompt: int, num_tokens: int, num_hashes: int, size: int
+    ) -> int:
+        return num_hashes
+
+    patch.setattr(amounts, "storable_blocks_at_finish", storable)
+
+
+@mutant
+def loads_in_flight_survive_a_reset(patch: pytest.MonkeyPatch) -> None:
+    original = WorkerSide.bind
+
+    def bind(self: WorkerSide, plan: Any) -> None:
+        plan.cancelled.clear()
+        original(self, plan)
+
+    patch.setattr(WorkerSide, "bind", bind)
+
+
+@mutant
+def stores_in_flight_survive_a_reset(patch: pytest.MonkeyPatch) -> None:
+    """Nothing of the pool is forgotten."""
+    patch.setattr(CpuOffloadingBlockAllocator, "reset", lambda self: None)
+
+
+@mutant
+def failed_slots_stay_resident(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CpuOffloadingBlockAllocator, "drop", lambda self, chain, first: None)
+
+
+@mutant
+def unfilled_blocks_are_not_reported(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CpuOffloadConnector, "get_block_ids_with_load_errors", lambda self: set())
+
+
+@mutant
+def a_failed_load_is_never_reported(patch: pytest.MonkeyPatch) -> None:
+    original = WorkerSide._end_part
+
+    def end_part(self: WorkerSide, end: Any, results: KVConnectorTransferResults) -> None:
+        if end.error is None:
+            original(self, end, results)
+
+    patch.setattr(WorkerSide, "_end_part", end_part)
+
+
+@mutant
+def a_load_is_reported_with_its_first_part(patch: pytest.MonkeyPatch) -> None:
+    original = WorkerSide._end_part
+
+    def end_part(self: WorkerSide, end: Any, results: KVConnectorTransferResults) -> None:
+        restore = self._restores.get(end.job_id)
+        if restore is not None:
+            restore.parts_left = 1
+            self._restores = {job: other for job, other in self._restores.items() if other is not restore}
+            self._restores[end.job_id] = restore
+        original(self, end, results)
+
+    patch.setattr(WorkerSide, "_end_part", end_part)
+
+
+@mutant
+def blocks_are_shared_before_they_have_landed(patch: pytest.MonkeyPatch) -> None:
+    original = Restores._share
+
+    def share(self: Restores, restore: Restore, num_blocks: int) -> None:
+        original(self, restore, len(restore.block_ids))
+
+    patch.setattr(Restores, "_share", share)
+
+
+@mutant
+def blocks_of_a_void_restore_are_shared(patch: pytest.MonkeyPatch) -> None:
+    original = Restores.advance
+
+    def advance(self: Restores, job: LoadJob, progress: Any) -> Any:
+        ended = original(self, job, progress)
+        if job.restore.is_void:
+            self._share(job.restore, len(job.restore.block_ids))
+        return ended
+
+    patch.setattr(Restores, "advance", advance)
+
+
+@mutant
+def jobs_given_up_count_as_over(patch: pytest.MonkeyPatch) -> None:
+    """Slots and blocks of a stuck copy are used again while it may still write to them."""
+    original = JobLedger.report
+
+    def report(self: JobLedger, job_id: int, num_ranks: int, num_copied: int, given_up: bool) -> Any:
+        return original(self, job_id, self._num_ranks if given_up else num_ranks, num_copied, given_up)
+
+    patch.setattr(JobLedger, "report", report)
+
+
+@mutant_of_stuck_copies
+def blocks_of_a_stuck_load_are_not_kept(patch: pytest.MonkeyPatch) -> None:
+    original = Restores.advance
+
+    def advance(self: Restores, job: LoadJob, progress: Any) -> Any:
+        pool = self._block_pool
+        if progress.gave_up:
+            self._block_pool = SimpleNamespace(blocks=pool.blocks, touch=id, free_blocks=pool.free_blocks)
+        ended = original(self, job, progress)
+        job.blocks = []
+        self._block_pool = pool
+        return ended
+
+    patch.setattr(Restores, "advance", advance)
+
+
+@mutant
+def slots_of_a_stuck_store_are_given_back(patch: pytest.MonkeyPatch) -> None:
+    original, ends_orphan = CpuOffloadingBlockAllocator.abandon, StorePlans.end_orphan
+    freed: set[int] = set()
+
+    def abandon_and_free(self: CpuOffloadingBlockAllocator, plan: Any) -> None:
+        if id(plan) not in freed:
+            original(self, plan)
+            freed.add(id(plan))
+            ends_orphan(self._stores, plan)
+
+    def ends(self: StorePlans, plan: Any) -> bool:
+        return id(plan) in freed or ends_orphan(self, plan)
+
+    patch.setattr(CpuOffloadingBlockAllocator, "abandon", abandon_and_free)
+    patch.setattr(StorePlans, "end_orphan", ends)
+
+
+@mutant
+def nothing_is_given_up(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransferEngine, "_give_up_overdue", lambda self: None)
+    patch.setattr(SeededCopier, "let_go", lambda self: None)
+
+
+@mutant
+def stuck_jobs_keep_the_engine_awake(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SchedulerSide, "has_pending_work", property(lambda self: len(self.ledger) > 0))
+    patch.setattr(SeededCopier, "let_go", lambda self: None)
+
+
+@mutant
+def checksums_are_not_compared(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Seals, "num_intact", lambda self, block_ids, slots: len(slots))
+
+
+@mutant
+def short_copies_pass_for_whole_ones(patch: pytest.MonkeyPatch) -> None:
+    original = TransferEngine._after_copy
+
+    def after_copy(self: TransferEngine, copied: Any) -> None:
+        job = self._jobs.get(copied.job_id)
+        if job is not None and copied.error is None:
+            copied = copied._replace(num_copied=len(job.batch.sizes))
+        original(self, copied)
+
+    patch.setattr(TransferEngine, "_after_copy", after_copy)
+
+
+@mutant
+def the_engine_may_sleep_with_jobs_in_flight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CpuOffloadConnector, "has_pending_push_work", lambda self: False)
+
+
+@mutant
+def loads_go_to_the_head_of_the_table(patch: pytest.MonkeyPatch) -> None:
+    """The blocks that the GPU's own cache supplied are forgotten about."""
+    original = amounts.load_range
+
+    def load_range(num_local: int, num_external: int, size: int) -> range:
+        return original(0, num_external, size)
+
+    patch.setattr(amounts, "load_range", load_range)
+
+
+@mutant
+def held_blocks_are_never_released(patch: pytest.MonkeyPatch) -> None:
+    original = Stores._end
+
+    def end(self: Stores, job: StoreJob) -> None:
+        job.blocks = []
+        original(self, job)
+
+    patch.setattr(Stores, "_end", end)
+
+
+@mutant
+def the_salt_of_a_request_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """Chains are looked up by tokens alone."""
+    from offload.testing.virtual.engine import VirtualEngine
+
+    original = VirtualEngine.add
+
+    def add(
+        self: VirtualEngine, prompt: Any, max_tokens: int, *, salt: str | None = None, **kwargs: Any
+    ) -> Any:
+        request = original(self, prompt, max_tokens, **kwargs)
+        request_id = request.request_id
+        self._inputs[request_id] = self._inputs[request_id]._replace(salt=salt)
+        return request
+
+    patch.setattr(VirtualEngine, "add", add)
+
+
+@mutant
+def block_tables_are_remembered(patch: pytest.MonkeyPatch) -> None:
+    """Stores read the blocks a request had when it was admitted first, plus what it gained since."""
+    tables: dict[tuple[int, str], list[Any]] = {}
+    original = Stores._open
+
+    class Remembering:
+        def __init__(self, stores: Stores) -> None:
+            self._manager = stores._manager
+
+        def get_blocks(self, req_id: str) -> Any:
+            now = self._manager.get_blocks(req_id)
+            table = tables.setdefault((id(self._manager), req_id), [])
+            table.extend(now.blocks[0][len(table) :])
+            return SimpleNamespace(blocks=(table,))
+
+    def open_store(self: Stores, *arguments: Any) -> Any:
+        manager, self._manager = self._manager, Remembering(self)
+        orders = original(self, *arguments)
+        self._manager = manager
+        return orders
+
+    patch.setattr(Stores, "_open", open_store)
+
+
+@mutant_of_stuck_copies
+def the_slots_of_a_pinned_chain_are_freed_when_it_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    def give_back(pool: SlotPool, removed: Sequence[Removed]) -> None:
+        for part in removed:
+            pool.move(flat(part.slots[: part.resident]), SlotState.RESIDENT, SlotState.FREE)
+
+    patch.setattr(block_allocator, "give_back", give_back)

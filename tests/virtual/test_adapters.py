@@ -1,0 +1,226 @@
+"""A LoRA adapter that is loaded again in place: nothing stored before is served to it or after it."""
+
+import pytest
+from vllm.lora.request import LoRARequest
+
+from allocator import CpuOffloadingBlockAllocator, hash_chain
+from offload.scheduler.adapters import Adapters, _Roots
+from offload.testing.virtual import VirtualEngine
+from tests.virtual import driver
+from tests.virtual.driver import Engines, depth_of, serve, tokens
+
+BLOCK = 4
+BLOCKS = 10
+PROMPT = tokens(BLOCK * BLOCKS)
+
+LORA = LoRARequest("adapter", 1, "/adapters/1")
+RELOADED = LoRARequest("adapter", 1, "/adapters/1", load_inplace=True)
+MOVED = LoRARequest("adapter", 1, "/adapters/2", load_inplace=True)
+SAME_NAME = LoRARequest("adapter", 3, "/adapters/1", load_inplace=True)
+SAME_ID = LoRARequest("renamed", 1, "/adapters/1", load_inplace=True)
+OTHER = LoRARequest("other", 2, "/adapters/other")
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def engine(engines: Engines, request: pytest.FixtureRequest) -> VirtualEngine:
+    """Its adapters compute other bytes with each reload."""
+    engine = engines(cpu_slots=200, gpu_blocks=60, chunk=64, first_part=2, overlapped=request.param)
+    engine.audit.explain_failures = True
+    return engine
+
+
+@pytest.mark.parametrize(
+    "reloaded",
+    [RELOADED, MOVED, SAME_ID, SAME_NAME],
+    ids=["same path", "new path", "same id", "same name"],
+)
+def test_nothing_stored_before_is_served_to_it_or_after_it(
+    engine: VirtualEngine, reloaded: LoRARequest
+) -> None:
+    computed = driver.watch(engine)
+    serve(engine, PROMPT, lora=LORA)
+    others = [serve(engine, PROMPT), serve(engine, PROMPT, lora=OTHER)]
+    driver.forget_gpu(engine)
+    again = serve(engine, PROMPT, lora=reloaded)
+    assert computed[again.request_id] == len(PROMPT)
+    assert depth_of(engine, again) == 0, "its own KV may be of several weights"
+    driver.forget_gpu(engine)
+    after = serve(engine, PROMPT, lora=LORA)
+    assert computed[after.request_id] == len(PROMPT)
+    assert depth_of(engine, after) == BLOCKS
+    driver.forget_gpu(engine)
+    third = serve(engine, PROMPT, lora=LORA)
+    assert computed[third.request_id] == 1, "what was stored after it is served"
+    assert [depth_of(engine, other) for other in others] == [BLOCKS, BLOCKS], "others keep theirs"
+
+
+def test_a_store_in_flight_is_not_kept(engine: VirtualEngine) -> None:
+    driver.hold(engine, driver.STORE)
+    old = driver.finish(engine, PROMPT, lora=LORA)
+    assert engine.jobs
+    driver.finish(engine, tokens(5, 3), lora=RELOADED)
+    driver.release(engine)
+    driver.come_to_rest(engine)
+    assert depth_of(engine, old) == 0
+    assert engine.side.allocator.num_free == engine.side.allocator.capacity
+
+
+def test_what_waits_to_be_stored_is_let_go_of(engine: VirtualEngine) -> None:
+    """A request that has ended holds blocks until they are stored; those of another adapter stay."""
+    backlog = engine.side.stores.backlog
+    driver.hold(engine, driver.STORE)
+    engine.add(tokens(72, 2), 1, lora=OTHER)
+    old = driver.finish(engine, tokens(60, 1), lora=LORA)
+    assert backlog.num_queued, "the test is blind: everything is under way"
+    other = driver.finish(engine, PROMPT[:20], lora=OTHER)
+    driver.finish(engine, [1], lora=RELOADED)
+    assert all(pending.request is other for pending in backlog._queue)
+    driver.come_to_rest(engine)
+    assert depth_of(engine, old) == 0 and depth_of(engine, other) == 5
+
+
+def test_what_a_running_request_computed_is_not_stored_after_all(engine: VirtualEngine) -> None:
+    """Neither its prompt nor its answer; those of another adapter are."""
+    running = engine.add(PROMPT, 40, lora=LORA)
+    other = engine.add(PROMPT, 40, lora=OTHER)
+    driver.step_until(engine, lambda: running.num_output_tokens > 8)
+    driver.finish(engine, tokens(5, 3), lora=RELOADED)
+    driver.come_to_rest(engine)
+    assert running.is_finished() and depth_of(engine, running) == 0
+    assert depth_of(engine, other) == len(other.all_token_ids) // BLOCK - (
+        len(other.all_token_ids) % BLOCK == 0
+    )
+
+
+def test_a_restore_in_flight_is_void(engine: VirtualEngine) -> None:
+    computed = driver.watch(engine)
+    serve(engine, PROMPT, lora=LORA)
+    driver.forget_gpu(engine)
+    driver.hold(engine, driver.LOAD)
+    waiting = engine.add(PROMPT, 1, lora=LORA)
+    driver.step_until(engine, lambda: waiting.status == driver.LOADING)
+    driver.finish(engine, tokens(5, 3), lora=RELOADED)
+    driver.come_to_rest(engine)
+    assert computed[waiting.request_id] == len(PROMPT)
+    assert depth_of(engine, waiting) == 0
+
+
+def test_a_restore_that_begins_in_the_same_step_is_void(engine: VirtualEngine) -> None:
+    computed = driver.watch(engine)
+    serve(engine, PROMPT, lora=LORA)
+    driver.forget_gpu(engine)
+    waiting = engine.add(PROMPT, 1, lora=LORA)
+    engine.add(tokens(5, 3), 1, lora=RELOADED)
+    driver.come_to_rest(engine)
+    assert engine.counts["loads"] == 1
+    assert computed[waiting.request_id] == len(PROMPT)
+
+
+def test_while_it_runs_nothing_is_stored_or_served(engine: VirtualEngine) -> None:
+    """Its adapter is loaded again in each of its steps."""
+    computed = driver.watch(engine)
+    reloading = engine.add(tokens(5, 3), 60, lora=RELOADED)
+    driver.step_until(engine, lambda: reloading.num_output_tokens > 0)
+    first = driver.finish(engine, PROMPT, lora=LORA)
+    for _ in range(5):
+        engine.step()
+    assert depth_of(engine, first) == 0 and not reloading.is_finished()
+    engine.abort(reloading.request_id)
+    driver.come_to_rest(engine)
+    driver.forget_gpu(engine)
+    second = serve(engine, PROMPT, lora=LORA)
+    assert computed[second.request_id] == len(PROMPT)
+    assert depth_of(engine, second) == BLOCKS
+
+
+def test_old_kv_that_the_gpu_still_has_is_not_stored_again(engine: VirtualEngine) -> None:
+    """vLLM's own cache serves it. Where the pool knows what it serves, what follows is stored."""
+    serve(engine, PROMPT, lora=LORA)
+    serve(engine, tokens(5, 3), lora=RELOADED)
+    engine.adapters.clear()  # the requests below attend to old KV, as vLLM has it
+    longer = PROMPT + tokens(2 * BLOCK, 9)
+    mixed = serve(engine, longer, lora=LORA)
+    assert depth_of(engine, mixed) == 0
+    driver.forget_gpu(engine)
+    serve(engine, PROMPT, lora=LORA)
+    right = serve(engine, longer, lora=LORA)
+    assert depth_of(engine, right) == BLOCKS + 2
+
+
+def test_it_is_not_stored_once_a_preemption_has_put_old_blocks_before_it(engine: VirtualEngine) -> None:
+    """When it is admitted again, the GPU's own cache may supply blocks that the pool does not know."""
+    serve(engine, tokens(5, 3), lora=RELOADED)
+    driver.hold(engine, driver.STORE)
+    request = engine.add(PROMPT, 9, lora=LORA)
+    engine.step()
+    side = engine.side
+    assert side.stores.backlog.get(request.request_id) is not None
+    side.matched_tokens(request, BLOCKS * BLOCK)
+    side.allocated(request, 0)
+    assert side.stores.backlog.get(request.request_id) is not None, "the pool knows all of these"
+    side.allocator.reset()
+    side.matched_tokens(request, BLOCKS * BLOCK)
+    side.allocated(request, 0)
+    assert side.stores.backlog.get(request.request_id) is None
+    driver.come_to_rest(engine)
+
+
+def test_without_the_flag_a_new_path_is_another_adapter(engine: VirtualEngine) -> None:
+    computed = driver.watch(engine)
+    serve(engine, PROMPT, lora=LORA)
+    driver.forget_gpu(engine)
+    moved = serve(engine, PROMPT, lora=LoRARequest("adapter", 1, "/adapters/2"))
+    assert computed[moved.request_id] == len(PROMPT)
+
+
+@pytest.mark.parametrize("num_adapters", [1, 1000])
+def test_the_roots_that_are_remembered_are_bounded(num_adapters: int) -> None:
+    """By what the pool holds, however many adapters there have been."""
+
+    class Stored:
+        def __init__(self, number: int, lora: LoRARequest) -> None:
+            self.request_id = str(number)
+            self.block_hashes = hash_chain([number], 1)
+            self.lora_request = lora
+
+    def adapter(number: int, load_inplace: bool = False) -> LoRARequest:
+        return LoRARequest(f"{number}", number + 1, f"/adapters/{number}", load_inplace=load_inplace)
+
+    pool = CpuOffloadingBlockAllocator(16)
+    adapters = Adapters(pool)
+    for number in range(5000):
+        request = Stored(number, adapter(number % num_adapters))
+        plan = pool.plan_store(request.block_hashes, 1)
+        assert plan is not None
+        pool.commit(plan)
+        adapters.stored(request)  # type: ignore[arg-type]
+        assert len(adapters._roots._line) <= 2 * 2 * 16 + 4
+        if number % 100 == 0:
+            adapters.check_invariants()
+    for number in range(num_adapters):
+        assert adapters.admit(Stored(number, adapter(number, load_inplace=True)))  # type: ignore[arg-type]
+        adapters.check_invariants()
+    assert pool.num_free == 16
+
+
+def test_what_a_reload_takes_leaves_those_of_others_alone() -> None:
+    """It costs no look at them, and places in line of what was taken do not pile up."""
+    pool = CpuOffloadingBlockAllocator(64)
+    roots = _Roots(pool)
+
+    def add(name: str, number: int) -> None:
+        chain = hash_chain([number], 1)
+        plan = pool.plan_store(chain, 1)
+        if plan is not None:
+            pool.commit(plan)
+        roots.add(name, chain[0])
+
+    for number in range(40):
+        add("other", number)
+    before = list(roots._line)
+    assert roots.take(["mine", 7]) == set() and list(roots._line) == before
+    for _ in range(1000):
+        add("mine", 50)
+        assert roots.take(["mine"]) == set(hash_chain([50], 1))
+        roots.check_invariants()
+    assert len(roots._line) <= 2 * 41 and len(roots._by_name["other"]) == 40

@@ -1,0 +1,92 @@
+"""The random workload on the real scheduler: every byte attended to is right, nobody waits for ever."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from offload.testing.virtual import RunFailedError, VirtualEngine, VirtualSettings, draw_settings, run_seed
+from offload.testing.virtual.history import WrongBytesError
+from offload.worker import transfer
+from tests.virtual.driver import make_engine, step_until, table_of, tokens
+
+
+@pytest.mark.parametrize("first", range(0, 48, 8))
+def test_random_runs(first: int) -> None:
+    for seed in range(first, first + 8):
+        run_seed(seed, turns=200)
+
+
+@pytest.mark.parametrize("first", [2000, 2010])
+def test_random_runs_with_stores_held_back(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as loads are under way, or for ``HOLD_SECONDS``: what stores may take is nothing."""
+    monkeypatch.setattr(transfer, "STORE_BYTES_PER_SECOND", 0)
+    monkeypatch.setattr(transfer, "_STORE_BURST_BYTES", 0)
+    held = []
+    begin_stores = transfer.TransferEngine._begin_stores
+
+    def counted(engine: transfer.TransferEngine) -> None:
+        begin_stores(engine)
+        held.append(len(engine._held))
+
+    monkeypatch.setattr(transfer.TransferEngine, "_begin_stores", counted)
+    for seed in range(first, first + 10):
+        run_seed(seed, turns=150)
+    assert any(held)
+
+
+@pytest.mark.parametrize("first", [3000, 3010])
+def test_random_runs_with_a_runner_that_samples_late(first: int) -> None:
+    for seed in range(first, first + 10):
+        settings = draw_settings(random.Random(seed))
+        run_seed(seed, turns=150, settings=replace(settings, samples_late=True))
+
+
+@pytest.mark.parametrize(("samples_late", "not_submitted"), [(False, [0, 0]), (True, [1, 0])])
+def test_a_runner_that_samples_late_gets_its_stores_submitted_with_the_next_step(
+    samples_late: bool, not_submitted: list[int]
+) -> None:
+    engine = make_engine(samples_late=samples_late)
+    (rank,) = engine.ranks
+    assert rank.side is not None
+    request = engine.add(tokens(20), 1)  # one step; what is stored of it is submitted although nothing runs
+    seen = []
+    for _ in not_submitted:
+        engine.step()
+        seen.append(len(rank.side._stores))
+    assert request.is_finished() and seen == not_submitted
+    engine.drain()
+    engine.audit.check_drained()
+    assert engine.side is not None and engine.side.allocator.resident_depth(request.block_hashes) == 5
+    engine.close()
+
+
+def test_a_seed_reproduces_a_run() -> None:
+    first, second = run_seed(17, turns=150), run_seed(17, turns=150)
+    assert (first.steps, first.positions_checked, first.counts) == (
+        second.steps,
+        second.positions_checked,
+        second.counts,
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_the_engine_is_not_blind(num_ranks: int) -> None:
+    """One flipped bit of one layer of one rank is seen when the next token attends to it."""
+    engine = make_engine(num_ranks=num_ranks)
+    request = engine.add(tokens(20), 8)
+    step_until(engine, lambda: request.num_output_tokens == 2)
+    engine.ranks[-1].cells[1, table_of(engine, request)[2], 3, 0] ^= 1
+    with pytest.raises(WrongBytesError, match=r"positions \[11\].*layers \[1\]") as failure:
+        engine.step()
+    assert "history of GPU block" in str(failure.value)
+    engine.close()
+
+
+def test_a_failure_names_its_seed_step_and_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: VirtualEngine, aborts: object = ()) -> None:
+        raise RuntimeError("something below")
+
+    monkeypatch.setattr(VirtualEngine, "step", step)
+    with pytest.raises(RunFailedError, match=r"seed 5, step 0, VirtualSettings.*\nRuntimeError: something"):
+        run_seed(5, settings=VirtualSettings())
