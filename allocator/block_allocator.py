@@ -167,9 +167,9 @@ class CpuOffloadingBlockAllocator:
         _check_full(num_full, chain)
         self._uncached.note(owner, chain, num_full)
 
-    def forget_owner(self, owner: Hashable) -> bool:
-        """``owner`` no longer holds its GPU blocks. Returns whether some may have been uncached."""
-        return self._uncached.forget(owner)
+    def forget_owner(self, owner: Hashable) -> None:
+        """``owner`` no longer holds its GPU blocks."""
+        self._uncached.forget(owner)
 
     @property
     def num_owners(self) -> int:

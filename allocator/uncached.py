@@ -30,9 +30,9 @@ class UncachedBlocks:
         """``owner`` holds full blocks for the first ``num_full`` positions of ``chain``. O(1)."""
         self._full[owner] = _FullBlocks(chain, num_full)
 
-    def forget(self, owner: Hashable) -> bool:
-        """``owner`` no longer holds its blocks, or all of them have a copy; whether it was noted. O(1)."""
-        return self._full.pop(owner, None) is not None
+    def forget(self, owner: Hashable) -> None:
+        """``owner`` no longer holds its blocks, or all of them have a copy. O(1)."""
+        self._full.pop(owner, None)
 
     def clear(self) -> None:
         """Nobody holds anything."""
