@@ -225,15 +225,19 @@ class CpuOffloadingBlockAllocator:
         lead = self._tree.lead(chain, place.depth)
         return self._stores.begin(place.depth, hashes, slots, lead)
 
-    def commit(self, plan: StorePlan) -> None:
+    def commit(self, plan: StorePlan) -> bool:
         """The bytes of ``plan`` are complete. They serve hits as soon as all earlier ones do.
+
+        Returns False if they never will: the positions of ``plan`` have left the pool.
 
         Raises:
             StalePlanError: the plan was ended before.
         """
-        for settled in self._stores.commit(plan):
-            if self._events is not None:
-                self._record(Stored(settled.hashes, settled.parent_hash))
+        settled = self._stores.commit(plan)
+        if self._events is not None:
+            for each in settled or ():
+                self._record(Stored(each.hashes, each.parent_hash))
+        return settled is not None
 
     def abort(self, plan: StorePlan) -> None:
         """The bytes of ``plan`` will not come: its positions and all after them leave the pool.

@@ -33,8 +33,10 @@ class StorePlans:
         self.plans.begin(plan)
         return plan
 
-    def commit(self, plan: StorePlan) -> list[StorePlan]:
+    def commit(self, plan: StorePlan) -> list[StorePlan] | None:
         """The bytes of ``plan`` are here. Returns the plans whose positions are resident now.
+
+        None if nobody wants these bytes: the positions of ``plan`` have left the tree.
 
         Raises:
             StalePlanError: the plan was ended before.
@@ -42,7 +44,7 @@ class StorePlans:
         if self._is_gone(plan):
             self.plans.orphan(plan)
         if self.end_orphan(plan):
-            return []
+            return None
         self.plans.land(plan)
         settled = [plan] if self._settle(plan) else []
         while settled and (more := [landed for landed in self.plans.landed() if self._settle(landed)]):

@@ -54,7 +54,7 @@ class Room:
         self._block_size = block_size
         self._step_tokens = step_tokens
         self._patience = Patience(clock)
-        self._in_flight: dict[int, Pending] = {}  # whose blocks a store job holds
+        self._in_flight: dict[StoreJob, Pending] = {}  # whose blocks a store job holds
         self._num_left = 0  # of these, blocks of requests that are over
         self._restoring: dict[str, int] = {}  # blocks that requests need when their KV has been loaded
         self._asking: str | None = None  # who asked last in this step, and has got no blocks yet
@@ -138,7 +138,7 @@ class Room:
 
     def begin(self, job: StoreJob, pending: Pending) -> None:
         """A store has begun."""
-        self._in_flight[job.job_id] = pending
+        self._in_flight[job] = pending
         self._count_in_flight(pending, len(job.blocks))
 
     def release_held(self, job: StoreJob) -> int:
@@ -146,11 +146,16 @@ class Room:
 
         Returns how many of them no request has any more.
         """
-        pending = self._in_flight.pop(job.job_id, None)
+        pending = self._in_flight.pop(job, None)
         if pending is not None:
             self._count_in_flight(pending, -len(job.blocks))
         self._block_pool.free_blocks(reversed(job.blocks))
         return len(job.blocks) if pending is not None and pending.is_over else 0
+
+    def drop(self, is_meant: "Callable[[Request], bool]" = lambda request: True) -> None:
+        """What stores in flight copy for these requests has become worthless. O(stores in flight)."""
+        for job, pending in self._in_flight.items():
+            job.is_dropped |= is_meant(pending.request)
 
     def _count_in_flight(self, pending: Pending, num_blocks: int) -> None:
         pending.num_in_flight += num_blocks

@@ -12,7 +12,12 @@ from offload.worker.layout import Ids
 
 @dataclass(slots=True, eq=False)
 class StoreJob:
-    """A store in flight: ``plan`` says into which slots, ``blocks`` are the held GPU blocks."""
+    """A store in flight: ``plan`` says into which slots, ``blocks`` are the held GPU blocks.
+
+    Attributes:
+        is_spoiled: what it copies may be no KV.
+        is_dropped: a reset has made it worthless.
+    """
 
     job_id: int
     plan: StorePlan
@@ -22,6 +27,7 @@ class StoreJob:
     num_copied: int
     given_up: bool = False
     is_spoiled: bool = False
+    is_dropped: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -196,10 +196,12 @@ class Stores:
         """Nothing computed before this is ever stored."""
         self.backlog.clear()
         self.room.give_up("reset")
+        self.room.drop()
 
     def drop(self, is_meant: "Callable[[Request], bool]") -> None:
         """Nothing computed before this for these requests is ever stored."""
         self.room.release(self.backlog.drop(is_meant), "reset")
+        self.room.drop(is_meant)
 
     def advance(self, job: StoreJob, progress: Progress) -> None:
         """Take in what became of a store."""
@@ -341,7 +343,8 @@ class Stores:
         if job.num_copied == job.num_blocks:
             self._metrics.count("stored_bytes", job.num_copied * self._slot_bytes)
             self.breaker.succeeded(job.job_id)
-            self._allocator.commit(job.plan)
+            if not self._allocator.commit(job.plan):
+                self.room.count_unstored(num_left, "reset" if job.is_dropped else "cut_off")
             return
         self._allocator.abort(job.plan)
         self.room.count_unstored(num_left, "outage")

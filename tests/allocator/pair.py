@@ -66,7 +66,8 @@ class Pair:
 
     def commit(self, plan: StorePlan) -> None:
         others = len(self.model.stores) - 1
-        self.allocator.commit(plan)
+        is_wanted = not self.model.stores[plan.plan_id].orphaned
+        assert self.allocator.commit(plan) is is_wanted
         settled = self.model.commit(plan.plan_id)
         assert self._replay(Stored) == _hashes(settled)
         self.seen["commit out of order"] += len(self.model.stores) > others

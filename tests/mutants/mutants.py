@@ -36,7 +36,7 @@ _ROWS = [
     ("allocator", f"{_INDEX}.find", "depth == size or chain[depth] == after", "True"),
     ("allocator", f"{_INDEX}.lead", "max(start - 1, 0)", "start"),
     ("allocator", f"{_ALLOCATOR}.plan_store", "self._ranking.refresh(node)", "pass"),
-    ("allocator", f"{_STORES}.commit", "if self.end_orphan(plan):\n        return []", "pass"),
+    ("allocator", f"{_STORES}.commit", "if self.end_orphan(plan):\n        return None", "pass"),
     ("allocator", f"{_ALLOCATOR}.drop", "node.start + node.resident > position", "True"),
     ("allocator", f"{_ALLOCATOR}.unpin", "self._pool.end_read(flat(pin.slots[pin.kept :]))", "pass"),
     ("allocator", f"{_INDEX}.remove", "if self._table.has_dead", "if False"),

@@ -1,5 +1,7 @@
 """A LoRA adapter that is loaded again in place: nothing stored before is served to it or after it."""
 
+from collections import Counter
+
 import pytest
 from vllm.lora.request import LoRARequest
 
@@ -54,14 +56,17 @@ def test_nothing_stored_before_is_served_to_it_or_after_it(
     assert [depth_of(engine, other) for other in others] == [BLOCKS, BLOCKS], "others keep theirs"
 
 
-def test_a_store_in_flight_is_not_kept(engine: VirtualEngine) -> None:
+def test_a_store_in_flight_is_not_kept(engine: VirtualEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Counter[str]()
+    monkeypatch.setattr(engine.side.stores.room, "count_unstored", lambda num, why: lost.update({why: num}))
     driver.hold(engine, driver.STORE)
     old = driver.finish(engine, PROMPT, lora=LORA)
     assert engine.jobs
+    in_flight = engine.side.ledger.num_held_blocks
     driver.finish(engine, tokens(5, 3), lora=RELOADED)
     driver.release(engine)
     driver.come_to_rest(engine)
-    assert depth_of(engine, old) == 0
+    assert depth_of(engine, old) == 0 and lost == {"reset": in_flight}
     assert engine.side.allocator.num_free == engine.side.allocator.capacity
 
 

@@ -249,6 +249,7 @@ def test_a_reset_drops_the_queue(engines: Engines, unstored: Counter[str]) -> No
     assert engine.reset() is False and queued
     assert unstored == {"reset": queued} and not engine.side.stores.backlog.num_queued
     come_to_rest(engine)
+    assert unstored == {"reset": 60}, "what was in flight is lost as well"
     assert engine.side.allocator.num_resident == 0 and engine.reset() is True
 
 
@@ -264,6 +265,20 @@ def test_an_outage_drops_the_queue(engines: Engines, unstored: Counter[str], fau
     assert unstored["cut_off" if fault is Fault.FAIL else "outage"]
     engine.copiers[0].relent()
     come_to_rest(engine)
+
+
+def test_copies_behind_one_that_failed_are_counted(engines: Engines, unstored: Counter[str]) -> None:
+    """They end well, one after the other, and what is before them has left the pool."""
+    one_by_one = CopySchedule(bytes_per_poll=64)
+    engine = engines(
+        gpu_blocks=CACHE + 1, cpu_slots=300, chunk=5 * BLOCK, copies=one_by_one, step_seconds=0.01
+    )
+    hold(engine, STORE)
+    engine.copiers[0].force(STORE, Fault.FAIL)
+    ended = fill(engine, 20)
+    assert len(engine.side.ledger) == 4 and not engine.side.stores.backlog.num_queued
+    come_to_rest(engine)
+    assert depth_of(engine, ended) == 0 and unstored == {"outage": 5, "cut_off": 15}
 
 
 def test_a_siblings_failed_load_drops_the_queue(engines: Engines, unstored: Counter[str]) -> None:
