@@ -1,4 +1,4 @@
-"""What the worker asks of the pool's memory, and when its stores go. What it does with copies: tests/virtual."""
+"""What the worker asks of the pool's memory, and when its stores go. Its copies are in tests/virtual."""
 
 from types import SimpleNamespace
 from typing import Any
