@@ -11,7 +11,18 @@ from offload.scheduler.jobs import Restore
 from offload.scheduler.restore_index import RestoreIndex
 from offload.testing.faulty import Fault
 from offload.testing.virtual import VirtualEngine
-from tests.virtual.driver import LOAD, LOADING, come_to_rest, hold, release, serve, step_until, tokens, warm
+from tests.virtual.driver import (
+    LOAD,
+    LOADING,
+    come_to_rest,
+    depth_of,
+    hold,
+    release,
+    serve,
+    step_until,
+    tokens,
+    warm,
+)
 
 SYSTEM = tokens(16)
 DOCUMENTS = [SYSTEM + tokens(40, first) for first in range(1, 6)]
@@ -139,6 +150,26 @@ class TestManyEndInOneStep:
         assert engine.side.matched_tokens(late, len(SYSTEM)) == 0, "it was offered what has just failed"
         come_to_rest(engine)
         assert all(request.is_finished() for request in requests)
+
+    def test_what_a_request_stores_behind_a_slot_that_is_dropped_later_is_stored_again(
+        self, engines: Callable[..., VirtualEngine]
+    ) -> None:
+        """It computes all by itself, behind a document that turns out to be bad, and stores at each step."""
+        engine, _ = restoring(engines, [Fault.FAIL] * len(DOCUMENTS), step_restores=1)
+        ours = engine.add([*DOCUMENTS[-1], *tokens(200, first=9)], 1, hints={"cpu_offload_load": False})
+        step_until(engine, lambda: ours.num_computed_tokens > len(DOCUMENTS[-1]))
+        release(engine)
+        pending, carryover = engine.side.stores.backlog.get(ours.request_id), engine.side.restores.carryover
+        assert pending is not None
+
+        def stores_meanwhile() -> bool:
+            has_document = depth_of(engine, ours) * engine.settings.block_size >= len(DOCUMENTS[-1])
+            return carryover.has_drops and has_document and pending.num_planned > 0
+
+        step_until(engine, stores_meanwhile)
+        step_until(engine, ours.is_finished)
+        come_to_rest(engine)
+        assert depth_of(engine, ours) == (ours.num_tokens - 1) // engine.settings.block_size
 
     def test_a_request_that_ends_before_it_went_on_hands_nothing_over(
         self, restored: tuple[VirtualEngine, list[Request]]
