@@ -8,6 +8,7 @@ from allocator.errors import AllocatorError, CapacityError, ChainError, StalePla
 from allocator.hashing import hash_chain
 from allocator.node import Pin
 from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
+from allocator.replay import Served, serve
 from allocator.slot_pool import Slots
 
 __all__ = [
@@ -18,10 +19,12 @@ __all__ = [
     "Evicted",
     "Hit",
     "Pin",
+    "Served",
     "Slots",
     "StalePlanError",
     "StorePlan",
     "Stored",
     "UncachedRun",
     "hash_chain",
+    "serve",
 ]

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+from allocator import serve
 from benchmarks.control_plane.prompts import PromptEngine, fresh_hashes
 from benchmarks.control_plane.sizes import BLOCK_TOKENS
 from offload.config import DEFAULT_POLICY
@@ -48,10 +49,7 @@ class MemoryEngine:
         rng = random.Random(seed)
         for _ in range(0, num_blocks, _CHAIN_BLOCKS):
             hashes = fresh_hashes(rng, _CHAIN_BLOCKS)
-            allocator.touch(hashes)
-            plan = allocator.plan_store(hashes, len(hashes))
-            if plan is not None:
-                allocator.commit(plan)
+            serve(allocator, hashes)
 
 
 def _drop_worker(subject: PromptEngine) -> None:

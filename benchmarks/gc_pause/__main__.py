@@ -39,7 +39,7 @@ from typing import Any
 
 import psutil
 
-from allocator import CpuOffloadingBlockAllocator
+from allocator import CpuOffloadingBlockAllocator, serve
 from benchmarks.common import report
 from evictor import HintedPolicy, available_policies, make_policy
 
@@ -163,11 +163,7 @@ def _churn(allocator: CpuOffloadingBlockAllocator, mean_chain: int) -> tuple[flo
             if len(recent) > 100:
                 recent.pop(rng.randrange(100))
         begin, processor_begin = time.perf_counter(), time.process_time()
-        allocator.resident_depth(chain)
-        allocator.touch(chain)
-        plan = allocator.plan_store(chain, len(chain))
-        if plan is not None:
-            allocator.commit(plan)
+        serve(allocator, chain)
         processor = max(processor, time.process_time() - processor_begin)
         longest = max(longest, time.perf_counter() - begin)
     return longest, processor

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from allocator import CpuOffloadingBlockAllocator
+from allocator import CpuOffloadingBlockAllocator, serve
 from benchmarks.common import report
 from evictor import HintedPolicy, available_policies, make_policy
 
@@ -60,12 +60,12 @@ def _measure(policy: str, num_blocks: int, every: int) -> list[dict[str, Any]]:
     inner = make_policy(policy, capacity)
     allocator = CpuOffloadingBlockAllocator(capacity, policy=HintedPolicy(inner, num_blocks, time.monotonic))
     document = [os.urandom(_HASH_BYTES) for _ in range(num_blocks)]
-    _ask(allocator, document)
+    serve(allocator, document)
     rows = [_row(allocator, document, policy, "one segment")]
     depths = range(every, num_blocks, every)
     others = [[*document[:depth], os.urandom(_HASH_BYTES)] for depth in depths]
     for chain in others:
-        _ask(allocator, chain)
+        serve(allocator, chain)
     rows.append(_row(allocator, document, policy, "others leave it"))
     for depth, chain in zip(depths, others, strict=True):
         allocator.drop(chain, depth)
@@ -73,13 +73,6 @@ def _measure(policy: str, num_blocks: int, every: int) -> list[dict[str, Any]]:
     mending_ms = _ms(lambda: allocator.touch(document))
     rows.append(_row(allocator, document, policy, "they are gone") | {"mending_ms": round(mending_ms, 3)})
     return rows
-
-
-def _ask(allocator: CpuOffloadingBlockAllocator, chain: list[bytes]) -> None:
-    allocator.touch(chain)
-    plan = allocator.plan_store(chain, len(chain))
-    if plan is not None:
-        allocator.commit(plan)
 
 
 def _row(

@@ -42,7 +42,7 @@ class Pool(Protocol):
 
 
 class OurPool:
-    """The connector's own allocator, called as the connector does.
+    """The connector's own allocator: ``allocator.serve`` in parts, so that each can be measured.
 
     Args:
         capacity: in blocks.

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import xxhash
 
-from allocator import CpuOffloadingBlockAllocator
+from allocator import CpuOffloadingBlockAllocator, serve
 from evictor import make_policy
 from offload.config import DEFAULT_POLICY, GIB
 from offload.errors import OffloadError
@@ -154,11 +154,7 @@ def replay(
     for chain, arrival in zip(chains, arrivals, strict=True):
         now = arrival
         for index, pool in enumerate(pools):
-            hits[index] += pool.resident_depth(chain)
-            pool.touch(chain)
-            plan = pool.plan_store(chain, len(chain))
-            if plan is not None:
-                pool.commit(plan)
+            hits[index] += serve(pool, chain).depth
     return hits
 
 

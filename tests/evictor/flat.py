@@ -2,7 +2,7 @@
 
 import random
 
-from allocator import CpuOffloadingBlockAllocator
+from allocator import CpuOffloadingBlockAllocator, serve
 from evictor import make_policy
 
 
@@ -22,9 +22,5 @@ def hits_of(policy: str, trace: list[str], capacity: int) -> int:
     hits = 0
     for name in trace:
         chain = [f"{name:<16}".encode()]  # prefix hashes are all of one length
-        hits += allocator.resident_depth(chain)
-        allocator.touch(chain)
-        plan = allocator.plan_store(chain, 1)
-        if plan is not None:
-            allocator.commit(plan)
+        hits += serve(allocator, chain).depth
     return hits

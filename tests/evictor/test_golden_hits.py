@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from allocator import CpuOffloadingBlockAllocator
+from allocator import CpuOffloadingBlockAllocator, serve
 from evictor import available_policies, make_policy
 from tests.evictor.by_blocks import MODELS
 from tests.strategies import chain_of
@@ -78,10 +78,7 @@ def hits(policy: str, trace: str, capacity: int, limit: int | None = None) -> in
     allocator = CpuOffloadingBlockAllocator(capacity, policy=make_policy(policy, capacity))
     total = 0
     for chain in chains(trace):
-        total += allocator.lookup(chain).depth
-        allocator.touch(chain)
-        while (plan := allocator.plan_store(chain, len(chain), limit)) is not None:
-            allocator.commit(plan)
+        total += serve(allocator, chain, limit=limit).depth
         allocator.check_invariants()
     return total
 

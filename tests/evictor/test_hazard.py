@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from allocator import CpuOffloadingBlockAllocator
+from allocator import CpuOffloadingBlockAllocator, serve
 from evictor import HazardPolicy, LruPolicy, Newcomer
 from evictor.history import History
 from evictor.reuse import NUM_KINDS, NUM_USES, ReuseStatistics
@@ -15,21 +15,11 @@ from tests.evictor.driver import PolicyDriver
 from tests.strategies import chain_of
 
 
-def ask(pool: CpuOffloadingBlockAllocator, chain: list[bytes]) -> int:
-    """A request is looked up, computed and stored; returns what was found."""
-    depth = pool.resident_depth(chain)
-    pool.touch(chain)
-    plan = pool.plan_store(chain, len(chain))
-    if plan is not None:
-        pool.commit(plan)
-    return depth
-
-
 def cycle(policy: HazardPolicy | LruPolicy, passes: int) -> Iterator[float]:
     """The share of 64 documents of 20 positions that a pool for 30 of them finds, pass by pass."""
     pool = CpuOffloadingBlockAllocator(600, policy=policy)
     for _ in range(passes):
-        yield sum(ask(pool, chain_of(document, *range(19))) for document in range(64)) / (64 * 20)
+        yield sum(serve(pool, chain_of(document, *range(19))).depth for document in range(64)) / (64 * 20)
         pool.check_invariants()
 
 
@@ -46,9 +36,9 @@ def test_hits_it_did_not_foresee_are_learned_from_at_once() -> None:
     """Documents are asked for twice in close succession, then others in turn, which takes unlearning."""
     pool = CpuOffloadingBlockAllocator(600, policy=HazardPolicy(600))
     for document in [*range(100, 109)] * 2:
-        ask(pool, chain_of(document, *range(19)))
+        serve(pool, chain_of(document, *range(19)))
     pool.reset()
-    passes = [[ask(pool, chain_of(document, *range(19))) for document in range(64)] for _ in range(3)]
+    passes = [[serve(pool, chain_of(document, *range(19))).depth for document in range(64)] for _ in range(3)]
     assert sum(passes[1]) >= 0.65 * 600
     assert sum(passes[2]) >= 0.95 * 600
 
@@ -61,7 +51,7 @@ def test_with_nothing_learned_it_is_leaf_lru() -> None:
     hazard._reuse.is_due = lambda tick: False  # type: ignore[method-assign]
     for _ in range(300):
         chain = chain_of(*(rng.choice([0, 0, 1]) for _ in range(rng.randrange(1, 14))))
-        assert len({ask(pool, chain) for pool in pools}) == 1
+        assert len({serve(pool, chain).depth for pool in pools}) == 1
         assert pools[0].num_evicted == pools[1].num_evicted
 
 
@@ -72,8 +62,8 @@ def test_what_is_not_asked_for_again_makes_room_for_what_is() -> None:
     for turn in range(1500):
         short = turn % 25
         for index, pool in enumerate(pools):
-            hits[index] += ask(pool, chain_of(short, 1, 2))
-            ask(pool, chain_of(1000 + turn, *range(19)))
+            hits[index] += serve(pool, chain_of(short, 1, 2)).depth
+            serve(pool, chain_of(1000 + turn, *range(19)))
     assert hits[1] == 0
     assert hits[0] > 0.9 * 3 * (1500 - 25)
     assert pools[0].num_evicted < pools[1].num_evicted / 3, "what is not worth it is not stored either"
@@ -83,8 +73,8 @@ def test_each_of_those_who_store_in_one_step_is_worth_what_it_is() -> None:
     """They were asked for before; a long prompt, which never comes back, and a short one."""
     pool = CpuOffloadingBlockAllocator(120, policy=HazardPolicy(120))
     for turn in range(1500):
-        ask(pool, chain_of(turn % 25, 1, 2))
-        ask(pool, chain_of(1000 + turn, *range(19)))
+        serve(pool, chain_of(turn % 25, 1, 2))
+        serve(pool, chain_of(1000 + turn, *range(19)))
     long, short = chain_of(5000, *range(19)), chain_of(600, 1, 2)
     for chain in (long, short):
         pool.touch(chain)
@@ -94,12 +84,12 @@ def test_each_of_those_who_store_in_one_step_is_worth_what_it_is() -> None:
 
 def test_parts_of_a_prompt_with_different_pasts_are_different_segments() -> None:
     pool = CpuOffloadingBlockAllocator(100, policy=HazardPolicy(100))
-    ask(pool, chain_of(1, 2, 3))
-    ask(pool, chain_of(1, 2, 3, 4, 5))
-    ask(pool, chain_of(1, 2, 3, 4, 5, 6))
+    serve(pool, chain_of(1, 2, 3))
+    serve(pool, chain_of(1, 2, 3, 4, 5))
+    serve(pool, chain_of(1, 2, 3, 4, 5, 6))
     assert sorted(len(node) for node in pool._tree.nodes()) == [1, 2, 3]
     pool.evict(100)
-    ask(pool, chain_of(1, 2, 3, 4, 5, 6, 7))
+    serve(pool, chain_of(1, 2, 3, 4, 5, 6, 7))
     assert sorted(len(node) for node in pool._tree.nodes()) == [1, 1, 2, 3], "they come back as they were"
     pool.check_invariants()
 
@@ -144,7 +134,7 @@ def test_a_long_conversation_is_little_news() -> None:
     policy: HazardPolicy = HazardPolicy(10_000)
     pool = CpuOffloadingBlockAllocator(10_000, policy=policy)
     for turn in range(1, 300):
-        ask(pool, chain_of(*range(4 * turn)))
+        serve(pool, chain_of(*range(4 * turn)))
         assert len(policy._reuse._new_hits) < 12 * 65
     assert len(list(pool._tree.nodes())) <= NUM_USES + 1, "the turns of long ago are one segment"
 
@@ -261,7 +251,7 @@ def test_history_of_the_policy_does_not_grow() -> None:
     policy._history = History(200)
     pool = CpuOffloadingBlockAllocator(16, policy=policy)
     for document in range(300):
-        ask(pool, chain_of(document, *range(9)))
+        serve(pool, chain_of(document, *range(9)))
         assert policy._history.size <= 200
     pool.check_invariants()
 

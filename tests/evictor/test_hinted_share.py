@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allocator import CpuOffloadingBlockAllocator
+from allocator import CpuOffloadingBlockAllocator, serve
 from evictor import HintedPolicy, KeepHints, LruPolicy, Worth, make_policy
 from tests.evictor.hinted_driver import HIGH, LOW, UNWANTED, HintedDriver, pinned
 from tests.strategies import chain_of
@@ -98,19 +98,11 @@ def hits(policy: HintedPolicy[Any], capacity: int, greedy: KeepHints | None, rou
     allocator = CpuOffloadingBlockAllocator(capacity, policy=policy)
     found = 0
 
-    def ask(chain: list[bytes], hints: KeepHints | None) -> int:
-        depth = allocator.lookup(chain).depth
-        allocator.touch(chain, hints)
-        plan = allocator.plan_store(chain, len(chain), hints=hints)
-        if plan is not None:
-            allocator.commit(plan)
-        allocator.check_invariants()
-        return depth
-
     for step in range(rounds * 10):
         if greedy is not None and step % 3 == 0:
-            ask(chain_of(1, *[step] * 5), greedy)
-        found += ask(chain_of(2, *[step % 10 if step % 2 else 9] * 7), None)
+            serve(allocator, chain_of(1, *[step] * 5), greedy)
+        found += serve(allocator, chain_of(2, *[step % 10 if step % 2 else 9] * 7)).depth
+        allocator.check_invariants()
     return found
 
 
