@@ -11,6 +11,7 @@ from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
 from allocator.replay import Served, serve
 from allocator.slot_pool import Slots
 
+__distribution__ = "kv-offload"  # offload.siblings asks for this line
 __all__ = [
     "AllocatorError",
     "CapacityError",

@@ -1,7 +1,11 @@
 """Moving bytes and talking to the engine: configuration, jobs, plans, transfers, the vLLM connector."""
 
-from offload.config import OffloadConfig
-from offload.errors import (
+from offload.siblings import check_siblings as _check_siblings
+
+_check_siblings()
+
+from offload.config import OffloadConfig  # noqa: E402
+from offload.errors import (  # noqa: E402
     ConfigError,
     HostMemoryError,
     OffloadError,
