@@ -13,9 +13,14 @@ from offload.scheduler.hints import RequestHints
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+USING = (ROOT / "docs" / "using.md").read_text()
 TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "tests" / "README.md"]
 COUNTERS = {f"{spec.name}_total" for spec in METRICS if spec.is_counter}
 GAUGES = {spec.name for spec in METRICS if not spec.is_counter}
+
+
+LONG_SENTENCE = 30
+"""Words. CONTRIBUTING asks for 25; a few sentences that list names or values are longer."""
 
 
 def anchors_of(text: str) -> set[str]:
@@ -35,7 +40,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_there_are_links_to_look_at() -> None:
-    assert "](docs/operations.md#" in README and "](#" in README
+    assert "](docs/operations.md#" in README and "](#" in USING
 
 
 def test_decisions_are_numbered_one_after_the_other() -> None:
@@ -52,12 +57,12 @@ def test_benchmarks_are_listed() -> None:
 
 
 def first_cells(heading: str) -> list[str]:
-    """First cells of the README's table with that heading."""
-    table = README.partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
+    """First cells of the table with that heading in docs/using.md."""
+    table = USING.partition(f"| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
     return [line.split("|")[1].strip() for line in table]
 
 
-def test_the_readme_has_every_metric() -> None:
+def test_using_has_every_metric() -> None:
     named = {
         name
         for cell in first_cells("metric (`vllm:cpu_offload_...`)")
@@ -65,7 +70,7 @@ def test_the_readme_has_every_metric() -> None:
     }
     unstored = {name for name in COUNTERS if name.startswith("unstored_blocks_")}
     assert named == COUNTERS - unstored | GAUGES
-    [row] = re.findall(r"^\| `unstored_blocks_\.\.\._total` \|.*", README, re.MULTILINE)
+    [row] = re.findall(r"^\| `unstored_blocks_\.\.\._total` \|.*", USING, re.MULTILINE)
     reasons = {name.removeprefix("unstored_blocks_").removesuffix("_total") for name in unstored}
     assert set(re.findall(r"`(\w+)`", row)) == reasons
 
@@ -84,9 +89,40 @@ def test_the_readme_has_every_setting_with_its_default() -> None:
         assert shown[field.name] == ("none" if field.default is None else default), field.name
 
 
-def test_the_readme_has_every_key_of_a_request() -> None:
+def test_using_has_every_key_of_a_request() -> None:
     keys = {
         field.name if field.name.startswith("max_") else f"cpu_offload_{field.name}"
         for field in fields(RequestHints)
     }
     assert {cell.strip("`") for cell in first_cells("key | value | meaning")} == keys
+
+
+def prose(text: str) -> str:
+    """Text without fences, tables, headings and indented code, which are not sentences."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return "\n".join("" if re.match(r"\||#|    ", line) else line for line in text.splitlines())
+
+
+def sentences(text: str) -> list[str]:
+    """Of prose. Each item of a list begins a new one; code and links count as one word."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", prose(text)))
+    parts = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s", text)
+    return [
+        each for part in parts for each in re.split(r"(?<=[.!?])[)*\"]*\s+", " ".join(part.split())) if each
+    ]
+
+
+def test_sentences_are_short() -> None:
+    texts = [README, *(path.read_text() for path in (ROOT / "docs").rglob("*.md"))]
+    long = [each for text in texts for each in sentences(text) if len(each.split()) > LONG_SENTENCE]
+    assert len(long) <= 10, "\n".join(long)
+
+
+def test_long_sentences_are_seen() -> None:
+    words = "word " * LONG_SENTENCE
+    text = f"# {words}more\n\n| {words}more |\n\n    {words}more\n\nShort. {words}more. It ends.\n- {words}\n"
+    assert [len(each.split()) for each in sentences(text)] == [1, LONG_SENTENCE + 1, 2, LONG_SENTENCE]
+
+
+def test_the_readme_is_short() -> None:
+    assert README.count("\n") <= 130
