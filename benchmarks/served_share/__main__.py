@@ -39,6 +39,7 @@ from benchmarks.common import report
 from benchmarks.common.models import kv_bytes_per_token, tiny_llama
 from benchmarks.common.paced_worker import PACE, write_pace
 from benchmarks.common.process import ServerProcess
+from benchmarks.common.prompts import draw_tokens
 from offload.testing.paced import Pace
 
 __all__ = ["main"]
@@ -124,7 +125,7 @@ class Asker:
         return self._http.first_token(body)
 
     def _prompt(self, length: int) -> list[int]:
-        return [self._rng.randrange(4, _VOCABULARY) for _ in range(length)]
+        return draw_tokens(self._rng, length, _VOCABULARY, first=4)  # after those with a meaning
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

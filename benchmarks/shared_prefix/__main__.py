@@ -33,6 +33,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from benchmarks.common import report
+from benchmarks.common.prompts import draw_tokens
 from offload.testing.virtual import VirtualEngine, VirtualSettings
 from offload.testing.virtual.copier import CopySchedule
 from offload.testing.virtual.engine import VOCABULARY
@@ -158,7 +159,7 @@ def _positive(text: str) -> int:
 
 def _scenarios(sizes: _Sizes, rng: random.Random) -> list[_Scenario]:
     def blocks(count: int) -> list[int]:
-        return [rng.randrange(VOCABULARY) for _ in range(count * _BLOCK)]
+        return draw_tokens(rng, count * _BLOCK, VOCABULARY)
 
     def asked(chains: list[list[int]]) -> list[list[int]]:
         return [chain + blocks(1)[:_TAIL] for chain in chains]

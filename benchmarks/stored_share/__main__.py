@@ -37,6 +37,7 @@ from tqdm import tqdm
 from vllm.v1.request import Request
 
 from benchmarks.common import report
+from benchmarks.common.prompts import draw_tokens
 from offload.testing.virtual import VirtualEngine, VirtualSettings
 from offload.testing.virtual.copier import CopySchedule
 from offload.testing.virtual.engine import VOCABULARY
@@ -167,9 +168,7 @@ def run(scene: Scene, connector: str, step_seconds: float) -> Outcome:
     )
     engine = VirtualEngine(settings, rng)
     engine.audit = SchedulerAudit(engine)  # the tests' business is to look at every byte
-    prompts = [
-        [rng.randrange(VOCABULARY) for _ in range(scene.prompt_tokens)] for _ in range(scene.num_requests)
-    ]
+    prompts = [draw_tokens(rng, scene.prompt_tokens, VOCABULARY) for _ in range(scene.num_requests)]
     unstored = _count_unstored(engine)
     try:
         requests, first = _drive(engine, scene, prompts)
