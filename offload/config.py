@@ -5,17 +5,24 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from evictor import available_policies
 from offload.errors import ConfigError
-from offload.worker.pool.host_limits import host_memory_bytes
-from offload.worker.seals import Verify
 
 GIB = 1 << 30
 DEFAULT_POLICY = "hazard"
 AUTO = "auto"
+
+
+class Verify(StrEnum):
+    """Which of the blocks that a load brings up are checked against the checksum of their slot."""
+
+    ALWAYS = "always"
+    SAMPLED = "sampled"
+    NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,20 +112,6 @@ class OffloadConfig:
                 'kv_connector_extra_config lacks "cpu_gib", the pool size in GiB; add, say, "cpu_gib": 8'
             )
         return cls(**settings)
-
-
-def check_host_memory(config: OffloadConfig, available: int | None = None) -> None:
-    """Refuse a pool larger than the machine's memory.
-
-    Raises:
-        ConfigError: ``config.cpu_gib`` exceeds ``available`` bytes (default: what this machine has).
-    """
-    available = host_memory_bytes() if available is None else available
-    if config.cpu_gib > available / GIB:
-        raise ConfigError(
-            f"cpu_gib is {config.cpu_gib} but this machine has {available / GIB:.1f} GiB of memory; "
-            f"lower cpu_gib to at most what the engine leaves free"
-        )
 
 
 def check_record_trace(config: OffloadConfig) -> None:

@@ -3,14 +3,31 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorHandshakeMetadata,
-    KVConnectorMetadata,
-    KVConnectorWorkerMetadata,
-)
+import numpy as np
+import numpy.typing as npt
 
-from offload.vllm.fingerprint import Fingerprint
-from offload.worker.layout import Ids
+Ids = npt.NDArray[np.int64]
+"""Ids of GPU blocks, or of slots."""
+
+
+class Fingerprint(NamedTuple):
+    """Equal on every rank of an engine, however its layers are spread over them.
+
+    Attributes:
+        kv_offload: version of this package.
+        vllm: version of vLLM.
+        world_size: ranks of the engine.
+        block_size: tokens per block.
+        dtype: element types of the KV cache, and of the model where that says "auto".
+        layout: order of the cache's dimensions.
+    """
+
+    kv_offload: str
+    vllm: str
+    world_size: int
+    block_size: int
+    dtype: str
+    layout: str
 
 
 class StoreOrder(NamedTuple):
@@ -40,7 +57,7 @@ class LoadOrder(NamedTuple):
 
 
 @dataclass(slots=True)
-class StepPlan(KVConnectorMetadata):
+class StepPlan:
     """Scheduler to workers, once a step, the same for every rank."""
 
     fingerprint: Fingerprint
@@ -73,7 +90,7 @@ class JobReport(NamedTuple):
 
 
 @dataclass(slots=True)
-class WorkerReport(KVConnectorWorkerMetadata):
+class WorkerReport:
     """Workers to scheduler: what has become of jobs since the last report."""
 
     jobs: dict[int, JobReport] = field(default_factory=dict)
@@ -83,9 +100,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
         mine = self.jobs.get(job_id)
         self.jobs[job_id] = report if mine is None else mine.merged(report)
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
-        """Merge another rank's report into a new one."""
-        assert isinstance(other, WorkerReport)
+    def merged(self, other: "WorkerReport") -> "WorkerReport":
+        """Both ranks' reports as one, a new one."""
         merged = WorkerReport(dict(self.jobs))
         for job_id, report in other.jobs.items():
             merged.add(job_id, report)
@@ -93,7 +109,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
 
 @dataclass(slots=True)
-class WorkerFacts(KVConnectorHandshakeMetadata):
+class WorkerFacts:
     """Workers to scheduler, once at start: what this rank's part of the pool is like."""
 
     num_slots: int

@@ -129,20 +129,14 @@ EXCEPT = {
     "offload.vllm.certification.run": {"offload.testing"},  # the command runs the testing kit
     # until the engine is behind a port
     "offload.scheduler.side": {"offload.vllm"},
-    "offload.scheduler.stores": {"offload.worker"},
-    "offload.scheduler.restores": {"offload.worker"},
-    "offload.scheduler.jobs": {"offload.worker"},
-    "offload.worker.side": {"offload.vllm"},
 }
 
 VLLM_NOT_YET_BEHIND_THE_PORT = {
-    "offload.messages",
     "offload.scheduler.adapters",
     "offload.scheduler.holds",
     "offload.scheduler.restores",
     "offload.scheduler.side",
     "offload.scheduler.stores",
-    "offload.worker.side",
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.testing.paced import Link, LinkCopier, Pace, RealClock
-from offload.worker import side as worker_side
+from offload.vllm.connector import CpuOffloadConnector
 from offload.worker.copiers import Copier
 
 __all__ = ["PACE", "PacedWorker", "write_pace"]
@@ -32,12 +32,12 @@ def _read_pace(file: Path) -> Pace:
 
 
 def _use_pace_of(file: Path) -> None:
-    make = worker_side._copier_for
+    seams = CpuOffloadConnector.seams
 
     def make_paced(*arguments: Any) -> Copier:
-        return LinkCopier(Link(RealClock(), lambda: _read_pace(file)), make(*arguments))
+        return LinkCopier(Link(RealClock(), lambda: _read_pace(file)), seams.make_copier(*arguments))
 
-    worker_side._copier_for = make_paced
+    CpuOffloadConnector.seams = seams._replace(make_copier=make_paced)
 
 
 if name := os.environ.get(PACE):

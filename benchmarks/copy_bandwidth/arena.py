@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.copy_bandwidth.devices import Device
 from benchmarks.copy_bandwidth.shapes import Shape, layer_by_layer
-from offload.worker.layout import Ids
+from offload.messages import Ids
 from offload.worker.pool.memory import HostMemory
 
 __all__ = ["Arena", "arenas", "host_tensor"]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from offload.messages import Ids
 from offload.worker.copiers import Direction
-from offload.worker.layout import Ids
 
 __all__ = ["DIRECTIONS", "Moves", "Pairs", "Pattern", "draw"]
 

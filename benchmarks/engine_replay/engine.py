@@ -29,6 +29,7 @@ from benchmarks.engine_replay.stopwatch import Stopwatch
 from offload.config import AUTO, DEFAULT_POLICY, GIB
 from offload.testing.inline import InlineExecutor
 from offload.testing.paced import Link, LinkCopier, Pace, VirtualClock
+from offload.testing.seams import seams
 from offload.testing.virtual.native import use_copier
 from offload.testing.virtual.rank import end_step
 from offload.testing.virtual.settings import (
@@ -134,9 +135,14 @@ class ReplayEngine:
         self._copier: Any = LinkCopier(self._link, scale=scale)
         self._worker: Any = None
         if settings.connector != "none":
-            self._worker = KVConnectorFactory.create_connector(
-                config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
-            )
+            with seams(
+                make_copier=lambda *_: self._copier,
+                make_executor=InlineExecutor,
+                clock=lambda: self.clock.now,
+            ):
+                self._worker = KVConnectorFactory.create_connector(
+                    config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
+                )
             self._prepare_worker(kv_cache_config)
         self.scheduler = Scheduler(
             vllm_config=vllm_config,
@@ -214,11 +220,7 @@ class ReplayEngine:
         if self.settings.connector == "simple":
             handler = VirtualSimpleWorker(worker.worker_handler, self._link, self.settings.time.block_bytes)
             worker.worker_handler = self._copier = handler
-        elif self.settings.connector == "offload":
-            worker._worker._make_copier = lambda *_: self._copier
-            worker._worker._make_executor = InlineExecutor
-            worker._worker._clock = lambda: self.clock.now
-        else:
+        elif self.settings.connector != "offload":
             use_copier(worker, self._copier)
         (tensor,) = kv_cache_config.kv_cache_tensors
         backing = torch.zeros(tensor.size, dtype=torch.uint8)

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.common.models import LLAMA_8B
 from benchmarks.long_document_qa.settings import SHAPES, Model, Settings, Workload
-from offload.config import host_memory_bytes
+from offload.worker.pool.host_limits import host_memory_bytes
 
 __all__ = [
     "ENGINE_NAMES",

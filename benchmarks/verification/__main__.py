@@ -46,11 +46,13 @@ from tqdm import tqdm
 
 from benchmarks.common import report
 from benchmarks.copy_bandwidth.shapes import Shape, layer_by_layer
+from offload.config import Verify
+from offload.messages import Ids
 from offload.scheduler import amounts
 from offload.worker.copiers import Copier, CopyEnd, CpuCopier, Direction
-from offload.worker.layout import BlockLayout, CopyBatch, Ids, Region
+from offload.worker.layout import BlockLayout, CopyBatch, Region
 from offload.worker.pool.memory import HostMemory
-from offload.worker.seals import Seals, Verify
+from offload.worker.seals import Seals
 from offload.worker.transfer import TransferEngine
 
 __all__ = ["main"]

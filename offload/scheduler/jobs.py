@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from allocator import Pin, StorePlan
-from offload.worker.layout import Ids
+from offload.messages import Ids
 
 
 @dataclass(slots=True, eq=False)

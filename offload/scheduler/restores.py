@@ -7,7 +7,7 @@ import numpy as np
 from vllm.v1.request import RequestStatus
 
 from allocator import CpuOffloadingBlockAllocator
-from offload.messages import LoadOrder, LoadPart
+from offload.messages import Ids, LoadOrder, LoadPart
 from offload.observe.metrics import Metrics
 from offload.scheduler import amounts
 from offload.scheduler.breaker import CircuitBreaker
@@ -15,7 +15,6 @@ from offload.scheduler.carryover import Carryover
 from offload.scheduler.jobs import JobLedger, LoadJob, Progress, Restore
 from offload.scheduler.restore_index import RestoreIndex
 from offload.scheduler.stores import block_ids_of
-from offload.worker.layout import Ids
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager

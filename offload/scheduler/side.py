@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from allocator import CpuOffloadingBlockAllocator
 from evictor import HintedPolicy, make_policy
 from offload.config import OffloadConfig
-from offload.messages import StepPlan, WorkerReport
+from offload.messages import Fingerprint, StepPlan, WorkerReport
 from offload.observe.metrics import Metrics
 from offload.observe.recorder import TraceRecorder
 from offload.scheduler import amounts
@@ -26,7 +26,6 @@ from offload.scheduler.hints import RequestHints
 from offload.scheduler.jobs import JobLedger, LoadJob, Progress
 from offload.scheduler.restores import Restores
 from offload.scheduler.stores import Stores
-from offload.vllm.fingerprint import Fingerprint
 from offload.vllm.request_hints import hints_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from vllm.v1.request import RequestStatus
 
 from allocator import CpuOffloadingBlockAllocator, StorePlan
 from evictor import KeepHints
-from offload.messages import StoreOrder
+from offload.messages import Ids, StoreOrder
 from offload.observe.metrics import Metrics
 from offload.scheduler import amounts
 from offload.scheduler.adapters import Adapters
@@ -18,7 +18,6 @@ from offload.scheduler.backlog import Backlog, Pending
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.holds import Room
 from offload.scheduler.jobs import JobLedger, Progress, StoreJob
-from offload.worker.layout import Ids
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager

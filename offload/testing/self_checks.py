@@ -28,14 +28,14 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from offload.errors import UnsupportedError
-from offload.messages import JobReport, LoadOrder, LoadPart, StepPlan, StoreOrder
+from offload.messages import Fingerprint, Ids, JobReport, LoadOrder, LoadPart, StepPlan, StoreOrder
 from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config, make_vllm_config
 from offload.vllm.copy_paths import COPY_ENGINE, KERNEL, possible_paths
-from offload.vllm.fingerprint import Fingerprint, check_fingerprint, take_fingerprint
-from offload.vllm.regions import block_bytes
+from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
+from offload.vllm.regions import VllmCache
 from offload.worker.copiers import Copier, CpuCopier, CudaCopier
-from offload.worker.layout import BlockLayout, Ids
-from offload.worker.side import WorkerSide
+from offload.worker.layout import BlockLayout
+from offload.worker.side import Seams, WorkerSide
 
 try:
     from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
@@ -138,8 +138,9 @@ def _check_place(
     where = f"layout {layout.name}, {type(spec).__name__}, copies by {path}"
     config = _plan(vllm_config, spec, layout)
     cache = _Cache(config, spec, layout, device)
-    worker = WorkerSide(config, _NUM_SLOTS * block_bytes(config), take_fingerprint(vllm_config, config))
-    worker._make_copier = partial(_copier, path)
+    ours = VllmCache(config)
+    seams = Seams(partial(_copier, path))
+    worker = WorkerSide(ours, _NUM_SLOTS * ours.block_bytes, take_fingerprint(vllm_config, config), seams)
     try:
         worker.register(cache.views)
         source, target = (rng.permutation(_NUM_BLOCKS)[:_NUM_COPIED] for _ in range(2))

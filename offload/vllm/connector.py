@@ -4,7 +4,6 @@
                        "kv_connector_extra_config": {"cpu_gib": 8}}'
 """
 
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +29,17 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import KVConnectorOutput
 
 from offload.errors import UnsupportedError
-from offload.messages import StepPlan, WorkerFacts, WorkerReport
+from offload.messages import StepPlan, WorkerFacts
 from offload.scheduler.side import SchedulerSide
+from offload.vllm.copy_paths import make_copier
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.kv_events import KvEventStream
-from offload.vllm.regions import block_bytes
+from offload.vllm.regions import VllmCache, block_bytes
 from offload.vllm.stats import OffloadPromMetrics, OffloadStats
 from offload.vllm.support import check_cache_groups, check_engine
 from offload.vllm.versions import warn_if_certified
-from offload.worker.side import WorkerSide
+from offload.vllm.wire import FactsEnvelope, PlanEnvelope, ReportEnvelope
+from offload.worker.side import Seams, WorkerSide
 
 try:
     from vllm.v1.metrics.cache_hit_source import CacheHitSource
@@ -58,7 +59,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     """A CPU tier below vLLM's prefix cache. One object in the scheduler, one in each worker."""
 
     _cache_hit_source = _HIT_SOURCE
-    _clock = staticmethod(time.monotonic)
+    seams = Seams(make_copier)
+    """Of connectors that are made from now on; the testing kit has others."""
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
@@ -75,6 +77,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             )
         check_cache_groups(kv_cache_config)
         self._config = config
+        self._seams = self.seams
         self._num_ranks = vllm_config.parallel_config.world_size
         self._fingerprint = take_fingerprint(vllm_config, kv_cache_config)
         # A failed load is a cache miss. vLLM's default would fail the request.
@@ -86,7 +89,12 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self._samples_late = current_platform.is_cuda() and not vllm_config.use_v2_model_runner
             cpu_bytes = config.cpu_bytes // self._num_ranks
             self._worker = WorkerSide(
-                kv_cache_config, cpu_bytes, self._fingerprint, config.verify_loads, config.huge_pages
+                VllmCache(kv_cache_config),
+                cpu_bytes,
+                self._fingerprint,
+                self._seams,
+                config.verify_loads,
+                config.huge_pages,
             )
 
     # Both sides
@@ -138,7 +146,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         Raises:
             UnsupportedError: a worker sees the cache in another way than the scheduler.
         """
-        facts = {rank: fact for rank, fact in metadata.items() if isinstance(fact, WorkerFacts)}
+        facts = {rank: each.facts for rank, each in metadata.items() if isinstance(each, FactsEnvelope)}
         for (pipeline_rank, tensor_rank), fact in facts.items():
             who = f"the worker of pipeline rank {pipeline_rank}, tensor rank {tensor_rank}"
             check_fingerprint(self._fingerprint, fact.fingerprint, who)
@@ -162,13 +170,14 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         if self._scheduler is None:
-            return StepPlan(self._fingerprint)
-        return self._scheduler.build_plan(scheduler_output)
+            return PlanEnvelope(StepPlan(self._fingerprint))
+        return PlanEnvelope(self._scheduler.build_plan(scheduler_output))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         if self._scheduler is not None:
-            report = connector_output.kv_connector_worker_meta
-            assert report is None or isinstance(report, WorkerReport), f"{type(report)} is not our report"
+            envelope = connector_output.kv_connector_worker_meta
+            assert envelope is None or isinstance(envelope, ReportEnvelope), f"{type(envelope)} is not ours"
+            report = None if envelope is None else envelope.report
             self._scheduler.receive(report, connector_output.invalid_block_ids)
 
     def request_finished(
@@ -218,13 +227,13 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         Not inside a MultiConnector, which would hand it to siblings; there every plan is checked.
         """
         is_child = has_kv_transfer_group() and get_kv_transfer_group() is not self
-        return self._worker.facts if self._worker is not None and not is_child else None
+        return FactsEnvelope(self._worker.facts) if self._worker is not None and not is_child else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None:
-            assert isinstance(connector_metadata, StepPlan), f"{type(connector_metadata)} is not our plan"
-            self._worker.bind(connector_metadata)
+            assert isinstance(connector_metadata, PlanEnvelope), f"{type(connector_metadata)} is not ours"
+            self._worker.bind(connector_metadata.plan)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._worker is not None:
@@ -246,13 +255,17 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self._worker.start_stores()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        return self._worker.poll() if self._worker is not None else KVConnectorTransferResults()
+        if self._worker is None:
+            return KVConnectorTransferResults()
+        ended = self._worker.poll()
+        return KVConnectorTransferResults(finished_recving=ended.requests, failed_recving=ended.failed)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_unfilled() if self._worker is not None else set()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        return self._worker.take_report() if self._worker is not None else None
+        report = self._worker.take_report() if self._worker is not None else None
+        return None if report is None else ReportEnvelope(report)
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Everything is counted on the scheduler side; workers report none."""
@@ -280,5 +293,5 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             num_ranks=self._num_ranks,
             record_events=events is not None and events.enable_kv_cache_events,
             fingerprint=self._fingerprint,
-            clock=self._clock,
+            clock=self._seams.clock,
         )

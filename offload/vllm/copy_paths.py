@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from offload.errors import UnsupportedError
-from offload.worker.copiers.base import Direction
+from offload.messages import Ids
+from offload.worker.copiers import Copier, CpuCopier, CudaCopier, Direction
 from offload.worker.copiers.cuda import BatchedCopy
-from offload.worker.layout import BlockLayout, CopyBatch, Ids
+from offload.worker.layout import BlockLayout, CopyBatch
 
 logger = logging.getLogger(__name__)
 
@@ -173,3 +174,12 @@ def _can_use_host_pointers(device: torch.device) -> bool:
     except (OSError, AttributeError):
         return False
     return error == 0 and value.value == 1
+
+
+def make_copier(device: torch.device, layout: BlockLayout, num_blocks: int, num_slots: int) -> Copier:
+    """What copies between that device and the pool: for a GPU, each direction by its faster path."""
+    if device.type == "cuda":
+        paths = pick_paths(device, layout, num_blocks, num_slots)
+        return CudaCopier(device, paths[Direction.STORE], paths[Direction.LOAD])
+    assert device.type == "cpu", f"the start should have refused {device}"
+    return CpuCopier()

@@ -1,33 +1,12 @@
 """What scheduler and workers must agree on, or every slot would be read as something else."""
 
-from typing import NamedTuple
-
 import vllm
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.errors import UnsupportedError
+from offload.messages import Fingerprint
 from offload.provenance import own_version
-
-
-class Fingerprint(NamedTuple):
-    """Equal on every rank of an engine, however its layers are spread over them.
-
-    Attributes:
-        kv_offload: version of this package.
-        vllm: version of vLLM.
-        world_size: ranks of the engine.
-        block_size: tokens per block.
-        dtype: element types of the KV cache, and of the model where that says "auto".
-        layout: order of the cache's dimensions.
-    """
-
-    kv_offload: str
-    vllm: str
-    world_size: int
-    block_size: int
-    dtype: str
-    layout: str
 
 
 def take_fingerprint(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Fingerprint:

@@ -9,6 +9,19 @@ from offload.errors import UnsupportedError
 from offload.worker.layout import Region
 
 
+class VllmCache:
+    """A rank's KV cache as its ``KVCacheConfig`` describes it: the worker's ``GpuCache``."""
+
+    def __init__(self, kv_cache_config: KVCacheConfig) -> None:
+        self.num_blocks: int = kv_cache_config.num_blocks
+        self.block_bytes = block_bytes(kv_cache_config)
+        self._config = kv_cache_config
+
+    def regions(self, kv_caches: Mapping[str, torch.Tensor]) -> list[Region]:
+        """Where they lie now. UnsupportedError if not as the configuration says."""
+        return block_regions(self._config, cache_address(kv_caches, self._config))
+
+
 def block_regions(kv_cache_config: KVCacheConfig, base_address: int = 0) -> list[Region]:
     """The pieces that one GPU block consists of, from the placement vLLM's cache tensors describe.
 

@@ -12,11 +12,11 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from offload.config import OffloadConfig, check_host_memory
+from offload.config import OffloadConfig
 from offload.errors import ConfigError, OffloadError, UnsupportedError
 from offload.vllm.plugin import CONNECTOR, PLUGIN, register
 from offload.vllm.support import check_connector, check_engine, check_machine, pool_bytes_here
-from offload.worker.pool.host_limits import check_room
+from offload.worker.pool.host_limits import check_host_memory, check_room
 
 try:
     from vllm.entrypoints.common.cli_args import make_arg_parser

@@ -13,12 +13,12 @@ from vllm.v1.kv_cache_interface import (
     UniformTypeKVCacheSpecs,
 )
 
-from offload.config import GIB, OffloadConfig, check_host_memory, check_record_trace
+from offload.config import GIB, OffloadConfig, check_record_trace
 from offload.errors import ConfigError, UnsupportedError
 from offload.observe.recorder import check_divides
 from offload.vllm.plugin import CONNECTOR
 from offload.vllm.versions import is_on_trial
-from offload.worker.pool.host_limits import host_memory_bytes
+from offload.worker.pool.host_limits import check_host_memory, host_memory_bytes
 from offload.worker.pool.pin_probe import check_pinning
 
 _MULTI_CONNECTOR = "MultiConnector"

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Ids = npt.NDArray[np.int64]
-"""Block ids or slots, one per block, in chain order."""
+from offload.messages import Ids
 
 
 class Region(NamedTuple):

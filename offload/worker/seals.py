@@ -2,13 +2,14 @@
 
 import ctypes
 import time
-from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from offload.worker.layout import BlockLayout, Ids
+from offload.config import Verify
+from offload.messages import Ids
+from offload.worker.layout import BlockLayout
 
 Checksums = npt.NDArray[np.uint64]
 
@@ -21,14 +22,6 @@ _HELD_BYTES = 64 << 10
 """xxhash 4 keeps the interpreter lock while it takes up to that many bytes (before, ``update`` did not)."""
 _YIELD_BYTES = 1 << 20
 """Give the lock up after so many bytes taken under it, 0.1 ms: who asks for it would wait 5 ms."""
-
-
-class Verify(StrEnum):
-    """Which of the blocks that a load brings up are checked against the checksum of their slot."""
-
-    ALWAYS = "always"
-    SAMPLED = "sampled"
-    NEVER = "never"
 
 
 class Seals:

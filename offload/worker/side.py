@@ -2,26 +2,32 @@
 
 import atexit
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import torch
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
-from vllm.v1.kv_cache_interface import KVCacheConfig
 
+from offload.config import Verify
 from offload.errors import ConfigError
-from offload.messages import JobReport, LoadOrder, StepPlan, StoreOrder, WorkerFacts, WorkerReport
-from offload.vllm.copy_paths import pick_paths
-from offload.vllm.fingerprint import Fingerprint
-from offload.vllm.regions import block_bytes, block_regions, cache_address
-from offload.worker.copiers import Copier, CpuCopier, CudaCopier, Direction
+from offload.messages import (
+    Fingerprint,
+    JobReport,
+    LoadOrder,
+    StepPlan,
+    StoreOrder,
+    WorkerFacts,
+    WorkerReport,
+)
+from offload.worker.copiers import Copier, Direction
 from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
-from offload.worker.layout import BlockLayout
+from offload.worker.layout import BlockLayout, Region
 from offload.worker.pool.memory import HostMemory
 from offload.worker.pool.numa import node_of_pci_device
-from offload.worker.seals import Seals, Verify
+from offload.worker.seals import Seals
 from offload.worker.transfer import CANCELLED, TransferEnd, TransferEngine, seal_thread
 
 logger = logging.getLogger(__name__)
@@ -33,6 +39,49 @@ _AWAY = "the engine sleeps, and its KV cache has no memory"
 
 _still_in_use: list[HostMemory | None] = []
 """Pools that a stuck copy may use until the process ends."""
+
+
+class GpuCache(Protocol):
+    """The engine's KV cache on this rank."""
+
+    num_blocks: int
+    block_bytes: int
+    """Of one block, all layers of this rank."""
+
+    def regions(self, kv_caches: Mapping[str, torch.Tensor]) -> list[Region]:
+        """The pieces that a block consists of, where they lie now; ``kv_caches`` by layer.
+
+        Raises:
+            UnsupportedError: the cache does not lie as its configuration says.
+        """
+
+
+class Seams(NamedTuple):
+    """What tests and benchmarks put in the place of the real thing.
+
+    Attributes:
+        make_copier: for a device, a layout, so many GPU blocks and so many slots.
+        make_executor: runs checksums.
+        clock: in seconds.
+        seals_of_blocks: whether checksums are taken from the GPU's blocks; None: where these are host memory.
+    """
+
+    make_copier: Callable[[torch.device, BlockLayout, int, int], Copier]
+    make_executor: Callable[[], Executor] = seal_thread
+    clock: Callable[[], float] = time.monotonic
+    seals_of_blocks: bool | None = None
+
+
+class Ended(NamedTuple):
+    """Requests whose restores have ended, each told once.
+
+    Attributes:
+        requests: their ids.
+        failed: of these, those of which nothing may be used.
+    """
+
+    requests: set[str]
+    failed: set[str]
 
 
 @dataclass(slots=True, eq=False)
@@ -56,31 +105,31 @@ class WorkerSide:
 
     def __init__(
         self,
-        kv_cache_config: KVCacheConfig,
+        cache: GpuCache,
         cpu_bytes: int,
         fingerprint: Fingerprint,
+        seams: Seams,
         verify: Verify = Verify.ALWAYS,
         huge_pages: bool = False,
     ) -> None:
         """Size the pool.
 
         Args:
-            kv_cache_config: this rank's.
+            cache: this rank's.
             cpu_bytes: this rank's share of the pool.
             fingerprint: this rank's; a plan of a scheduler with another one is not carried out.
+            seams: how to copy, among others.
             verify: which blocks are checked when they are loaded.
             huge_pages: whether to ask for huge pages for the pool.
 
         Raises:
             ConfigError: the share does not hold one block.
         """
-        self._kv_cache_config = kv_cache_config
+        self._cache = cache
         self._verify = verify
         self._huge_pages = huge_pages
-        self._make_copier: Callable[[torch.device, BlockLayout, int, int], Copier] = _copier_for
-        self._make_executor: Callable[[], Executor] = seal_thread
-        self._clock = time.monotonic
-        slot_bytes = block_bytes(kv_cache_config)
+        self._seams = seams
+        slot_bytes = cache.block_bytes
         self.facts = WorkerFacts(cpu_bytes // slot_bytes, slot_bytes, fingerprint)
         if not self.facts.num_slots:
             raise ConfigError(
@@ -99,7 +148,7 @@ class WorkerSide:
         self._report = WorkerReport()
         self._unfilled: set[int] = set()
         self._num_unlogged = 0
-        self._quiet_until = 0.0
+        self._quiet_until = -math.inf
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Map and pin the pool, next to the GPU if it can be, and learn where the GPU cache lies.
@@ -120,10 +169,11 @@ class WorkerSide:
         )
         self._kv_caches = kv_caches
         layout = self._layout(self._memory)
-        seals = Seals(layout, num_slots, self._verify, of_blocks=not on_gpu)
-        copier = self._make_copier(device, layout, self._kv_cache_config.num_blocks, num_slots)
+        of_blocks = not on_gpu if self._seams.seals_of_blocks is None else self._seams.seals_of_blocks
+        seals = Seals(layout, num_slots, self._verify, of_blocks=of_blocks)
+        copier = self._seams.make_copier(device, layout, self._cache.num_blocks, num_slots)
         self._engine = TransferEngine(
-            layout, copier, seals, clock=self._clock, make_executor=self._make_executor
+            layout, copier, seals, clock=self._seams.clock, make_executor=self._seams.make_executor
         )
         atexit.register(self.close)  # an engine in the caller's process may never be shut down
         logger.info(
@@ -209,16 +259,16 @@ class WorkerSide:
             else:
                 self._engine.refuse(order.job_id, Direction.STORE, order.block_ids, refusal)
 
-    def poll(self) -> KVConnectorTransferResults:
+    def poll(self) -> Ended:
         """Jobs that ended: restores by request for the engine, all jobs for the next report."""
-        results = KVConnectorTransferResults()
+        ended = Ended(set(), set())
         for end in self._engine.poll() if self._engine else ():
             self._report.add(end.job_id, JobReport(int(end.is_over), end.num_blocks, not end.is_over))
             if end.error is not None:
                 self._warn(end)
             if end.direction is Direction.LOAD:
-                self._end_part(end, results)
-        return results
+                self._end_part(end, ended)
+        return ended
 
     def take_unfilled(self) -> set[int]:
         """GPU blocks of the loads that the last ``poll`` reported which were not filled."""
@@ -249,9 +299,8 @@ class WorkerSide:
 
     def _layout(self, memory: HostMemory) -> BlockLayout:
         """Of the pool, and of the cache where it lies now."""
-        address = cache_address(self._kv_caches, self._kv_cache_config)
         return BlockLayout(
-            block_regions(self._kv_cache_config, address),
+            self._cache.regions(self._kv_caches),
             memory.address,
             slots_per_registration=memory.slots_per_registration,
         )
@@ -259,7 +308,7 @@ class WorkerSide:
     def _warn(self, end: TransferEnd) -> None:
         """Log a failed copy; while copies keep failing, one in so many seconds."""
         self._num_unlogged += 1
-        if end.error != CANCELLED and time.monotonic() >= self._quiet_until:
+        if end.error != CANCELLED and self._seams.clock() >= self._quiet_until:
             logger.warning(
                 "%s of %d blocks failed (%d since the last such line): %s",
                 end.direction.value,
@@ -268,9 +317,9 @@ class WorkerSide:
                 end.error,
             )
             self._num_unlogged = 0
-            self._quiet_until = time.monotonic() + _QUIET_SECONDS
+            self._quiet_until = self._seams.clock() + _QUIET_SECONDS
 
-    def _end_part(self, end: TransferEnd, results: KVConnectorTransferResults) -> None:
+    def _end_part(self, end: TransferEnd, ended: Ended) -> None:
         restore = self._restores.pop(end.job_id, None)
         if restore is None:  # given up before
             return
@@ -279,9 +328,9 @@ class WorkerSide:
         restore.unfilled.update(end.block_ids[end.num_blocks :].tolist())
         if restore.parts_left:
             return
-        results.finished_recving.add(restore.request_id)
+        ended.requests.add(restore.request_id)
         if restore.is_stuck:
-            results.failed_recving.add(restore.request_id)
+            ended.failed.add(restore.request_id)
         else:
             self._unfilled |= restore.unfilled
 
@@ -290,11 +339,3 @@ def _node_of(device: torch.device) -> int | None:
     """The NUMA node next to the device, if it has one that is known."""
     address = pci_address(device) if device.type == "cuda" else None
     return None if address is None else node_of_pci_device(address)
-
-
-def _copier_for(device: torch.device, layout: BlockLayout, num_blocks: int, num_slots: int) -> Copier:
-    if device.type == "cuda":
-        paths = pick_paths(device, layout, num_blocks, num_slots)
-        return CudaCopier(device, paths[Direction.STORE], paths[Direction.LOAD])
-    assert device.type == "cpu", f"the start should have refused {device}"
-    return CpuCopier()

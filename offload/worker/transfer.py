@@ -7,9 +7,11 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from offload.config import Verify
+from offload.messages import Ids
 from offload.worker.copiers.base import Copier, CopyEnd, Direction
-from offload.worker.layout import BlockLayout, CopyBatch, Ids
-from offload.worker.seals import Seals, Verify
+from offload.worker.layout import BlockLayout, CopyBatch
+from offload.worker.seals import Seals
 
 logger = logging.getLogger(__name__)
 

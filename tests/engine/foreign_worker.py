@@ -11,8 +11,8 @@ class ForeignWorker(WorkerProbe):
     """Its connector has another cache layout; the scheduler's has not."""
 
 
-def _foreign_side(kv_cache_config: Any, cpu_bytes: int, fingerprint: Any, *rest: Any) -> WorkerSide:
-    return WorkerSide(kv_cache_config, cpu_bytes, fingerprint._replace(layout="inside out"), *rest)
+def _foreign_side(cache: Any, cpu_bytes: int, fingerprint: Any, *rest: Any) -> WorkerSide:
+    return WorkerSide(cache, cpu_bytes, fingerprint._replace(layout="inside out"), *rest)
 
 
 connector.WorkerSide = _foreign_side

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+from offload.config import Verify
+from offload.messages import Ids
 from offload.testing.faulty import Fault, FaultyCopier
 from offload.worker.copiers import CopyEnd, Direction, cpu
-from offload.worker.layout import Ids
-from offload.worker.seals import Verify
 
 _CORRUPTED_BYTE = 4 * 32 * 32 + 3
 """In a slot, the byte of a float32 that holds its sign and most of its exponent."""

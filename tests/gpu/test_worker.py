@@ -7,10 +7,11 @@ import pytest
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from offload.messages import JobReport, LoadOrder, LoadPart, StepPlan, StoreOrder
-from offload.vllm.fingerprint import Fingerprint
-from offload.worker.seals import Verify
-from offload.worker.side import WorkerSide
+from offload.config import Verify
+from offload.messages import Fingerprint, JobReport, LoadOrder, LoadPart, StepPlan, StoreOrder
+from offload.vllm.copy_paths import make_copier
+from offload.vllm.regions import VllmCache
+from offload.worker.side import Seams, WorkerSide
 from tests.gpu.cache import ONE_PIECE, PER_HEAD, PER_LAYER, Bytes, cache_config, ids
 from tests.gpu.kernels import keep_writing, load_kernels
 from tests.offload.places import needs_gpu
@@ -30,7 +31,7 @@ def test_a_step_stores_what_it_computes_and_a_later_one_restores_it(
     config = cache_config(torch.bfloat16, 16, layout, NUM_BLOCKS)
     (tensor,) = config.kv_cache_tensors
     raw = torch.zeros(tensor.size, dtype=torch.uint8, device="cuda")
-    worker = WorkerSide(config, tensor.size, OURS, verify)
+    worker = WorkerSide(VllmCache(config), tensor.size, OURS, Seams(make_copier), verify)
     assert worker.facts.num_slots == NUM_BLOCKS
     worker.register(dict.fromkeys(tensor.layers, raw))
     try:
@@ -51,7 +52,7 @@ def test_a_step_stores_what_it_computes_and_a_later_one_restores_it(
         worker.start_loads()
         received: set[str] = set()
         while received != {"a"}:
-            received |= worker.poll().finished_recving
+            received |= worker.poll().requests
             os.sched_yield()
         assert worker.take_unfilled() == set()
         report = worker.take_report()

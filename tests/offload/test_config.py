@@ -10,8 +10,8 @@ import pytest
 
 from offload import ConfigError, OffloadConfig
 from offload import config as config_module
-from offload.config import GIB, check_host_memory, check_record_trace, unwritable
-from offload.worker.pool.host_limits import host_memory_bytes
+from offload.config import GIB, check_record_trace, unwritable
+from offload.worker.pool.host_limits import check_host_memory, host_memory_bytes
 
 POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
 

@@ -6,8 +6,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.messages import JobReport, LoadOrder, LoadPart, StepPlan, StoreOrder, WorkerFacts, WorkerReport
-from offload.vllm.fingerprint import Fingerprint
+from offload.messages import (
+    Fingerprint,
+    JobReport,
+    LoadOrder,
+    LoadPart,
+    StepPlan,
+    StoreOrder,
+    WorkerFacts,
+    WorkerReport,
+)
 from tests.strategies import thorough
 
 FINGERPRINT = Fingerprint("1", "0.32", 2, 16, "bfloat16", "BLHNC")
@@ -22,7 +30,7 @@ REPORTS = st.dictionaries(
 @given(REPORTS, REPORTS)
 @thorough(200)
 def test_order_of_reports_does_not_matter(one: WorkerReport, other: WorkerReport) -> None:
-    assert one.aggregate(other) == other.aggregate(one)
+    assert one.merged(other) == other.merged(one)
 
 
 @given(REPORTS, REPORTS, REPORTS)
@@ -30,8 +38,8 @@ def test_order_of_reports_does_not_matter(one: WorkerReport, other: WorkerReport
 def test_grouping_of_reports_does_not_matter(
     first: WorkerReport, second: WorkerReport, third: WorkerReport
 ) -> None:
-    left = first.aggregate(second).aggregate(third)
-    assert left == first.aggregate(second.aggregate(third))
+    left = first.merged(second).merged(third)
+    assert left == first.merged(second.merged(third))
 
 
 @given(st.lists(REPORTS, min_size=1, max_size=4))
@@ -39,7 +47,7 @@ def test_grouping_of_reports_does_not_matter(
 def test_a_job_has_all_its_ranks_and_the_least_any_copied(reports: list[WorkerReport]) -> None:
     merged = reports[0]
     for report in reports[1:]:
-        merged = merged.aggregate(report)
+        merged = merged.merged(report)
     said: dict[int, list[JobReport]] = {}
     for report in reports:
         for job_id, job in report.jobs.items():
@@ -58,7 +66,7 @@ def test_a_job_has_all_its_ranks_and_the_least_any_copied(reports: list[WorkerRe
 @thorough(100)
 def test_merging_changes_neither_report(one: WorkerReport, other: WorkerReport) -> None:
     before = WorkerReport(dict(one.jobs)), WorkerReport(dict(other.jobs))
-    merged = one.aggregate(other)
+    merged = one.merged(other)
     merged.jobs.clear()
     assert (one, other) == before
 

@@ -166,7 +166,7 @@ def one_good_rank_makes_a_job_good(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(JobLedger, "report", report)
     patch.setattr(
-        WorkerReport, "aggregate", lambda self, other: WorkerReport({**self.jobs, **_added(self, other)})
+        WorkerReport, "merged", lambda self, other: WorkerReport({**self.jobs, **_added(self, other)})
     )
 
 

@@ -21,6 +21,7 @@ from offload.testing.faulty import Fault
 from offload.testing.virtual import VirtualSettings
 from offload.testing.virtual.settings import make_kv_cache_config, make_vllm_config
 from offload.vllm.connector import CpuOffloadConnector
+from offload.vllm.wire import FactsEnvelope
 from offload.worker.copiers import Direction
 from tests.virtual.driver import (
     LOAD,
@@ -176,7 +177,8 @@ def test_trap_35_all_ranks_use_the_least_number_of_slots_any_of_them_has(engines
     facts = [rank.connector._worker.facts for rank in engine.ranks]
     smaller = replace(facts[1], num_slots=facts[1].num_slots - 7)
     connector = engine.scheduler.connector
-    connector.set_xfer_handshake_metadata_pp_aware({(0, 0): facts[0], (1, 0): smaller})
+    told = {(0, 0): FactsEnvelope(facts[0]), (1, 0): FactsEnvelope(smaller)}
+    connector.set_xfer_handshake_metadata_pp_aware(told)
     assert connector._scheduler.allocator.capacity == facts[0].num_slots - 7
 
 

@@ -4,6 +4,7 @@ Two of our connectors are its children, each with a pool of its own. One is the 
 no time; the other is the one that the engine checks.
 """
 
+import itertools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +16,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 from offload.testing.virtual import VirtualEngine, VirtualSettings
 from offload.testing.virtual.audit import Audit
 from offload.testing.virtual.copier import InlineCopier
+from offload.testing.virtual.rank import VirtualRank
 from offload.testing.virtual.settings import make_vllm_config
 from offload.vllm.connector import CpuOffloadConnector
 from offload.vllm.stats import OffloadStats
-from offload.worker import side as worker_side
+from offload.worker.copiers import Copier
 from tests.virtual.driver import LOADING, come_to_rest, depth_of, serve, step_until, tokens, warm, watch
 
 Pairs = Callable[..., tuple[VirtualEngine, CpuOffloadConnector]]
@@ -34,7 +36,12 @@ def pairs(engines: Callable[..., VirtualEngine], monkeypatch: pytest.MonkeyPatch
             monkeypatch.setattr(MultiConnector, side, of_ours, raising=False)
         see_plan = Audit.see_plan
         monkeypatch.setattr(Audit, "see_plan", lambda audit, plan: see_plan(audit, plan.metadata[ours]))
-        monkeypatch.setattr(worker_side, "_copier_for", lambda *_: InlineCopier())
+        order = itertools.cycle(range(2))
+
+        def make_copier(rank: VirtualRank, *_: Any) -> Copier:
+            return rank.copier if next(order) == ours else InlineCopier()
+
+        monkeypatch.setattr(VirtualRank, "make_copier", make_copier)
         monkeypatch.setattr("offload.testing.virtual.engine.make_vllm_config", with_two_children)
         engine = engines(**settings)
         assert isinstance(engine.scheduler.connector, MultiConnector)

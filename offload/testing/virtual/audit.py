@@ -8,12 +8,13 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from allocator.node import Node
-from offload.messages import JobReport, StepPlan, WorkerReport
+from offload.messages import JobReport
 from offload.scheduler.jobs import LoadJob, StoreJob
 from offload.testing.virtual.history import WrongBytesError
 from offload.testing.virtual.inputs import Inputs, generation_of
 from offload.testing.virtual.scheduler_audit import SchedulerAudit
 from offload.testing.virtual.tags import Words
+from offload.vllm.wire import PlanEnvelope, ReportEnvelope
 
 if TYPE_CHECKING:
     from offload.testing.virtual.engine import VirtualEngine
@@ -48,8 +49,9 @@ class Audit(SchedulerAudit):
         """Remember the request, whose prefix hashes name what slots should hold."""
         self._requests[request.request_id] = request
 
-    def see_plan(self, plan: StepPlan) -> None:
+    def see_plan(self, envelope: PlanEnvelope) -> None:
         """The scheduler side has spoken: nothing stored before a reset may be loaded after it."""
+        plan = envelope.plan
         history = self._engine.history
         for store in plan.stores:
             slots = store.slots.tolist()
@@ -72,9 +74,10 @@ class Audit(SchedulerAudit):
 
     def see_report(self, output: KVConnectorOutput | None, pool_epoch: int) -> None:
         """Workers have spoken, in a step planned at ``pool_epoch``: loads from before it are void."""
-        report = output.kv_connector_worker_meta if output is not None else None
-        if not isinstance(report, WorkerReport):
+        envelope = output.kv_connector_worker_meta if output is not None else None
+        if not isinstance(envelope, ReportEnvelope):
             return
+        report = envelope.report
         jobs = self._engine.side.ledger._jobs
         for job_id, ended in report.jobs.items():
             job = jobs.get(job_id)

@@ -23,6 +23,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from offload.scheduler.answers import AnswerReuse
 from offload.scheduler.side import SchedulerSide
+from offload.testing.seams import seams
 from offload.testing.virtual.audit import Audit
 from offload.testing.virtual.copier import SeededCopier
 from offload.testing.virtual.history import History
@@ -78,18 +79,18 @@ class VirtualEngine:
             for index, copier in enumerate(self.copiers)
         ]
         scheduler_class = AsyncScheduler if settings.overlapped else Scheduler
-        self.scheduler = scheduler_class(
-            vllm_config=vllm_config,
-            kv_cache_config=make_kv_cache_config(settings),
-            structured_output_manager=StructuredOutputManager(vllm_config),
-            block_size=settings.block_size,
-            hash_block_size=settings.block_size,
-            log_stats=settings.log_stats,
-        )
+        with seams(clock=self.clock):
+            self.scheduler = scheduler_class(
+                vllm_config=vllm_config,
+                kv_cache_config=make_kv_cache_config(settings),
+                structured_output_manager=StructuredOutputManager(vllm_config),
+                block_size=settings.block_size,
+                hash_block_size=settings.block_size,
+                log_stats=settings.log_stats,
+            )
         self.scheduler.use_v2_model_runner = settings.v2_runner
         if settings.connector == "offload":
             connector = self.scheduler.connector
-            connector._clock = self.clock
             connector.set_xfer_handshake_metadata_pp_aware(
                 {(0, index): rank.connector.get_handshake_metadata() for index, rank in enumerate(self.ranks)}
             )

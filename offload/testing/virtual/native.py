@@ -19,9 +19,10 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
+from offload.messages import Ids
 from offload.testing.virtual.copier import SeededCopier
 from offload.worker.copiers import Direction
-from offload.worker.layout import BlockLayout, Ids, Region
+from offload.worker.layout import BlockLayout, Region
 
 
 class VirtualNativeSpec(CPUOffloadingSpec):

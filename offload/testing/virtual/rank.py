@@ -12,10 +12,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 
 from offload.testing.inline import InlineExecutor
+from offload.testing.seams import seams
 from offload.testing.virtual.copier import SeededCopier
 from offload.testing.virtual.native import use_copier, worker_jobs
 from offload.testing.virtual.settings import CELL_BYTES, VirtualSettings, make_kv_cache_config
 from offload.testing.virtual.tags import Words, mix
+from offload.worker.copiers import Copier
 from offload.worker.side import WorkerSide
 
 _WORDS = CELL_BYTES // 8
@@ -39,18 +41,21 @@ class VirtualRank:
         self.side: WorkerSide | None = None
         """Our connector's; None with another one."""
         if settings.connector != "none":
-            self.connector = KVConnectorFactory.create_connector(
-                config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
-            )
+            with seams(
+                make_copier=self.make_copier,
+                make_executor=InlineExecutor,
+                clock=clock,
+                seals_of_blocks=settings.seals_of_blocks,
+            ):
+                self.connector = KVConnectorFactory.create_connector(
+                    config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
+                )
         if settings.connector == "native":
             use_copier(self.connector, copier)
         if settings.connector == "offload":
             self.side = self.connector._worker
             assert self.side is not None
             self.connector._samples_late = settings.samples_late
-            self.side._make_copier = lambda *_: copier
-            self.side._make_executor = InlineExecutor
-            self.side._clock = clock
         tensor = kv_cache_config.kv_cache_tensors[0]
         backing = torch.zeros(tensor.size, dtype=torch.uint8)
         shape = (settings.num_layers, settings.gpu_blocks, settings.block_size, _WORDS)
@@ -68,11 +73,13 @@ class VirtualRank:
                     for layer, name in enumerate(tensor.layers)
                 }
             )
-        if self.side is not None and self.side._engine is not None:
-            self.side._engine._seals.of_blocks = settings.seals_of_blocks
         self._masks = np.array(
             [[mix(mix(2, index), layer)] for layer in range(settings.num_layers)], dtype=np.uint64
         )
+
+    def make_copier(self, *_: Any) -> Copier:
+        """For a connector of this rank."""
+        return self.copier
 
     def expected(self, tags: Words, generation: int) -> Words:
         """``uint64[layers, tokens]``: what this rank's layers hold for these tags."""

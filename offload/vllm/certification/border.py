@@ -16,6 +16,7 @@ import vllm
 
 from offload.errors import UnsupportedError
 
+_OURS = Path(__file__).parents[2]
 _ALWAYS_THERE = "vllm.v1.core.sched.scheduler"
 
 REACHED = (
@@ -48,7 +49,7 @@ class _Name(NamedTuple):
 
 def border_modules() -> tuple[str, ...]:
     """Names of the modules, sorted; some may be missing in the vLLM at hand. Takes 0.2 s once per process."""
-    return _modules_of(Path(__file__).parents[2], Path(vllm.__path__[0]))
+    return _modules_of(_OURS, Path(vllm.__path__[0]))
 
 
 @lru_cache(maxsize=4)

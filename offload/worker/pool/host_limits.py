@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from offload.errors import HostMemoryError
+from offload.config import GIB, OffloadConfig
+from offload.errors import ConfigError, HostMemoryError
 from offload.worker.pool.numa import parse_list
 
 _RAISE_GROUP = (
@@ -19,7 +20,6 @@ _RAISE_MACHINE = "stop what else uses this machine's memory"
 _RAISE_NODES = "allow the process more NUMA nodes: docker run --cpuset-mems"
 
 
-_GIB = 1 << 30
 _NO_LIMIT = 1 << 62
 _AVAILABLE_ON_NODE = ("MemFree:", "Active(file):", "Inactive(file):", "SReclaimable:")
 
@@ -81,6 +81,20 @@ def host_memory_bytes(root: Path = Path("/")) -> int:
     return min(each.limit for each in limits)
 
 
+def check_host_memory(config: OffloadConfig, available: int | None = None) -> None:
+    """Refuse a pool larger than the machine's memory.
+
+    Raises:
+        ConfigError: ``config.cpu_gib`` exceeds ``available`` bytes (default: what this machine has).
+    """
+    available = host_memory_bytes() if available is None else available
+    if config.cpu_gib > available / GIB:
+        raise ConfigError(
+            f"cpu_gib is {config.cpu_gib} but this machine has {available / GIB:.1f} GiB of memory; "
+            f"lower cpu_gib to at most what the engine leaves free"
+        )
+
+
 def check_room(nbytes: int, root: Path = Path("/")) -> None:
     """Refuse ``nbytes`` more where they do not fit beside what is in use. Reads a few small files.
 
@@ -91,9 +105,9 @@ def check_room(nbytes: int, root: Path = Path("/")) -> None:
     tightest = min(memory_limits(root), key=lambda each: each.room, default=None)
     if tightest is not None and nbytes > tightest.room:
         raise HostMemoryError(
-            f"cannot take {_gib(-(-nbytes * 100 // _GIB))} GiB for the CPU pool: of the "
-            f"{_gib(tightest.limit * 100 // _GIB)} GiB that {tightest.source} allows, "
-            f"{_gib(tightest.room * 100 // _GIB)} are free; lower cpu_gib, or {tightest.remedy}"
+            f"cannot take {_gib(-(-nbytes * 100 // GIB))} GiB for the CPU pool: of the "
+            f"{_gib(tightest.limit * 100 // GIB)} GiB that {tightest.source} allows, "
+            f"{_gib(tightest.room * 100 // GIB)} are free; lower cpu_gib, or {tightest.remedy}"
         )
 
 

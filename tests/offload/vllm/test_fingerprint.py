@@ -3,9 +3,10 @@
 import pytest
 
 from offload import UnsupportedError
+from offload.messages import Fingerprint
 from offload.testing.virtual import VirtualEngine
 from offload.vllm.connector import CpuOffloadConnector
-from offload.vllm.fingerprint import Fingerprint, check_fingerprint
+from offload.vllm.fingerprint import check_fingerprint
 from tests.virtual.driver import depth_of, make_engine, serve, tokens
 
 OURS = Fingerprint("1.0", "0.32.0", 2, 16, "torch.bfloat16", "BLHNC")

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import xxhash
 
-from offload.worker.layout import BlockLayout, Ids, Region
-from offload.worker.seals import SAMPLE_EVERY, Checksums, Seals, Verify
+from offload.config import Verify
+from offload.messages import Ids
+from offload.worker.layout import BlockLayout, Region
+from offload.worker.seals import SAMPLE_EVERY, Checksums, Seals
 
 SLOT_BYTES = 24
 CACHE = np.random.default_rng(1).integers(0, 256, 1024, dtype=np.uint8)

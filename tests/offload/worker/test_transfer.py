@@ -11,12 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from offload.config import Verify
 from offload.testing.faulty import Fault, FaultyCopier
 from offload.testing.inline import InlineExecutor
 from offload.worker import transfer
 from offload.worker.copiers import CopyEnd, Direction
 from offload.worker.layout import BlockLayout, CopyBatch, Region
-from offload.worker.seals import SAMPLE_EVERY, Seals, Verify
+from offload.worker.seals import SAMPLE_EVERY, Seals
 from offload.worker.transfer import DEADLINE_SECONDS, HOLD_SECONDS, TransferEnd, TransferEngine
 from tests.offload.places import (
     ALL_PLACES,

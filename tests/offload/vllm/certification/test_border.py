@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import vllm
 
-import offload.vllm
+import offload
 from offload.errors import UnsupportedError
 from offload.testing.virtual import run_seed
 from offload.vllm.certification import border
@@ -27,7 +27,7 @@ NOT_EVERYWHERE = {
 
 
 def our_modules() -> list[ModuleType]:
-    found = pkgutil.walk_packages(offload.vllm.__path__, "offload.vllm.")
+    found = pkgutil.walk_packages(offload.__path__, "offload.")
     return [importlib.import_module(each.name) for each in found]
 
 
@@ -101,9 +101,9 @@ def test_a_new_import_is_listed(
     (tmp_path / "empty").mkdir()
     (tmp_path / "new" / "below").mkdir(parents=True)
     (tmp_path / "new" / "below" / "new.py").write_text(line + "\n")
-    monkeypatch.setattr(border, "__file__", str(tmp_path / "empty" / "border.py"))
+    monkeypatch.setattr(border, "_OURS", tmp_path / "empty")
     modules, digest = border_modules(), border_digest()
-    monkeypatch.setattr(border, "__file__", str(tmp_path / "new" / "border.py"))
+    monkeypatch.setattr(border, "_OURS", tmp_path / "new")
     assert module in set(border_modules()) - set(modules)
     assert border_digest() != digest
 

@@ -16,10 +16,10 @@ from offload.cli import main
 from offload.testing import virtual
 from offload.testing.self_checks import THREADS, check_copies
 from offload.testing.virtual import RunReport
+from offload.vllm import regions
 from offload.vllm.certification import run as certify
 from offload.vllm.certification.certificate import identity_here, read_certificate, write_certificate
 from offload.vllm.versions import is_on_trial
-from offload.worker import side as worker_side
 from offload.worker.layout import Region
 from tests.offload.vllm.overlay import certificate_of
 
@@ -108,12 +108,12 @@ class TestAFailure:
 
 def test_a_region_that_is_not_where_vllm_has_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of layouts sees an error of ours, too."""
-    right = worker_side.block_regions
+    right = regions.block_regions
 
     def wrong(config: KVCacheConfig, base_address: int = 0) -> list[Region]:
         return right(config, base_address + 16)
 
-    monkeypatch.setattr(worker_side, "block_regions", wrong)
+    monkeypatch.setattr(regions, "block_regions", wrong)
     with pytest.raises(AssertionError):
         check_copies(torch.device("cpu"), THREADS, 0)
 

@@ -1,0 +1,37 @@
+"""Our messages in vLLM's envelopes, in which they travel between its processes."""
+
+from dataclasses import dataclass
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from offload.messages import StepPlan, WorkerFacts, WorkerReport
+
+
+@dataclass(slots=True)
+class PlanEnvelope(KVConnectorMetadata):
+    """Scheduler to workers, once a step."""
+
+    plan: StepPlan
+
+
+@dataclass(slots=True)
+class ReportEnvelope(KVConnectorWorkerMetadata):
+    """Workers to scheduler, when there is something to report."""
+
+    report: WorkerReport
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "ReportEnvelope":
+        """Merge another rank's report into a new one."""
+        assert isinstance(other, ReportEnvelope), f"{type(other)} is not our report"
+        return ReportEnvelope(self.report.merged(other.report))
+
+
+@dataclass(slots=True)
+class FactsEnvelope(KVConnectorHandshakeMetadata):
+    """Workers to scheduler, once at start."""
+
+    facts: WorkerFacts
