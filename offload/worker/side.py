@@ -28,7 +28,7 @@ from offload.worker.layout import BlockLayout, Region
 from offload.worker.pool.memory import HostMemory
 from offload.worker.pool.numa import node_of_pci_device
 from offload.worker.seals import Seals
-from offload.worker.transfer import CANCELLED, TransferEnd, TransferEngine, seal_thread
+from offload.worker.transfer import CANCELLED, LANDED_AT_ONCE, TransferEnd, TransferEngine, seal_thread
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +64,14 @@ class Seams(NamedTuple):
         make_executor: runs checksums.
         clock: in seconds.
         seals_of_blocks: whether checksums are taken from the GPU's blocks; None: where these are host memory.
+        landed_at_once: loads that are told as done in a step, at most.
     """
 
     make_copier: Callable[[torch.device, BlockLayout, int, int], Copier]
     make_executor: Callable[[], Executor] = seal_thread
     clock: Callable[[], float] = time.monotonic
     seals_of_blocks: bool | None = None
+    landed_at_once: int = LANDED_AT_ONCE
 
 
 class Ended(NamedTuple):
@@ -173,7 +175,12 @@ class WorkerSide:
         seals = Seals(layout, num_slots, self._verify, of_blocks=of_blocks)
         copier = self._seams.make_copier(device, layout, self._cache.num_blocks, num_slots)
         self._engine = TransferEngine(
-            layout, copier, seals, clock=self._seams.clock, make_executor=self._seams.make_executor
+            layout,
+            copier,
+            seals,
+            clock=self._seams.clock,
+            make_executor=self._seams.make_executor,
+            landed_at_once=self._seams.landed_at_once,
         )
         atexit.register(self.close)  # an engine in the caller's process may never be shut down
         logger.info(

@@ -33,6 +33,9 @@ DEADLINE_SECONDS = 30.0
 CHECK_SECONDS = 0.001
 """What ``poll`` waits at most for checks of loads that have been copied. The next one is a step later."""
 
+LANDED_AT_ONCE = 64
+"""Loads that ``poll`` tells as done at most. What they leave to do, and admit, makes the next step longer."""
+
 
 class TransferEnd(NamedTuple):
     """A job has ended on this rank.
@@ -92,6 +95,9 @@ class TransferEngine:
     Requests wait for loads, and for stores only where these hold GPU blocks. So while loads are under way
     stores are held back, as long as they would take more than ``STORE_BYTES_PER_SECOND``, but none for more
     than ``HOLD_SECONDS``.
+
+    Hundreds of loads may land from one step to the next. The oldest of them are told, the rest a step later.
+    Bad news is told at once, for nobody may be offered a slot that is known to be bad.
     """
 
     def __init__(
@@ -102,6 +108,7 @@ class TransferEngine:
         *,
         clock: Callable[[], float] = time.monotonic,
         make_executor: Callable[[], Executor] = seal_thread,
+        landed_at_once: int = LANDED_AT_ONCE,
     ) -> None:
         """``clock`` in seconds; an executor runs what it is given in order."""
         self._layout = layout
@@ -117,10 +124,12 @@ class TransferEngine:
         self._checking: list[int] = []
         self._fence_errors: dict[Direction, str] = {}
         self._ended: list[TransferEnd] = []
+        self.landed_at_once = landed_at_once
+        self._landed: dict[int, TransferEnd] = {}  # loads that ended well, until they are told
 
     def __len__(self) -> int:
         """Jobs submitted and not yet reported to be over."""
-        return len(self._jobs) + sum(end.is_over for end in self._ended)
+        return len(self._jobs) + len(self._landed) + sum(end.is_over for end in self._ended)
 
     def fence(self, direction: Direction) -> None:
         """Jobs of that direction submitted from now on see all work the engine has enqueued so far."""
@@ -152,9 +161,12 @@ class TransferEngine:
             self._jobs[job_id].is_cancelled = True
             if job_id in self._held:
                 self._end(job_id, 0, CANCELLED)
+        elif job_id in self._landed:
+            end = self._landed.pop(job_id)
+            self._ended.append(end._replace(num_blocks=0, error=CANCELLED))
 
     def poll(self) -> list[TransferEnd]:
-        """Jobs that have ended, or were given up, since the last call."""
+        """Jobs that have ended, or were given up, since the last call; loads that landed bit by bit."""
         try:
             copies = self._copier.poll()
         except Exception as error:  # a broken device: who knows what it still does
@@ -170,7 +182,8 @@ class TransferEngine:
             self._end_if_checked(job_id)
         self._give_up_overdue()
         ended, self._ended = self._ended, []
-        return ended
+        oldest = sorted(self._landed)[: self.landed_at_once]
+        return ended + [self._landed.pop(job_id) for job_id in oldest]
 
     def rest(self, seconds: float) -> int:
         """Wait until no copy and no checksum is under way, so long at most; ``poll`` still reports the ends.
@@ -332,7 +345,11 @@ class TransferEngine:
             num_blocks, error = 0, CANCELLED
         elif job.is_given_up:
             num_blocks, error = 0, "the copy ended after it was given up"
-        self._ended.append(TransferEnd(job_id, job.direction, num_blocks, job.block_ids, error))
+        end = TransferEnd(job_id, job.direction, num_blocks, job.block_ids, error)
+        if job.direction is Direction.LOAD and error is None:
+            self._landed[job_id] = end
+        else:
+            self._ended.append(end)
 
     def _give_up_overdue(self) -> None:
         """A checksum that is late is no reason."""

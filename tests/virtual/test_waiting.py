@@ -22,6 +22,7 @@ from tests.virtual.driver import (
     step_until,
     tokens,
     warm,
+    watch,
 )
 
 SYSTEM = tokens(16)
@@ -139,6 +140,32 @@ class TestManyEndInOneStep:
         num_pins.append(len(engine.side.allocator._pins))
         steps = [before - after for before, after in pairwise(num_pins)]
         assert steps.count(1) == len(DOCUMENTS) and max(steps) == 1, f"{steps} pins ended in a step"
+
+    def test_so_many_of_them_are_told(self, engines: Callable[..., VirtualEngine]) -> None:
+        """And no more requests than these go on in the step after it."""
+        engine, requests = restoring(engines, step_landed=2, num_ranks=2)
+        num_jobs = sampled(engine, lambda: len(engine.jobs))
+        num_loading = sampled(engine, lambda: sum(request.status == LOADING for request in requests))
+        come_to_rest(engine)
+        steps = [before - after for before, after in pairwise(num_jobs)]
+        assert max(steps) == 2, f"{steps} loads ended in a step"
+        steps = [before - after for before, after in pairwise(num_loading)]
+        assert steps.count(2) == 2 and max(steps) == 2, f"{steps} requests went on in a step"
+
+    def test_what_was_not_told_before_a_reset_is_not_served(
+        self, engines: Callable[..., VirtualEngine]
+    ) -> None:
+        engine, requests = restoring(engines, step_landed=1)
+        release(engine)
+        step_until(engine, lambda: len(list(engine.side.restores)) < len(requests))
+        waiting = [restore.request for restore in engine.side.restores]
+        assert waiting, "all were told at once"
+        engine.reset()
+        computed = watch(engine)
+        step_until(engine, lambda: all(request.is_finished() for request in waiting))
+        num_restored = len(DOCUMENTS[0]) - len(SYSTEM)
+        assert all(computed[request.request_id] > num_restored for request in waiting)
+        come_to_rest(engine)
 
     def test_nobody_is_offered_kv_while_bad_slots_are_yet_to_be_dropped(
         self, engines: Callable[..., VirtualEngine]

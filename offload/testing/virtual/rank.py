@@ -19,6 +19,7 @@ from offload.testing.virtual.settings import CELL_BYTES, VirtualSettings, make_k
 from offload.testing.virtual.tags import Words, mix
 from offload.worker.copiers import Copier
 from offload.worker.side import WorkerSide
+from offload.worker.transfer import LANDED_AT_ONCE
 
 _WORDS = CELL_BYTES // 8
 
@@ -46,6 +47,7 @@ class VirtualRank:
                 make_executor=InlineExecutor,
                 clock=clock,
                 seals_of_blocks=settings.seals_of_blocks,
+                landed_at_once=settings.step_landed or LANDED_AT_ONCE,
             ):
                 self.connector = KVConnectorFactory.create_connector(
                     config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config

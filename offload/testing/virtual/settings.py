@@ -68,6 +68,7 @@ class VirtualSettings:
         answer_patience: answers in a row that may stay away before no more are stored, if that is learned;
             0: as many as usual.
         step_restores: blocks that are handed over in a step, and pins that end in it; 0: as many as usual.
+        step_landed: loads that a rank tells as done in a step; 0: as many as usual.
         step_seconds: time that the connector's clock advances with each step.
         rot_rate: how often, per step, a byte of a resident slot changes by itself.
         copies: when copies end, and which of them fail.
@@ -98,6 +99,7 @@ class VirtualSettings:
     answer_interval: int = 1
     answer_patience: int = 0
     step_restores: int = 0
+    step_landed: int = 0
     step_seconds: float = 1.0
     rot_rate: float = 0.0
     copies: CopySchedule = field(default_factory=CopySchedule)
@@ -171,7 +173,13 @@ def draw_settings(
         eviction_policy=rng.choice(available_policies()),
     )
     patience = 2 * settings.answer_run * (settings.answer_interval == 1)
-    return replace(settings, step_restores=int(settings.first_part == 1), answer_patience=patience)
+    comes_in_bursts = settings.copies.burst_every > 1 and settings.copies.longest_delay > 0
+    return replace(
+        settings,
+        step_restores=int(settings.first_part == 1),
+        step_landed=int(settings.first_part == 2 and comes_in_bursts),
+        answer_patience=patience,
+    )
 
 
 def make_vllm_config(settings: VirtualSettings, transfer: dict[str, Any] | None = None) -> VllmConfig:

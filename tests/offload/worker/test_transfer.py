@@ -335,6 +335,55 @@ def test_a_cancelled_job_ends_only_when_its_copies_have(bench: Bench) -> None:
     assert bench.num_sealed(1, STORE) == 0
 
 
+# Many loads land at once
+
+LOADS = [Job(Direction.LOAD, [index], [index], Fault.NONE, cancelled=False) for index in range(8)]
+
+
+@pytest.fixture
+def landed(bench: Bench) -> Bench:
+    """Eight loads have been copied, the youngest first, and two are told at a time."""
+    bench.engine.landed_at_once = 2
+    for job_id in reversed(range(len(LOADS))):
+        bench.submit(job_id, LOADS[job_id])
+    bench.copier.drain()
+    return bench
+
+
+def test_loads_that_land_together_are_told_a_few_at_a_time_the_oldest_first(landed: Bench) -> None:
+    told = []
+    while len(landed.engine):
+        told.append([(end.job_id, end.num_blocks, end.error) for end in landed.engine.poll()])
+    assert told == [[(at, 1, None), (at + 1, 1, None)] for at in (0, 2, 4, 6)]
+    landed.check_untouched(LOADS)
+
+
+def test_bad_news_does_not_wait_for_loads_that_landed(landed: Bench) -> None:
+    landed.engine.poll()
+    failing = replace(LOADS[0], block_ids=[8, 9], slots=[8, 9], fault=Fault.FAIL)
+    landed.submit(8, failing)
+    landed.submit(9, Job(Direction.STORE, [10], [10], Fault.NONE, cancelled=False))
+    ends = {end.job_id: end.error is None for end in landed.settle()}
+    assert ends == {8: False, 9: True, 2: True, 3: True}
+
+
+def test_a_load_that_landed_and_is_not_told_can_be_cancelled(landed: Bench) -> None:
+    landed.engine.poll()
+    landed.engine.cancel(7)
+    landed.engine.cancel(0)  # it was told
+    ends = {end.job_id: (end.num_blocks, end.error) for end in landed.engine.poll()}
+    assert ends == {7: (0, "cancelled"), 2: (1, None), 3: (1, None)}
+    assert len(landed.engine) == 3
+
+
+def test_an_engine_that_sleeps_tells_what_landed_when_it_wakes_up(landed: Bench) -> None:
+    assert landed.engine.rest(seconds=0) == 0
+    told = []
+    while len(landed.engine):
+        told += [end.job_id for end in landed.engine.poll()]
+    assert sorted(told) == list(range(8))
+
+
 # Stores are held back
 
 SHORT_STORE = Job(Direction.STORE, [5, 6], [5, 6], Fault.NONE, cancelled=False)
