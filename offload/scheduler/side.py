@@ -235,8 +235,9 @@ class SchedulerSide:
     # Private
 
     def _offer(self, request: "Request", num_local: int) -> int | None:
-        if not self._admitted.get(request.request_id, True):
-            return 0
+        num_full = len(request.block_hashes)
+        if num_local >= num_full * self.block_size or not self._admitted.get(request.request_id, True):
+            return 0  # the GPU has all of its full blocks, or it is not to be offered a load again
         hints = self._hints_of(request)
         if not (hints.may_load(self.block_size) and self.adapters.may_load(request)):
             return 0
