@@ -5,6 +5,7 @@ from typing import Any
 
 from allocator.conservation import check_pins, check_slots
 from allocator.errors import ChainError, StalePlanError
+from allocator.events import EventLog
 from allocator.giving_back import give_back
 from allocator.node import NO_PINS, Node, Pin, Place
 from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
@@ -57,13 +58,13 @@ class CpuOffloadingBlockAllocator:
         self._pool = SlotPool(capacity)
         self._tree = PrefixTree(columns)
         self._policy: EvictionPolicy[Node] = LruPolicy() if policy is None else policy
-        self._ranking = Ranking(self._tree, self._policy)
+        self._log = EventLog(record_events)
+        self._ranking = Ranking(self._tree, self._policy, self._log)
         self._uncached = UncachedBlocks()
         self._pins: set[Pin] = set()
         self._stores = StorePlans(self._tree, self._ranking, self._pool)
         self._slack = capacity // columns // _SLACK
         self._step_work = self._work_left = _STEP_WORK
-        self._events: list[Stored | Evicted] | None = [] if record_events else None
         self.num_evicted = 0
         """Positions evicted to make room, ever."""
 
@@ -234,9 +235,8 @@ class CpuOffloadingBlockAllocator:
             StalePlanError: the plan was ended before.
         """
         settled = self._stores.commit(plan)
-        if self._events is not None:
-            for each in settled or ():
-                self._record(Stored(each.hashes, each.parent_hash))
+        for each in settled or ():
+            self._log.record(Stored(each.hashes, each.parent_hash))
         return settled is not None
 
     def abort(self, plan: StorePlan) -> None:
@@ -271,8 +271,7 @@ class CpuOffloadingBlockAllocator:
         """The slot of that position holds wrong bytes: it and everything after it leave the pool.
 
         Nothing happens unless it is resident: what is filling has no bytes yet that could be wrong. O(log n),
-        and as much work on what it cuts off as ``tidy`` does, all calls of a step together. With events
-        recorded it is O(segments) that are cut off.
+        and as much work on what it cuts off as ``tidy`` does, all calls of a step together.
         """
         node = self._tree.node_at(chain, 0, position)
         if node is not None and node.start + node.resident > position:
@@ -307,11 +306,16 @@ class CpuOffloadingBlockAllocator:
         return had_dead
 
     def take_events(self) -> list[Stored | Evicted]:
-        """Events since the last call, oldest first."""
-        if not self._events:
-            return []
-        events, self._events = self._events, []
-        return events
+        """Events since the last call, oldest first.
+
+        What a cut takes away is listed as its slots are given back, and what came after it comes after that.
+        """
+        return self._log.take()
+
+    @property
+    def is_listing(self) -> bool:
+        """Whether there are events to come once ``tidy`` has gone on."""
+        return self._log.is_listing
 
     def check_invariants(self) -> None:
         """Tree, pool, policy, pins and plans agree. O(pool); for tests."""
@@ -321,6 +325,7 @@ class CpuOffloadingBlockAllocator:
         self._policy.check_invariants([*self._tree.nodes(), *self._tree.dead_nodes()])
         check_pins(self._pins, self._tree, self._pool)
         self._pool.check_invariants()
+        self._log.check_invariants(self._tree.num_cuts)
         check_slots(self._tree, self._pool, self._stores.plans)
         candidate = self._policy.choose()
         assert candidate is None or candidate.is_evictable, f"policy offers {candidate!r}"
@@ -358,15 +363,11 @@ class CpuOffloadingBlockAllocator:
                 return
             self.num_evicted += len(removed.slots)
             self._pool.move(flat(removed.slots), SlotState.RESIDENT, SlotState.FREE)
-            if self._events is not None:
-                self._record(Evicted(removed.hashes))
+            self._log.record(Evicted(removed.hashes))
 
     def _cut(self, place: Place) -> None:
         """Everything after ``place`` is unknown from now on, and goes as soon as there is time for that."""
-        top = self._ranking.cut(place)
-        if self._events is not None:
-            for node in self._tree.below(top):
-                self._record(Evicted(node.resident_hashes))
+        self._ranking.cut(place)
         self._stores.note_cut()
         self._work_left = self._take_away(self._work_left)
 
@@ -375,10 +376,6 @@ class CpuOffloadingBlockAllocator:
         removed, work = self._ranking.take_away(work, growing)
         give_back(self._pool, removed)
         return work
-
-    def _record(self, event: Stored | Evicted) -> None:
-        if self._events is not None and event.hashes:
-            self._events.append(event)
 
 
 def _check_full(num_full: int, chain: Sequence[bytes]) -> None:

@@ -82,13 +82,6 @@ class Node:
         return unpacked(self._data, self._size)
 
     @property
-    def resident_hashes(self) -> "Hashes":
-        """Those of its resident positions as they are now. Made when they are asked for."""
-        size = self.resident
-        width = len(self._data) // max(self._size, 1)
-        return Hashes(bytes(self._data[: size * width]), size)
-
-    @property
     def data(self) -> bytes | bytearray:
         """Prefix hashes one after the other."""
         return self._data
@@ -210,6 +203,12 @@ class Removed(NamedTuple):
     def hashes(self) -> "Hashes":
         """Their prefix hashes."""
         return Hashes(self.data, len(self.slots))
+
+    @property
+    def resident_hashes(self) -> "Hashes":
+        """Those of the resident ones."""
+        width = len(self.data) // max(len(self.slots), 1)
+        return Hashes(self.data[: self.resident * width], self.resident)
 
 
 class Hashes(Sequence[bytes]):

@@ -37,6 +37,11 @@ class NodeTable:
         """Whether anything that was cut off is yet to be removed."""
         return bool(self._dead)
 
+    @property
+    def num_dead(self) -> int:
+        """Topmost nodes of what was cut off."""
+        return len(self._dead)
+
     def get(self, node_id: int) -> Node | None:
         """The node with that id; None for ``NOBODY``."""
         return self._nodes[node_id]
@@ -138,7 +143,10 @@ class NodeTable:
         return True
 
     def next_dead(self) -> Node | None:
-        """A childless dead node, until there are none. O(1) amortized over the nodes removed."""
+        """A childless dead node, until there are none: of what was cut off first, all of that first.
+
+        O(1) amortized over the nodes removed.
+        """
         while self._dead:
             node = self._at if self._at is not None else next(iter(self._dead.values()))
             while node.child != NOBODY:

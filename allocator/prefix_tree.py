@@ -43,6 +43,11 @@ class PrefixTree:
         """Whether anything that was cut off is yet to be taken away."""
         return self._table.has_dead
 
+    @property
+    def num_cuts(self) -> int:
+        """Cuts that are yet to be taken away. That is done in their order, one after the other."""
+        return self._table.num_dead
+
     def find(self, chain: Sequence[bytes], stop: int) -> Place:
         """The longest known part of the first ``stop`` positions of ``chain``, resident or filling. O(log n).
 
@@ -89,12 +94,6 @@ class PrefixTree:
     def nodes(self) -> Iterator[Node]:
         """Every node but the root that is not dead, parents before children."""
         return self._table.below(self.root)
-
-    def below(self, node: Node) -> Iterator[Node]:
-        """``node``, unless it is a root, and all below it but what is dead, parents before children."""
-        if node.parent is not None:
-            yield node
-        yield from self._table.below(node)
 
     def dead_nodes(self) -> Iterator[Node]:
         """Every node that was cut off and is yet to be taken away."""

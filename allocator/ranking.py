@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from allocator.events import EventLog
 from allocator.node import Node, Place, Removed
 from allocator.prefix_tree import PrefixTree
 from allocator.slot_pool import Slots
@@ -15,12 +16,16 @@ _MAX_JOINED = 512
 
 
 class Ranking:
-    """Changes the tree and tells the policy: whatever splits, grows or goes does so through here."""
+    """Changes the tree and tells the policy: whatever splits, grows or goes does so through here.
 
-    def __init__(self, tree: PrefixTree, policy: EvictionPolicy[Node]) -> None:
+    What is cut off goes into the log of events as it is taken away.
+    """
+
+    def __init__(self, tree: PrefixTree, policy: EvictionPolicy[Node], log: EventLog) -> None:
         """``policy`` heeds hints if it is a ``HintedPolicy``."""
         self._tree = tree
         self._policy = policy
+        self._log = log
         self._hinted = policy if isinstance(policy, HintedPolicy) else None
         self._max_joined = _MAX_JOINED
         self._to_join: Node | None = None  # where a path ends that one call could not join whole
@@ -95,8 +100,8 @@ class Ranking:
                 self.refresh(parent)
         return removed
 
-    def cut(self, place: Place) -> Node:
-        """Nobody finds what comes after ``place`` from now on; ``take_away`` removes it. Returns its top.
+    def cut(self, place: Place) -> None:
+        """Nobody finds what comes after ``place`` from now on; ``take_away`` removes it.
 
         ``place`` is within its node, or right before it. O(log n).
         """
@@ -105,7 +110,7 @@ class Ranking:
             head = self.node_ending_at(place)
             [node] = (child for child in self._tree.children(head) if not child.is_dead)
         self._tree.kill(node)
-        return node
+        self._log.begin_cut()
 
     def take_away(self, work: int, growing: Node | None = None) -> tuple[list[Removed], int]:
         """Remove what was cut off from the tree, as far as ``work`` goes.
@@ -118,8 +123,10 @@ class Ranking:
         while work > 0 and (node := self._tree.next_dead()) is not None:
             parent = node.parent
             assert parent is not None
+            num_cuts = self._tree.num_cuts
             part = self._tree.trim(node, work)
             removed.append(part)
+            self._log.take_away(part, num_cuts)
             work -= len(part.slots) + _NODE_WORK * (1 + len(part.pins))
             self._policy.dropped(node, len(part.slots))
             if not len(node):
@@ -128,6 +135,7 @@ class Ranking:
                 self._policy.forget(node)
                 if parent.is_evictable and parent is not growing:
                     self._policy.enter(parent)
+        self._log.end_cuts(self._tree.num_cuts)
         return removed, work
 
     def join_more(self) -> None:

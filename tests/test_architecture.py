@@ -17,6 +17,7 @@ PACKAGES = ("evictor", "allocator", "offload")
 STATEFUL = {
     "allocator.block_allocator.CpuOffloadingBlockAllocator",
     "allocator.in_flight.PlansInFlight",
+    "allocator.events.EventLog",
     "allocator.index.PositionIndex",
     "allocator.node_table.NodeTable",
     "allocator.prefix_tree.PrefixTree",

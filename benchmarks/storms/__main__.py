@@ -102,9 +102,15 @@ def _row(
 ) -> dict[str, Any]:
     gc.collect()
     gc.freeze()
-    steps = [_seconds(lambda: (storm(), carryover.tidy(), allocator.tidy()))]
+
+    def step() -> None:
+        carryover.tidy()
+        allocator.tidy()
+        allocator.take_events()
+
+    steps = [_seconds(lambda: (storm(), step()))]
     while len(carryover) or allocator._tree.has_dead:
-        steps.append(_seconds(lambda: (carryover.tidy(), allocator.tidy())))
+        steps.append(_seconds(step))
     gc.unfreeze()
     return {
         "storm": name,

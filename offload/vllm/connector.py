@@ -195,7 +195,10 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def has_pending_push_work(self) -> bool:
         """Completions and events travel on steps: the engine must step while there are any to come."""
-        return self._scheduler is not None and (self._scheduler.has_pending_work or self._events.is_behind)
+        side = self._scheduler
+        return side is not None and (
+            side.has_pending_work or self._events.is_behind or side.allocator.is_listing
+        )
 
     def reset_cache(self) -> bool | None:
         if self._scheduler is not None:

@@ -188,6 +188,11 @@ def plan_in_two_states(allocator: CpuOffloadingBlockAllocator) -> None:
     plans._orphans.update(plans._copying)
 
 
+@seen_as("1 cuts are yet to be listed, 0 to be taken away")
+def cut_that_never_was(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator._log.begin_cut()
+
+
 @seen_as("policy offers <Node")
 def pinned_candidate(allocator: CpuOffloadingBlockAllocator) -> None:
     allocator._policy.leave(_node_at(allocator, LONG[5]))
@@ -208,7 +213,7 @@ def full_blocks_without_hashes(allocator: CpuOffloadingBlockAllocator) -> None:
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
 def test_damage_is_seen(damage: Damage, message: str) -> None:
-    allocator = CpuOffloadingBlockAllocator(17)
+    allocator = CpuOffloadingBlockAllocator(17, record_events=True)
     allocator._tree._index.stride = 1
     for chain in (LONG, OTHER):
         plan = allocator.plan_store(chain, len(chain))

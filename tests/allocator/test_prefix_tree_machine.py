@@ -125,7 +125,9 @@ class PrefixTreeMachine(RuleBasedStateMachine):
 
     def _kill(self, node: Node, gone: list[Position]) -> None:
         self.seen["cut above what was cut off"] += any(
-            each.is_dead for below in self.tree.below(node) for each in self.tree.children(below)
+            each.is_dead
+            for below in (node, *self.tree._table.below(node))
+            for each in self.tree.children(below)
         )
         self.tree.kill(node)
         self.dead.append({each.slots: each for each in gone})
@@ -134,15 +136,17 @@ class PrefixTreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tree.has_dead)
     @rule(num_positions=st.integers(1, 4), num_bites=st.integers(1, 4))
     def take_away(self, num_positions: int, num_bites: int) -> None:
-        """Each position that was cut off goes once, and nothing else."""
+        """Each position that was cut off goes once, in the order of the cuts, and nothing else."""
         for _ in range(num_bites):
             node = self.tree.next_dead()
             if node is None:
                 assert not any(self.dead)
                 return
+            num_cuts = self.tree.num_cuts
+            assert not any(self.dead[:-num_cuts]), "a later cut is taken away before an earlier one"
             removed = self.tree.trim(node, num_positions)
             for prefix_hash, row in zip(removed.hashes, map(tuple, removed.slots.tolist()), strict=True):
-                [position] = [dead.pop(row) for dead in self.dead if row in dead]
+                position = self.dead[-num_cuts].pop(row)
                 assert position.prefix_hash == prefix_hash
                 self.seen["taken away what is known again"] += prefix_hash in self.model.positions
 

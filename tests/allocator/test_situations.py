@@ -180,6 +180,24 @@ def carry_over(pair: Pair) -> None:
     pair.store(OTHER)
 
 
+@meets("event that waits for a cut", LONG, FORK)
+def publish_after_cuts(pair: Pair) -> None:
+    """The same positions are stored and cut off again before they are listed: events stay in order."""
+    pair.allocator._work_left = pair.allocator._step_work = 0
+    for _ in range(3):
+        pair.reset()
+        pair.check()
+        pair.store(LONG[:2])
+        pair.drop(LONG[:2])
+        pair.store(FORK[:1])
+        pair.check()
+    pair.allocator._step_work = 1
+    for _ in range(99):
+        pair.tidy()
+        pair.check()
+    assert not pair.has_carried
+
+
 @meets("slots of a cut given back later", LONG, FORK, OTHER)
 def give_back_later(pair: Pair) -> None:
     pair.allocator._step_work = pair.allocator._work_left = 1

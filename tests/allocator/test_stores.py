@@ -143,6 +143,31 @@ def test_events_are_not_kept_unless_asked_for() -> None:
     assert allocator.take_events() == []
 
 
+def test_what_is_cut_off_is_listed_bit_by_bit_before_what_comes_later() -> None:
+    """A reset used to list all segments of the pool at once: 37,500 chains of 8 took 165 ms."""
+    allocator = CpuOffloadingBlockAllocator(12, record_events=True)
+    allocator._step_work = allocator._work_left = 1
+    for chain in (OTHER, LONG[:2]):
+        plan = allocator.plan_store(chain, len(chain))
+        assert plan is not None
+        allocator.commit(plan)
+        allocator.reset()
+    events = [allocator.take_events()]
+    while allocator.is_listing:
+        allocator.tidy()
+        events.append(allocator.take_events())
+    news = [event for step in events for event in step]
+    assert [list(event.hashes) for event in news] == [
+        OTHER,
+        *([each] for each in reversed(OTHER)),
+        LONG[:2],
+        *([each] for each in reversed(LONG[:2])),
+    ]
+    assert [type(event) for event in news if len(event.hashes) > 1] == [Stored, Stored]
+    removed = [sum(isinstance(event, Evicted) for event in step) for step in events]
+    assert max(removed) == 1, f"{removed} segments were listed in a step"
+
+
 def test_hashes_of_what_left_are_made_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reset may cut off a million; who publishes them takes so many at a time."""
     allocator = CpuOffloadingBlockAllocator(6, record_events=True)

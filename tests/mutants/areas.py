@@ -17,6 +17,7 @@ AREAS = {
     "allocator": Area(
         [
             "allocator.block_allocator",
+            "allocator.events",
             "allocator.prefix_tree",
             "allocator.index",
             "allocator.store_plans",

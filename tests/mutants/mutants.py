@@ -15,6 +15,7 @@ _HINTED = "evictor.hinted:HintedPolicy"
 _HAZARD = "evictor.hazard:HazardPolicy"
 _RANKED = "evictor.ranked:RankedPolicy"
 _CLAIMS = "evictor.hints:Claims"
+_EVENTS = "allocator.events:EventLog"
 _LEDGER = "offload.scheduler.jobs:JobLedger"
 _TRANSFER = "offload.worker.transfer:TransferEngine"
 _SEALS = "offload.worker.seals:Seals"
@@ -48,6 +49,13 @@ _ROWS = [
     ("allocator", f"{_RANKING}.take_away", "and parent is not growing", ""),
     ("allocator", f"{_RANKING}.node_ending_at", "self.refresh(new)", "pass"),
     ("allocator", f"{_RANKING}.evict", "self._policy.forget(leaf)", "pass"),
+    (
+        "allocator",
+        f"{_EVENTS}.record",
+        "self._after_cuts[-1] if self._after_cuts else self._events",
+        "self._events",
+    ),
+    ("allocator", f"{_EVENTS}.take_away", "self.end_cuts(num_cuts)", "pass"),
     ("allocator", f"{_POOL}.end_read", "self._num_readers[slots] -= 1", "self._num_readers[slots] = 0"),
     ("allocator", f"{_POOL}.move", "self.num_free += num_slots", "pass"),
     ("evictor", f"{_HINTED}.ask", "mark.stamp, mark.last_use = self._stamp, now", "mark.last_use = now"),

@@ -16,7 +16,7 @@ def test_every_event_is_published_before_the_engine_sleeps(
 ) -> None:
     monkeypatch.setattr(kv_events, "MAX_HASHES", 3)
     engine = engines(cpu_slots=64, gpu_blocks=40)
-    engine.side.allocator._events = []
+    engine.side.allocator._log.is_on = True
     steps = watch_events(engine)
     serve(engine, tokens(40))
     assert num_hashes(steps, BlockStored) == 10

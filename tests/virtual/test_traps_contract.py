@@ -258,7 +258,7 @@ def test_trap_43_statistics_count_what_was_moved(engines: Engines) -> None:
 
 def test_trap_43_blocks_are_announced_with_their_medium(engines: Engines) -> None:
     engine = engines(cpu_slots=6)
-    engine.side.allocator._events = []
+    engine.side.allocator._log.is_on = True
     connector = engine.scheduler.connector
     seen = []
     original = connector.take_events
