@@ -15,7 +15,7 @@ the medians of `--runs` runs count. A run that did not restore, or store, all bl
 
 Beside it stands the time of hooks in a step that only decodes for 256 requests, 16 of which fill a block. The
 memory of the scheduler's process, without the worker side and its pool, is told with `--resident` blocks. For
-ours it is told after a churn of `--churn` more blocks, too. Bars are printed beside what they are for; (!)
+ours it is told after a churn of `--churn` more blocks, too. Targets are printed beside what they are for; (!)
 marks one not met.
 """
 

@@ -91,16 +91,16 @@ def memory_row(connector: str, resident: int, churned: int, grown: int) -> Row:
 
 
 def ratios(rows: Sequence[Row]) -> list[Row]:
-    """Each peer's total time over ours, with the bar where one is set."""
+    """Each peer's total time over ours, with the target where one is set."""
     totals = {_setting(row): row["ms"] for row in rows if row["phase"] == "total"}
     found = []
     for (connector, tokens, state, resident), spent in totals.items():
         if connector == OURS:
             continue
-        bar = _TIMES_FASTER.get((state, tokens)) if connector == _REFERENCE else None
+        target = _TIMES_FASTER.get((state, tokens)) if connector == _REFERENCE else None
         ratio = round(spent / totals[OURS, tokens, state, resident], 2)
         row = {"connector": connector, "tokens": tokens, "state": state, "resident_blocks": resident}
-        found.append({**row, "ratio": ratio, "at_least": bar})
+        found.append({**row, "ratio": ratio, "at_least": target})
     return found
 
 
@@ -164,9 +164,9 @@ def format_growth(found: Sequence[Row]) -> str:
 def format_decode(rows: Sequence[Row]) -> str:
     """Microseconds that a decode-only step spends in the connector."""
     names = ("connector", "phase", "steps", "us_mean", "us_median", "us_p99", "us_max", "at_most")
-    bar = {"at_most": _DECODE_MICROSECONDS}
+    target = {"at_most": _DECODE_MICROSECONDS}
     found = [
-        row | (bar if row["connector"] == OURS and row["phase"] == "step" else {})
+        row | (target if row["connector"] == OURS and row["phase"] == "step" else {})
         for row in rows
         if row["state"] == "decode"
     ]
@@ -214,7 +214,7 @@ def _order(setting: tuple[str, int, str, int]) -> tuple[Any, ...]:
 
 
 def _table(names: Sequence[str], rows: Sequence[Row], judged: str, is_met: Any) -> str:
-    """A line per row; what is ``judged`` by a bar in the last column and does not meet it has a mark."""
+    """A line per row; what is ``judged`` by a target in the last column and does not meet it has a mark."""
     lines = []
     for row in rows:
         cells = {

@@ -42,11 +42,11 @@ import torch
 from benchmarks.common import report
 from benchmarks.common.arguments import positive
 from benchmarks.copy_bandwidth.arena import arenas
-from benchmarks.copy_bandwidth.bars import Verdict, judge
 from benchmarks.copy_bandwidth.devices import CpuDevice, CudaDevice, Device
 from benchmarks.copy_bandwidth.measure import Bench, Row
 from benchmarks.copy_bandwidth.shapes import SHAPES, Shape
-from benchmarks.copy_bandwidth.tables import format_bars, format_missed, format_rows, format_runs
+from benchmarks.copy_bandwidth.tables import format_missed, format_rows, format_runs, format_targets
+from benchmarks.copy_bandwidth.targets import Verdict, judge
 from benchmarks.copy_bandwidth.ways import PeakWay
 
 __all__ = ["main"]
@@ -138,7 +138,7 @@ def _tell(rows: Sequence[Row], notes: Sequence[str], options: argparse.Namespace
     for title, table in (
         ("copies", format_rows(rows)),
         ("ours, contiguous against scattered: what runs of slots are worth", format_runs(rows)),
-        ("goals on a GPU", format_bars(verdicts)),
+        ("goals on a GPU", format_targets(verdicts)),
         ("rows that miss one", format_missed(verdicts)),
     ):
         if table:
@@ -157,11 +157,11 @@ def _write(
     if not options.json:
         return
     settings = {name: value for name, value in vars(options).items() if name != "json"}
-    bars = [
-        {"bar": each.bar.text, "answer": each.answer, "rows": each.num_rows, "missed": len(each.missed)}
+    targets = [
+        {"target": each.target.text, "answer": each.answer, "rows": each.num_rows, "missed": len(each.missed)}
         for each in verdicts
     ]
-    report.write_json(options.json, report.meta(settings=settings, notes=notes, bars=bars), rows)
+    report.write_json(options.json, report.meta(settings=settings, notes=notes, targets=targets), rows)
 
 
 def _make_device(name: str) -> Device:

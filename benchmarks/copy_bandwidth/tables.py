@@ -1,16 +1,16 @@
-"""Tables of rows, of what runs of neighbours are worth, and of bars."""
+"""Tables of rows, of what runs of neighbours are worth, and of targets."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from benchmarks.common import report
-from benchmarks.copy_bandwidth.bars import Verdict
 from benchmarks.copy_bandwidth.measure import Row
 from benchmarks.copy_bandwidth.moves import Pattern
+from benchmarks.copy_bandwidth.targets import Verdict
 from benchmarks.copy_bandwidth.ways import OurWay
 
-__all__ = ["format_bars", "format_missed", "format_rows", "format_runs"]
+__all__ = ["format_missed", "format_rows", "format_runs", "format_targets"]
 
 
 def format_rows(rows: Sequence[Row]) -> str:
@@ -61,27 +61,28 @@ def format_runs(rows: Sequence[Row]) -> str:
     return report.format_table(columns, lines) if lines else ""
 
 
-def format_bars(verdicts: Sequence[Verdict]) -> str:
-    """Which bars hold."""
-    columns = ("bar", "what is to hold", "answer", "rows", "missed")
+def format_targets(verdicts: Sequence[Verdict]) -> str:
+    """Which targets hold."""
+    columns = ("target", "what is to hold", "answer", "rows", "missed")
     lines = [
-        (each.bar.name, each.bar.text, each.answer, each.num_rows, len(each.missed)) for each in verdicts
+        (each.target.name, each.target.text, each.answer, each.num_rows, len(each.missed))
+        for each in verdicts
     ]
     return report.format_table(columns, lines)
 
 
 def format_missed(verdicts: Sequence[Verdict]) -> str:
-    """The rows that miss a bar; if any."""
-    columns = ("bar", "shape", "blocks", "ids", "direction", "figure", "is")
+    """The rows that miss a target; if any."""
+    columns = ("target", "shape", "blocks", "ids", "direction", "figure", "is")
     lines = [
         (
-            each.bar.name,
+            each.target.name,
             row["shape"],
             row["blocks"],
             row["ids"],
             row["direction"],
-            each.bar.figure,
-            f"{row[each.bar.figure]:.3f}",
+            each.target.figure,
+            f"{row[each.target.figure]:.3f}",
         )
         for each in verdicts
         for row in each.missed

@@ -1,1 +1,1 @@
-"""Rooms of benchmarks.trace_replay."""
+"""Parts of benchmarks.trace_replay."""

@@ -48,7 +48,7 @@ def test_rows(tmp_path: Path) -> None:
 
 
 def test_bars() -> None:
-    """A ratio has a bar where one is set, and a mark if it is below."""
+    """A ratio has a target where one is set, and a mark if it is below."""
     runs = {"offload": 10, "native-lru": 70, "simple": 20}
     rows = [
         row

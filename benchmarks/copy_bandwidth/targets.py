@@ -8,14 +8,14 @@ from typing import NamedTuple
 from benchmarks.copy_bandwidth.measure import Row
 from benchmarks.copy_bandwidth.ways import OurWay
 
-__all__ = ["BARS", "Bar", "Verdict", "judge"]
+__all__ = ["TARGETS", "Target", "Verdict", "judge"]
 
 _FROM_BLOCKS = 64
 """Below, what a call costs at all is spread over too few blocks to tell anything about the copies."""
 _SMALL_PIECE_BYTES = 64 << 10
 
 
-class Bar(NamedTuple):
+class Target(NamedTuple):
     """A goal for our rows.
 
     Attributes:
@@ -34,9 +34,9 @@ class Bar(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A bar, to how many rows it applies, and those that miss it."""
+    """A target, to how many rows it applies, and those that miss it."""
 
-    bar: Bar
+    target: Target
     num_rows: int
     missed: list[Row]
 
@@ -56,36 +56,36 @@ def _is_one_way(row: Row) -> bool:
     return _is_large(row) and row["direction"] != "both"
 
 
-BARS = (
-    Bar(
+TARGETS = (
+    Target(
         "one piece",
         f"one piece per block, from {_FROM_BLOCKS} blocks on, each direction: at least 95% of the peak",
         lambda row: _is_one_way(row) and row["pieces"] == 1,
         "share_of_peak",
         lambda share: share >= 0.95,
     ),
-    Bar(
+    Target(
         "pieces of 64 KiB",
         f"pieces of 64 KiB, from {_FROM_BLOCKS} blocks on, each direction: at least 85% of the peak",
         lambda row: _is_one_way(row) and row["pieces"] > 1 and row["piece_bytes"] == _SMALL_PIECE_BYTES,
         "share_of_peak",
         lambda share: share >= 0.85,
     ),
-    Bar(
+    Target(
         "both at once",
         f"both directions at once, from {_FROM_BLOCKS} blocks on: at least 80% of the sum of both peaks",
         lambda row: _is_large(row) and row["direction"] == "both",
         "share_of_peak",
         lambda share: share >= 0.80,
     ),
-    Bar(
+    Target(
         "vLLM",
         "everywhere: at least what vLLM's own worker reaches",
         lambda row: row["times_vllm"] is not None,
         "times_vllm",
         lambda times: times >= 1,
     ),
-    Bar(
+    Target(
         "submission",
         f"from {_FROM_BLOCKS} blocks on: submission takes at most 1 us per block",
         _is_large,
@@ -96,9 +96,11 @@ BARS = (
 
 
 def judge(rows: Sequence[Row]) -> list[Verdict]:
-    """Hold our rows against every bar."""
+    """Hold our rows against every target."""
     verdicts = []
-    for bar in BARS:
-        ours = [row for row in rows if row["way"] == OurWay.name and bar.applies(row)]
-        verdicts.append(Verdict(bar, len(ours), [row for row in ours if not bar.holds(row[bar.figure])]))
+    for target in TARGETS:
+        ours = [row for row in rows if row["way"] == OurWay.name and target.applies(row)]
+        verdicts.append(
+            Verdict(target, len(ours), [row for row in ours if not target.holds(row[target.figure])])
+        )
     return verdicts
