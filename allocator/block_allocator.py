@@ -23,7 +23,7 @@ _STEP_WORK = 1 << 15
 
 
 class CpuOffloadingBlockAllocator:
-    """Decides what the CPU pool holds: which chain positions, in which slots, and who leaves.
+    """Decides what the CPU pool holds: which chain positions, in which slots, and which of them leave.
 
     The life of a position::
 
@@ -66,7 +66,7 @@ class CpuOffloadingBlockAllocator:
         self._slack = capacity // columns // _SLACK
         self._step_work = self._work_left = _STEP_WORK
         self.num_evicted = 0
-        """Positions evicted to make room, ever."""
+        """Positions evicted for new ones, ever."""
 
     @property
     def capacity(self) -> int:
@@ -80,7 +80,7 @@ class CpuOffloadingBlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """Slots nobody uses."""
+        """Slots that are free."""
         self._stores.orphan()
         return self._pool.num_free
 
@@ -336,7 +336,7 @@ class CpuOffloadingBlockAllocator:
         return self._tree.resident_part(self._tree.find(chain, stop))
 
     def _admit(self, parent: Node, hashes: Sequence[bytes]) -> int:
-        """Make room for ``hashes`` below ``parent`` as far as that pays; return how many then fit."""
+        """Evict for ``hashes`` below ``parent`` as far as that pays; return how many then fit."""
         stop = 0
         while stop < len(hashes):
             start, stop = stop, stop + self._policy.num_alike(hashes, stop)

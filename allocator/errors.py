@@ -5,7 +5,7 @@
     ├── ChainError             a chain, hash or block list of the wrong shape
     └── StalePlanError         a plan or pin that was ended already
 
-Wrong arguments are the caller's bug and raise. Running out of room is not an error: plans get shorter.
+Wrong arguments are the caller's bug and raise. Running out of slots is not an error: plans get shorter.
 """
 
 

@@ -19,7 +19,7 @@ from allocator.node_table import NodeTable
 from evictor.untracked import untrack
 
 STRIDE = 16
-"""Every so manieth position of a chain is marked."""
+"""One position in STRIDE of a chain is marked."""
 
 _Border = tuple[Place, bytes | None, bytes | None]
 """A place where the known part of a chain ends, and the hashes before it and after it."""

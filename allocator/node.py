@@ -137,7 +137,7 @@ class Node:
         return removed
 
     def behead(self, size: int) -> None:
-        """Give up the first ``size`` positions, which somebody else took over."""
+        """Give up the first ``size`` positions, which another node took over."""
         self._data = self._data[len(self._data) // self._size * size :]
         self._buffer = self._buffer[size : self._size].copy()
         self._size -= size

@@ -12,7 +12,7 @@ class Served(NamedTuple):
 
     Attributes:
         depth: leading positions that were resident.
-        evicted: positions evicted to make room for the others.
+        evicted: positions evicted for the others.
     """
 
     depth: int
@@ -31,7 +31,7 @@ def serve(
         allocator: what it stores is resident when this returns.
         chain: prefix hashes of full blocks.
         hints: how to keep all of the chain.
-        limit: store at most that many positions at a time, until nothing is left to store or no room for it;
+        limit: store at most that many positions at a time, until nothing is left to store or no slot is left;
             None for one store of what is missing, as far as that pays.
     """
     num_evicted = allocator.num_evicted

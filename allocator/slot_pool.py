@@ -27,7 +27,7 @@ class SlotPool:
 
     ``free + filling + resident + leaving == capacity`` at all times. ``take`` prefers the slots given back
     last. A fresh pool hands them out in ascending order, so neighbours on the GPU become neighbours in the
-    pool. Of the slots in use it remembers only which are leaving: the owners of the others know theirs.
+    pool. It remembers only which of the slots in use are leaving: the owners of the others know theirs.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -78,7 +78,7 @@ class SlotPool:
         self.move(slots[self._num_readers[slots] == 0], SlotState.LEAVING, SlotState.FREE)
 
     def free(self) -> Slots:
-        """Those that nobody uses."""
+        """Slots that are free."""
         return self._stack[: self.num_free]
 
     def leaving(self, slots: Slots | None = None) -> Slots:

@@ -1,7 +1,7 @@
-"""Which leaf goes first: eviction policies over opaque leaves.
+"""Which leaf to evict: eviction policies over opaque leaves.
 
-This package knows nothing of blocks, slots or tensors. It ranks the leaves of somebody's tree; what a
-leaf is, and how much of it goes, is for the caller to say.
+This package knows nothing of blocks, slots or tensors. It ranks the leaves of the caller's tree. The
+caller says what a leaf is, and how much of it is evicted.
 """
 
 from evictor.arc import ArcPolicy

@@ -1,4 +1,4 @@
-"""First what is least likely to be asked for per tick that it is kept, as learned from the requests."""
+"""Evicts the leaf with the lowest learned reuse rate per tick of retention."""
 
 import math
 from bisect import bisect_left, insort
@@ -22,7 +22,7 @@ _Filed = tuple[float, int, int]
 
 
 class _State(Past):
-    """Of a node: the past of its positions. It is the node's ``rank``.
+    """The past of a node's positions. It is the node's ``rank``.
 
     Attributes:
         is_fresh: stored, and not used since.
@@ -250,7 +250,7 @@ class HazardPolicy(Generic[L]):
         return self._kind_of_unasked(newcomer.num_positions)
 
     def _kind_of_unasked(self, num_positions: int) -> int:
-        """Of positions that no request has asked for yet, which are those of an answer."""
+        """The kind of positions that no request has asked for yet, which are those of an answer."""
         return self._reuse.kinds(num_positions, num_positions)[0]
 
     def _file_kinds(self) -> None:

@@ -62,8 +62,8 @@ class HintedPolicy(Generic[L]):
     A node is worth, at any time, the best that a request which used it asked for; see ``Claims``. Use without
     hints makes a node of low worth a normal one. It lets a node of high worth with a time to live become
     normal after that time, instead of unwanted. Every use renews times to live, but does not bring back what
-    had ended before it. Hints that ask for less than others did change nothing. So nobody gives away what is
-    not theirs alone, and an ancestor is protected at least as long as what hangs below it.
+    had ended before it. Hints that ask for less than others did change nothing. So a request can only
+    lower nodes that it alone uses, and an ancestor is protected at least as long as what hangs below it.
 
     *Protected* nodes, pinned or of high worth, have ``max_protected`` positions together at most, those
     before a protected one included. Where a request asks for more, what is of high worth and was used
@@ -143,7 +143,7 @@ class HintedPolicy(Generic[L]):
         return self._inner.num_alike(keys, start)
 
     def joins(self, node: L, key: Hashable) -> bool:
-        """As the inner policy, but not where the one has other hints than the other."""
+        """As the inner policy, if both have the same hints."""
         mark = _mark_of(node)
         if mark is None:
             return self._asking == PLAIN and self._inner.joins(node, key)

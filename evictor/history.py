@@ -15,7 +15,7 @@ _ROW = Struct("qqqiiiiii")
 three rows: the next newer one, the next older one, and the next one of the same place in the index."""
 
 _KNOWN = Struct("qqqiii")
-"""Of these what is known of the run."""
+"""The part of a row that is known of the run."""
 
 _NAMES, _WORDS = _ROW.size // 8, _ROW.size // 4
 _SIZE, _NEWER, _OLDER, _NEXT = 6, 9, 10, 11  # as words of a row
@@ -48,7 +48,7 @@ class Run:
     """Consecutive positions with the same past that are not here.
 
     Not all names are kept: that would cost more memory than what is remembered is worth. Kept are the first
-    and the last one, and every so manieth from some offset on, at most ``_NUM_MARKS`` of them. The first and
+    and the last one, and every n-th from some offset on, at most ``_NUM_MARKS`` of them. The first and
     the last are known by their hashes, the others by 8 bytes of them.
     """
 
@@ -58,7 +58,7 @@ class Run:
         self.size = size
         """How many positions."""
         self.past = past
-        """Of all of them."""
+        """The past of all of them."""
         self.first = first
         """Hash of the name of the first one."""
         self.last = last

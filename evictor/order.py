@@ -9,7 +9,7 @@ from evictor.policy import L
 from evictor.untracked import untrack
 
 Key = tuple[Any, ...]
-"""Of numbers. No two leaves have the same."""
+"""A tuple of numbers. No two leaves have the same."""
 
 _CHUNK = 512
 """Leaves in a list."""
@@ -117,7 +117,7 @@ class Order(Generic[L]):
         self._highest.insert(at, highest)
 
     def _join_next(self, at: int) -> None:
-        """Of two short neighbours one is made, so that there are not many chunks of few leaves."""
+        """Make one chunk of two short neighbours, so that there are not many chunks of few leaves."""
         if not 0 <= at < len(self._keys) - 1:
             return
         keys, leaves = self._keys[at], self._leaves[at]

@@ -20,7 +20,7 @@ class Newcomer(Generic[L]):
     Attributes:
         parent: the node they would hang from; the tree's root for a new chain.
         key: name of the first of them. A position keeps its name for ever, also across evictions. A name
-            stands for the position and all before it: whoever asks for it asks for those too.
+            stands for the position and all before it: a request for it is one for those too.
         num_positions: how many they are.
     """
 
@@ -36,7 +36,7 @@ class EvictionPolicy(Protocol[L]):
 
         stored --> used* --> enter <--> leave        evictable or not: pins and children come and go
                                |
-                    chosen --> evicted* --> forget   the tail goes first, in one or several bites
+                    chosen --> evicted* --> forget   tail first, in one or several bites
 
     Nodes also change without being used: a split makes two of one (``inherit``), and two that are no longer
     apart become one again (``may_join``, ``joined``).
@@ -68,9 +68,9 @@ class EvictionPolicy(Protocol[L]):
         """
 
     def inherit(self, heir: L, source: L) -> None:
-        """``heir`` is at least as valuable as ``source``: a split made it, or its child ``source`` goes.
+        """``heir`` is at least as valuable as ``source``: split off, or a parent that stays.
 
-        After a split they are the two parts of what was ``source``; a child that goes has no position left.
+        After a split they are the two halves; a child that is removed has no position left.
         """
 
     def may_join(self, head: L, tail: L) -> bool:
@@ -102,7 +102,7 @@ class EvictionPolicy(Protocol[L]):
         """
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
-        """The last ``len(keys)`` positions of ``leaf``, so named, have left it and the pool to make room."""
+        """The last ``len(keys)`` positions of ``leaf``, so named, were evicted for new ones."""
 
     def dropped(self, node: L, num_positions: int) -> None:
         """The last so many positions of ``node`` are gone for another reason: a fault, or a reset."""

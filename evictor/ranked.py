@@ -30,7 +30,7 @@ class Ranked:
 
 
 class RankedPolicy(Generic[L]):
-    """The leaf of the lowest rank goes first; a subclass says what ranks are, in ``used`` and ``stored``.
+    """Evicts the leaf of the lowest rank; a subclass sets ranks in ``used`` and ``stored``.
 
     Every call is O(log n) in the candidates, at worst. A heap with outdated entries is faster on average, but
     now and then has to clean up.

@@ -29,7 +29,7 @@ _FACTORIES: dict[str, Factory] = {
 
 
 class UnknownPolicyError(ValueError):
-    """A policy name that nobody registered; the message lists the names there are."""
+    """A policy name that is not registered; the message lists the registered names."""
 
 
 def register_policy(name: str, factory: Factory) -> None:

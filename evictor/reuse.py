@@ -77,7 +77,7 @@ class ReuseStatistics:
         self.mean_request += (num_positions - self.mean_request) / self._num_requests
 
     def kinds(self, num_new: int, num_known: int) -> list[int]:
-        """Of positions that a request with so many new and known ones asks for, by how often it was before.
+        """Kinds of positions that a request with so many new and known ones asks for, by earlier requests.
 
         The last is for all larger numbers of uses, too. Numbers of positions count relative to the mean
         request, so that block size does not matter.

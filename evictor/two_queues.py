@@ -12,7 +12,7 @@ class TwoQueues(RankedPolicy[L]):
     """The first number of a rank is the queue; how many positions are in NEW is counted.
 
     Nodes that are no candidates keep their place in their queue, and are counted. Rank order is queue
-    order. A prefix is in PROVEN if anything was that went from behind it.
+    order. When a node in PROVEN is removed, its parent moves to PROVEN.
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def own_version() -> str:
-    """Of this package, as it is installed."""
+    """The version of this package, as it is installed."""
     try:
         return version("kv-offload")
     except PackageNotFoundError:  # run from a checkout

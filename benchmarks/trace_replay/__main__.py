@@ -26,7 +26,7 @@ leaf-LRU at the same capacity, null where that gap is below 0.1 percentage point
 `us_per_evicted`, the time of those calls to store that evicted something, per block evicted: an upper
 bound, as it has the store itself; `longest_call_us`, all calls of one request together; `prefill_seconds`
 that a GPU would need without any hit and `prefill_seconds_saved`, by a simple model
-(`benchmarks.trace_replay.prefill`), not measured. Of vLLM's manager only its own calls are measured, not
+(`benchmarks.trace_replay.prefill`), not measured. In vLLM's manager only its own calls are measured, not
 those of the scheduler around them. Garbage collection is on, and what was there before each replay is
 frozen, as in an engine. Policies take turns at each capacity; times are medians of rounds.
 """

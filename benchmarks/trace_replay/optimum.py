@@ -50,7 +50,7 @@ class OfflineOptimum:
         _check_prefixes(chains)
         self._lengths = [len(chain) for chain in chains]
         self._next_uses: list[list[tuple[int, int]]] = [[] for _ in chains]
-        """Of each request, in the order of its chain: a later request, how many blocks it uses next."""
+        """For each request, in the order of its chain: a later request, how many blocks it uses next."""
         next_use: dict[Hashable, int] = {}
         for number in reversed(range(len(chains))):
             for later, blocks in groupby(map(next_use.get, chains[number])):

@@ -16,7 +16,7 @@ METRICS = (
     MetricSpec("restored_tokens", True, "Tokens whose KV came from the CPU pool instead of a prefill."),
     MetricSpec("loaded_bytes", True, "Bytes copied from the CPU pool to the GPU, all ranks."),
     MetricSpec("stored_bytes", True, "Bytes copied from the GPU to the CPU pool, all ranks."),
-    MetricSpec("evicted_blocks", True, "Blocks evicted from the CPU pool to make room."),
+    MetricSpec("evicted_blocks", True, "Blocks evicted from the CPU pool for new ones."),
     MetricSpec("failed_jobs", True, "Loads and stores that failed; each costs a cache miss, nothing else."),
     MetricSpec("unstored_blocks_gave_way", True, "Full blocks not stored: requests needed their GPU blocks."),
     MetricSpec("unstored_blocks_not_admitted", True, "Full blocks not stored: others are worth more."),

@@ -1,4 +1,4 @@
-"""Appends lines to a file on a thread of its own: a file system that hangs holds up nobody else."""
+"""Appends lines to a file on a thread of its own: a file system that hangs holds up no other thread."""
 
 import errno
 import logging

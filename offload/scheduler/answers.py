@@ -65,11 +65,11 @@ class AnswerReuse:
     stored to find out that answers come back again. Found is only what could have served: all before it has
     to be on the GPU or in the pool.
 
-    Answers are counted when the next request comes. Of many at once the first that could come back are asked
-    for no earlier than that; and on the way between, however long it is, as many come back as are counted.
+    Answers are counted when the next request comes. If many end at once, the first that could come back are
+    asked for no earlier than that. On the way between, however long it is, as many come back as are counted.
 
     Kinds are told apart, so that one template may strip what another returns. The kind of a request that goes
-    on where an earlier one ended is what became of that one's answer. Of any other it is its first block: its
+    on where an earlier one ended is what became of that one's answer. For others it is their first block: its
     template, tenant and adapter, as far as prompts begin with these. A kind of which little is known goes by
     all answers together, and as long as none has come back they are not told apart.
 

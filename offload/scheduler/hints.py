@@ -29,9 +29,9 @@ class RequestHints:
     Attributes:
         store: keep this request's KV in the pool.
         load: restore KV from the pool for this request.
-        priority: "low" goes before what is "normal", "high" after it.
-        ttl_seconds: its KV goes first once it has not been used for that long; None: never for that.
-        keep: False: its KV takes room only that nobody wants, and goes first, whatever else it asks for.
+        priority: "low" is evicted before "normal", "high" after it.
+        ttl_seconds: its KV is evicted first once it has not been used for that long; None: no such time.
+        keep: False: its KV takes only free or expired space and is evicted first, whatever else it asks for.
         pin_seconds: its KV is not evicted for that long after the request's start; None: not pinned.
         max_load_tokens: restored at most, behind what the GPU has; None: all there is.
         max_offload_tokens: leading tokens that are stored at most; None: all.

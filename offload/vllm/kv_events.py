@@ -58,7 +58,7 @@ class KvEventStream:
         return events
 
     def check_invariants(self) -> None:
-        """Of what waits, only the first event may be published in part, and none is published whole."""
+        """Only the first waiting event may be published in part, and none is published whole."""
         first = len(self._waiting[0].hashes) if self._waiting else 0
         assert 0 <= self._begun < max(first, 1), f"{self._begun} of {first} hashes are published"
 

@@ -21,15 +21,15 @@ _BROKEN = -1
 _HELD_BYTES = 64 << 10
 """xxhash 4 keeps the interpreter lock while it takes up to that many bytes (before, ``update`` did not)."""
 _YIELD_BYTES = 1 << 20
-"""Give the lock up after so many bytes taken under it, 0.1 ms: who asks for it would wait 5 ms."""
+"""Give the lock up after so many bytes taken under it, 0.1 ms: a thread that asks for it would wait 5 ms."""
 
 
 class Seals:
     """Checksum (xxh3, 64 bits) and generation of every slot on one rank.
 
     A slot is sealed once a store has filled it. Its generation is that store's job id, which the scheduler
-    side knows too and names when it loads the slot. A slot that another store has filled, or that a store has
-    begun to fill, is told without reading it.
+    side knows too and names when it loads the slot. A mismatch is found without reading the slot: another
+    store has filled it, or has begun to.
 
     Where the engine's cache is host memory, checksums are taken of the GPU block. That is the source when it
     is stored and the target when it is loaded, so they cover both copies as well. Otherwise they are taken of

@@ -305,7 +305,7 @@ class WorkerSide:
             memory.close()
 
     def _layout(self, memory: HostMemory) -> BlockLayout:
-        """Of the pool, and of the cache where it lies now."""
+        """The layout of the pool, and of the cache where it lies now."""
         return BlockLayout(
             self._cache.regions(self._kv_caches),
             memory.address,

@@ -20,7 +20,7 @@ class CopySchedule:
 
     Attributes:
         longest_delay: polls, at most, from submission to the copy, and again from there to its report.
-        burst_every: ends are reported at every so manieth poll only.
+        burst_every: ends are reported at one poll in so many.
         fault_rate: share of copies that fail, evenly by kind.
         faults: kinds of faults.
         let_go_rate: share of polls at which what is stuck begins after all.

@@ -11,7 +11,7 @@ from offload.testing.virtual.settings import VirtualSettings, draw_settings
 from offload.testing.virtual.workload import Workload
 
 LEAVERS_EVERY = 8
-"""In every so manieth seed requests leave chains that are being restored, instead of everything else."""
+"""In one seed of so many, requests leave chains that are being restored, and do nothing else."""
 
 
 class RunFailedError(AssertionError):

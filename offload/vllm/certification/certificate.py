@@ -92,7 +92,7 @@ class Certificate:
 
 
 def identity_here() -> Identity:
-    """Of this process. About 0.1 s; reads files, and starts nothing on a GPU.
+    """The identity of this process. About 0.1 s; reads files, and starts nothing on a GPU.
 
     Raises:
         UnsupportedError: vLLM's source cannot be read, or there is no device that it runs on.

@@ -21,7 +21,7 @@ from offload.vllm.certification.certificate import COMMAND, Certificate, Identit
 from offload.vllm.versions import check_can_be_certified, on_trial
 
 TURNS = 300
-"""Of the random workload, per virtual engine."""
+"""Turns of the random workload, per virtual engine."""
 
 FEWEST_SEEDS = 8
 """Engines at least, whatever the time: one of so many has requests that leave chains being restored."""

@@ -18,7 +18,7 @@ __all__ = ["HazardCachePolicy"]
 
 
 class HazardCachePolicy(CachePolicy):
-    """A cache policy for vLLM's ``CPUOffloadingManager`` that asks ``evictor.HazardPolicy`` who goes.
+    """A cache policy for vLLM's ``CPUOffloadingManager`` that asks ``evictor.HazardPolicy`` what to evict.
 
     It keeps keys that were stored together as segments, hanging from what comes before them in their chain,
     and evicts tails before heads. A chunk that is in use keeps those before it, too.
@@ -26,14 +26,14 @@ class HazardCachePolicy(CachePolicy):
     A use is noted once per request: with its first miss, before anything is stored for it, else when it is
     over. So it is with every vLLM, though from 0.33 on ``on_request_access`` tells of the first hit, too. The
     whole prompt counts, as the scheduler has recorded the positions of all its keys by then; what is
-    generated later counts as an answer. Of several KV cache groups, which need not hold every chunk, only
-    what is stored or asked to be counts. A key without a position is a segment of its own.
+    generated later counts as an answer. With several KV cache groups, which need not hold every chunk,
+    only what is stored or asked to be counts. A key without a position is a segment of its own.
 
-    Nobody is kept out, though our own connector declines newcomers that are worth less than what is there. To
-    decline would be to answer ``evict`` with None, for all chunks of the call at once. vLLM's scheduler then
+    Nothing is rejected, though our own connector rejects newcomers that are worth less than what is there. To
+    reject would be to answer ``evict`` with None, for all chunks of the call at once. vLLM's scheduler then
     counts an allocation failure and writes a warning. It offers the same chunks and more in every step until
-    the request is over. Instead they are let in as guests, who make room for the next ones: what is lost is
-    the room of one request.
+    the request is over. Instead they are let in as guests, which are evicted for the next ones. The cost is
+    the space of one request.
 
     As in vLLM's own policies every call costs O(1) per key; not thread-safe.
     """

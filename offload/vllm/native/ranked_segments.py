@@ -100,7 +100,7 @@ class RankedSegments:
         Args:
             num_keys: exactly that many.
             protected: keys that stay, and so do those before them.
-            arrivals: for whom room is made; what they follow stays.
+            arrivals: what the others are evicted for; what they follow stays.
 
         Returns:
             None, and nothing has changed, if there are not that many. O(log n) for each segment that is met,

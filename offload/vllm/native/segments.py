@@ -67,7 +67,7 @@ class Arrival(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """``keys`` left; ``for_guests``: the policy would rather have kept those out whom they make room for."""
+    """``keys`` left; ``for_guests``: the policy would rather have rejected what they were evicted for."""
 
     keys: list[Key]
     for_guests: bool

@@ -48,7 +48,7 @@ class HostMemory:
             register: pins ``(address, nbytes)``, raising OSError if it cannot; None leaves it pageable.
             unregister: undoes ``register`` for one address.
             max_registration_bytes: bound on one registration; raised to the least whole unit.
-            node: the NUMA node the pages should lie on, as far as it has room; None for the kernel's choice.
+            node: the NUMA node the pages should lie on, as far as they fit; None for the kernel's choice.
             huge_pages: ask for transparent huge pages. The size stays what it is: at both ends, where no
                 whole huge page fits, the pages are ordinary ones.
 

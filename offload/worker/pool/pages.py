@@ -27,7 +27,7 @@ def take_pages(address: int, nbytes: int, *, node: int | None = None, huge_pages
     """Have every page of a mapping in memory when this returns: a first touch later would slow down stores.
 
     Up to 8 threads take pieces of 64 MiB. Each piece is held against the limits on memory first, because
-    ranks take their shares at the same time and see the same room. Kind and node of the pages are
+    ranks take their shares at the same time and see the same free memory. Kind and node of the pages are
     wishes: if the kernel does not grant them, a warning says so.
 
     Args:
@@ -115,6 +115,6 @@ def _tell_node(address: int, node: int, refusal: OSError | None) -> None:
             "slower: %s; lower cpu_gib, free memory of that node%s",
             elsewhere * 100,
             node,
-            refusal or "it has no more room",
+            refusal or "it has no more memory",
             ", or give the container --cap-add SYS_NICE" if refusal is not None else "",
         )

@@ -239,7 +239,7 @@ class TestNodes:
         assert len(caplog.records) == warned
         if warned:
             assert f"{share:.0%} of the CPU pool lies on other NUMA nodes than 1" in caplog.text
-            assert "no more room; lower cpu_gib" in caplog.text
+            assert "no more memory; lower cpu_gib" in caplog.text
             assert "SYS_NICE" not in caplog.text
 
     @pytest.mark.parametrize("share", [0.0, 0.5, None], ids=["all there", "half there", "not told"])
