@@ -128,16 +128,6 @@ PARTS = {
 
 EXCEPT = {
     "offload.vllm.certification.run": {"offload.testing"},  # the command runs the testing kit
-    # until the engine is behind a port
-    "offload.scheduler.side": {"offload.vllm"},
-}
-
-VLLM_NOT_YET_BEHIND_THE_PORT = {
-    "offload.scheduler.adapters",
-    "offload.scheduler.holds",
-    "offload.scheduler.restores",
-    "offload.scheduler.side",
-    "offload.scheduler.stores",
 }
 
 
@@ -147,7 +137,7 @@ def is_in(name: str, part: str) -> bool:
 
 def may_import_vllm(module: str) -> bool:
     parts = ("offload.vllm", "offload.testing")
-    return any(is_in(module, part) for part in parts) or module in VLLM_NOT_YET_BEHIND_THE_PORT
+    return any(is_in(module, part) for part in parts)
 
 
 @pytest.mark.parametrize("module", OURS)

@@ -2,12 +2,9 @@
 
 from collections import deque
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING
 
 from allocator import CpuOffloadingBlockAllocator
-
-if TYPE_CHECKING:
-    from vllm.v1.request import Request
+from offload.scheduler.engine import Request
 
 _LOOKED_AT = 2
 """Roots looked at for each that is added: no fewer are dropped than added once half of them are lost."""
@@ -32,14 +29,14 @@ class Adapters:
         self._reloading: dict[str, frozenset[Hashable]] = {}  # by request: names and ids
         self._reloaded: set[Hashable] = set()  # ever
 
-    def may_load(self, request: "Request") -> bool:
+    def may_load(self, request: Request) -> bool:
         """Whether KV in the pool is of the weights that ``request`` will be computed with. O(1).
 
         While another request has them loaded again the pool holds none.
         """
         return not _reloads(request)
 
-    def may_store(self, request: "Request", num_local: int) -> bool:
+    def may_store(self, request: Request, num_local: int) -> bool:
         """Whether KV of an admitted request is of weights that stay, its first ``num_local`` blocks included.
 
         These come from the GPU's own prefix cache, which vLLM does not empty for an adapter: they are right
@@ -51,7 +48,7 @@ class Adapters:
         is_known = self._allocator.known_depth(request.block_hashes, num_local) == num_local
         return is_known and not self._is_reloading(names)
 
-    def admit(self, request: "Request") -> bool:
+    def admit(self, request: Request) -> bool:
         """``request`` is scheduled. Returns whether its adapter is loaded again.
 
         Then all chains under that adapter have left the pool, also those on their way into it.
@@ -68,12 +65,12 @@ class Adapters:
         """That request is over."""
         self._reloading.pop(request_id, None)
 
-    def stored(self, request: "Request") -> None:
+    def stored(self, request: Request) -> None:
         """A store of a chain of ``request`` has begun. O(1)."""
         for name in _names(request):
             self._roots.add(name, request.block_hashes[0])
 
-    def share_one(self, request: "Request", other: "Request") -> bool:
+    def share_one(self, request: Request, other: Request) -> bool:
         """Whether two requests are of one adapter."""
         return not _names(request).isdisjoint(_names(other))
 
@@ -134,10 +131,10 @@ class _Roots:
             del self._by_name[name]
 
 
-def _reloads(request: "Request") -> bool:
+def _reloads(request: Request) -> bool:
     return request.lora_request is not None and request.lora_request.load_inplace
 
 
-def _names(request: "Request") -> frozenset[Hashable]:
+def _names(request: Request) -> frozenset[Hashable]:
     lora = request.lora_request
     return frozenset() if lora is None else frozenset((lora.lora_name, lora.lora_int_id))

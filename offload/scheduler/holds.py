@@ -1,23 +1,19 @@
-"""Room: GPU blocks that stores hold, and how they give way to requests that need them."""
+"""GPU blocks that stores hold, and how they give way to requests that need them."""
 
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from offload.observe.metrics import Metrics
 from offload.scheduler import amounts
 from offload.scheduler.backlog import Backlog, Pending
+from offload.scheduler.engine import Engine, Request, Step
 from offload.scheduler.jobs import JobLedger, StoreJob
 from offload.scheduler.patience import Patience
 
-if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.request import Request
 
-
-class Room:
+class Holds:
     """What stores may hold of the GPU's blocks, and what the queue of the backlog gives up, and when.
 
     The queue gives way right before a request would be refused. That is before a waiting one is looked at, if
@@ -28,7 +24,7 @@ class Room:
         self,
         backlog: Backlog,
         ledger: JobLedger,
-        kv_cache_manager: "KVCacheManager",
+        engine: Engine,
         metrics: Metrics,
         clock: Callable[[], float],
         *,
@@ -40,7 +36,7 @@ class Room:
         Args:
             backlog: has the queue.
             ledger: of the jobs.
-            kv_cache_manager: the scheduler's.
+            engine: whose blocks these are.
             metrics: counts what is not stored.
             clock: in seconds.
             block_size: tokens per block.
@@ -48,8 +44,7 @@ class Room:
         """
         self._backlog = backlog
         self._ledger = ledger
-        self._manager = kv_cache_manager
-        self._block_pool = kv_cache_manager.block_pool
+        self._engine = engine
         self._metrics = metrics
         self._block_size = block_size
         self._step_tokens = step_tokens
@@ -68,11 +63,11 @@ class Room:
         """GPU blocks that stores may hold now beside those in flight."""
         is_patient = not self._patience.is_over
         num_held = self._ledger.num_held_blocks
-        return amounts.holdable_blocks(self._block_pool.num_gpu_blocks, num_held, is_patient=is_patient)
+        return amounts.holdable_blocks(self._engine.num_blocks, num_held, is_patient=is_patient)
 
     # Requests
 
-    def make(self, request: "Request", num_local: int, num_external: int) -> None:
+    def make(self, request: Request, num_local: int, num_external: int) -> None:
         """A waiting request is about to ask the scheduler for blocks, some of which stores may hold.
 
         It waits for them while there is patience. Then the queue gives way, at once and by no more than the
@@ -89,16 +84,16 @@ class Room:
         num_held = self._backlog.num_queued + self._num_left
         if not num_held:
             return
-        num_free = self._block_pool.get_num_free_blocks()
+        num_free = self._engine.num_free
         num_needed = amounts.blocks_to_admit(request.num_tokens, num_local, self._block_size)
-        num_needed += self._manager.watermark_blocks
+        num_needed += self._engine.num_spare
         might_suffice = num_free >= num_needed + num_local // self._block_size
         if num_needed > num_free + num_held or (might_suffice and not num_external):
             return
         self._asking = request.request_id
         if not self._patience.is_over:
             return
-        num_needed += self._num_free_of(request, num_local)
+        num_needed += self._engine.num_free_of(islice(request.block_hashes, num_local // self._block_size))
         num_lacking = num_needed - num_free
         if num_lacking > num_held:
             self._asking = None
@@ -107,18 +102,10 @@ class Room:
             if not self.is_short:
                 self._give_way(num_needed)
         elif num_external and self._refused == self._asking:
-            self.give_up(
-                "gave_way"
-            )  # the scheduler reserves blocks for others that prefill: nobody knows how many
+            # The scheduler reserves blocks for others that prefill: nobody knows how many.
+            self.give_up("gave_way")
 
-    def _num_free_of(self, request: "Request", num_local: int) -> int:
-        """How many of the leading blocks that the GPU has are free. O(these), as for the scheduler itself."""
-        find, group = self._block_pool.get_cached_block, [0]
-        num_blocks = num_local // self._block_size
-        found = [find(prefix_hash, group) for prefix_hash in islice(request.block_hashes, num_blocks)]
-        return sum(not blocks[0].ref_cnt for blocks in found if blocks)
-
-    def was_given(self, request: "Request", num_local: int, num_external: int) -> None:
+    def was_given(self, request: Request, num_local: int, num_external: int) -> None:
         """It has got the blocks that it asked for, and asks for no more when ``num_external`` tokens come."""
         self._asking = None
         self._restoring.pop(request.request_id, None)
@@ -149,10 +136,10 @@ class Room:
         pending = self._in_flight.pop(job, None)
         if pending is not None:
             self._count_in_flight(pending, -len(job.blocks))
-        self._block_pool.free_blocks(reversed(job.blocks))
+        self._engine.release(reversed(job.blocks))
         return len(job.blocks) if pending is not None and pending.is_over else 0
 
-    def drop(self, is_meant: "Callable[[Request], bool]" = lambda request: True) -> None:
+    def drop(self, is_meant: Callable[[Request], bool] = lambda request: True) -> None:
         """What stores in flight copy for these requests has become worthless. O(stores in flight)."""
         for job, pending in self._in_flight.items():
             job.is_dropped |= is_meant(pending.request)
@@ -164,7 +151,7 @@ class Room:
 
     # Steps
 
-    def begin_step(self, output: "SchedulerOutput") -> None:
+    def begin_step(self, output: Step) -> None:
         """The scheduler is done with a step, and stores are to be planned."""
         if output.preempted_req_ids:
             if self._backlog.num_queued + self._num_left:
@@ -173,7 +160,7 @@ class Room:
         self._patience.spend(self._asking is not None)
         self._refused, self._asking = self._asking, None
 
-    def end_step(self, output: "SchedulerOutput", busy: list[str], num_admitted: int) -> None:
+    def end_step(self, output: Step, busy: list[str], num_admitted: int) -> None:
         """Stores are planned.
 
         Args:
@@ -196,7 +183,7 @@ class Room:
         """Give up what running requests can take in a step, so that none is preempted for the queue."""
         self._give_way(self._to_run_with)
 
-    def _tokens_to_prefill(self, output: "SchedulerOutput", busy: list[str]) -> int:
+    def _tokens_to_prefill(self, output: Step, busy: list[str]) -> int:
         """Prompt tokens that the next step computes at most, of requests that run already."""
         pending = [self._backlog.get(request_id) for request_id in busy]
         if output.total_num_scheduled_tokens >= self._step_tokens or None in pending:
@@ -216,7 +203,7 @@ class Room:
 
     def release(self, blocks: list[Any], why: str | None) -> None:
         """Release blocks that were queued, the first to be reused first; none is lost without ``why``."""
-        self._block_pool.free_blocks(blocks)
+        self._engine.release(blocks)
         if why is not None:
             self.count_unstored(len(blocks), why)
 
@@ -228,7 +215,7 @@ class Room:
         """Give up as many blocks as it takes for ``num_needed`` to be free. Others may share some of them."""
         num_given_up = 0
         while self._backlog.num_queued:
-            num_lacking = num_needed - self._block_pool.get_num_free_blocks()
+            num_lacking = num_needed - self._engine.num_free
             if num_lacking <= 0:
                 return
             num_given_up = max(num_lacking, 2 * num_given_up)
@@ -248,5 +235,5 @@ class Room:
         assert all(num >= 0 for num in self._restoring.values()), f"{self._restoring}"
         queued = Counter(block.block_id for block in self._backlog.queued_blocks())
         for block_id, num in queued.items():
-            held = self._block_pool.blocks[block_id].ref_cnt
+            held = self._engine.num_holds(block_id)
             assert held >= num, f"GPU block {block_id} is queued {num} times and held {held} times"

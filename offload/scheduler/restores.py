@@ -1,10 +1,9 @@
 """Restores: loads under way for requests that wait for them, and what others may make of them."""
 
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from vllm.v1.request import RequestStatus
 
 from allocator import CpuOffloadingBlockAllocator
 from offload.messages import Ids, LoadOrder, LoadPart
@@ -12,13 +11,9 @@ from offload.observe.metrics import Metrics
 from offload.scheduler import amounts
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.carryover import Carryover
+from offload.scheduler.engine import Engine, Request, State
 from offload.scheduler.jobs import JobLedger, LoadJob, Progress, Restore
 from offload.scheduler.restore_index import RestoreIndex
-from offload.scheduler.stores import block_ids_of
-
-if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.request import Request
 
 SHARED_AT_ONCE = 512
 """Blocks handed to the GPU's prefix cache in one step: vLLM takes about 1.5 µs for each."""
@@ -48,7 +43,7 @@ class Restores:
         self,
         allocator: CpuOffloadingBlockAllocator,
         ledger: JobLedger,
-        kv_cache_manager: "KVCacheManager",
+        engine: Engine,
         breaker: CircuitBreaker,
         metrics: Metrics,
         *,
@@ -61,7 +56,7 @@ class Restores:
         Args:
             allocator: of the pool.
             ledger: of the jobs.
-            kv_cache_manager: the scheduler's.
+            engine: whose blocks these are.
             breaker: pauses restores.
             metrics: counts them.
             block_size: tokens per block.
@@ -74,8 +69,7 @@ class Restores:
         self._slot_bytes = slot_bytes
         self._allocator = allocator
         self._ledger = ledger
-        self._manager = kv_cache_manager
-        self._block_pool = kv_cache_manager.block_pool
+        self._engine = engine
         self._block_size = block_size
         self.carryover = Carryover(allocator)
         self.shared_at_once = self._may_share = SHARED_AT_ONCE
@@ -83,12 +77,12 @@ class Restores:
         self._landed: dict[str, Restore] = {}  # by request: have ended, and are yet to be handed over
         self._followed: dict[str, _Followed] = {}  # what requests were last told to wait for
         self._index = RestoreIndex()  # of those that somebody may wait for
-        self._is_filling = np.zeros(self._block_pool.num_gpu_blocks, dtype=np.bool_)
+        self._is_filling = np.zeros(self._engine.num_blocks, dtype=np.bool_)
 
     def __iter__(self) -> Iterator[Restore]:
         return iter(self._restores.values())
 
-    def is_coming(self, request: "Request", position: int) -> bool:
+    def is_coming(self, request: Request, position: int) -> bool:
         """Whether the block at that position of the request's chain is on its way, or just arrived.
 
         O(1), and O(log n) more when the request is new to a restore.
@@ -141,7 +135,7 @@ class Restores:
         self._may_share = self.shared_at_once
         return self.carryover.tidy()
 
-    def open(self, request: "Request", positions: range, filled_by: Ids) -> LoadOrder:
+    def open(self, request: Request, positions: range, filled_by: Ids) -> LoadOrder:
         """Begin to load these chain positions, all resident, for a request that has blocks for them.
 
         It holds these blocks until the restore has ended. ``filled_by``: for every slot of the pool the store
@@ -150,7 +144,7 @@ class Restores:
         first, stop = positions.start, positions.stop
         chain, request_id = request.block_hashes[:stop], request.request_id
         pin = self._allocator.pin(chain, first, stop)
-        block_ids = block_ids_of(self._manager.get_blocks(request_id).blocks[0][first:stop])
+        block_ids = self._engine.ids(self._engine.table(request_id)[first:stop])
         restore = Restore(request, first, pin, chain, block_ids)
         parts = amounts.load_parts(len(positions), self.first_part)
         jobs = [self._ledger.open_load(restore, *part) for part in parts]
@@ -162,7 +156,7 @@ class Restores:
         named = [LoadPart(job.job_id, job.start, job.stop) for job in jobs]
         return LoadOrder(request_id, named, slots, filled_by[slots], block_ids)
 
-    def cancel(self, is_meant: Callable[["Request"], bool] = lambda request: True) -> list[int]:
+    def cancel(self, is_meant: Callable[[Request], bool] = lambda request: True) -> list[int]:
         """Nothing under way for these requests is wanted any longer. Returns all jobs that are not wanted."""
         for restore in self:
             if is_meant(restore.request):
@@ -197,18 +191,17 @@ class Restores:
             if not restore.was_stuck:
                 self._is_filling[restore.block_ids] = False
             restore.was_stuck = True
-            block_ids = restore.block_ids[job.start : job.stop].tolist()
-            job.blocks = [self._block_pool.blocks[block_id] for block_id in block_ids]
-            self._block_pool.touch(job.blocks)
+            job.blocks = self._engine.blocks(restore.block_ids[job.start : job.stop])
+            self._engine.hold(job.blocks)
         if not progress.ended:
             return
         if job.blocks:
-            self._block_pool.free_blocks(reversed(job.blocks))
+            self._engine.release(reversed(job.blocks))
         num_wanted = restore.num_wanted
         self._share(restore, num_wanted)
         if not restore.parts_left:
             is_wanted = restore.num_shared < num_wanted and not (restore.is_void or restore.is_cancelled)
-            if is_wanted and _waits_for(restore):
+            if is_wanted and self._waits_for(restore):
                 self._landed[restore.request.request_id] = restore
             self._end(restore)
 
@@ -254,21 +247,20 @@ class Restores:
         Also if the request was aborted: the scheduler keeps its blocks until the restore has ended. Not
         once a part is stuck, because then the request gives its blocks up before that.
         """
-        is_held = _waits_for(restore) or restore.request.is_finished()
+        is_held = self._waits_for(restore) or restore.request.is_finished()
         is_good = not (restore.is_cancelled or restore.was_stuck)
         num_blocks = min(num_blocks, restore.num_shared + self._may_share)
         if num_blocks > restore.num_shared and is_held and is_good:
             self._may_share -= num_blocks - restore.num_shared
             restore.num_shared = num_blocks
-            self._manager.cache_blocks(restore.request, (restore.first + num_blocks) * self._block_size)
+            self._engine.share(restore.request, (restore.first + num_blocks) * self._block_size)
 
     def _has_landed(self, restore: Restore) -> bool:
         """Whether it has ended, and is neither handed over yet nor has its request gone on."""
         if not self._landed or self._landed.get(restore.request.request_id) is not restore:
             return False
-        return _waits_for(restore)
+        return self._waits_for(restore)
 
-
-def _waits_for(restore: Restore) -> bool:
-    """Whether its request waits for a restore, or for the step after it."""
-    return bool(restore.request.status is RequestStatus.WAITING_FOR_REMOTE_KVS)
+    def _waits_for(self, restore: Restore) -> bool:
+        """Whether its request waits for a restore, or for the step after it."""
+        return self._engine.state(restore.request) is State.WAITS_FOR_KV

@@ -11,7 +11,6 @@ One step of the engine, top to bottom::
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from allocator import CpuOffloadingBlockAllocator
 from evictor import HintedPolicy, make_policy
@@ -22,16 +21,11 @@ from offload.observe.recorder import TraceRecorder
 from offload.scheduler import amounts
 from offload.scheduler.adapters import Adapters
 from offload.scheduler.breaker import CircuitBreaker
+from offload.scheduler.engine import Engine, Request, Step
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.jobs import JobLedger, LoadJob, Progress
 from offload.scheduler.restores import Restores
 from offload.scheduler.stores import Stores
-from offload.vllm.request_hints import hints_of
-
-if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.request import Request
 
 
 class SchedulerSide:
@@ -40,7 +34,7 @@ class SchedulerSide:
     def __init__(
         self,
         config: OffloadConfig,
-        kv_cache_manager: "KVCacheManager",
+        engine: Engine,
         *,
         block_size: int,
         num_slots: int,
@@ -69,7 +63,7 @@ class SchedulerSide:
         self.stores = Stores(
             self.allocator,
             self.ledger,
-            kv_cache_manager,
+            engine,
             CircuitBreaker("stores", clock),
             self.metrics,
             self.adapters,
@@ -82,7 +76,7 @@ class SchedulerSide:
         self.restores = Restores(
             self.allocator,
             self.ledger,
-            kv_cache_manager,
+            engine,
             CircuitBreaker("restores", clock),
             self.metrics,
             block_size=block_size,
@@ -91,7 +85,7 @@ class SchedulerSide:
         )
         path = config.record_trace
         self._recorder = None if path is None else TraceRecorder(Path(path), block_size)
-        self._num_gpu_blocks = kv_cache_manager.block_pool.num_gpu_blocks
+        self._engine = engine
         self._admitted: dict[str, bool] = {}  # requests, and whether KV may be loaded for them once more
         self._local_tokens: dict[str, int] = {}  # of waiting requests: what the GPU has
         self._hints: dict[str, RequestHints] = {}  # of requests that have asked, until they are over
@@ -106,7 +100,7 @@ class SchedulerSide:
 
     # One step
 
-    def matched_tokens(self, request: "Request", num_local: int) -> int | None:
+    def matched_tokens(self, request: Request, num_local: int) -> int | None:
         """Tokens the pool can add to the ``num_local`` leading ones the GPU has. Asked again and again.
 
         None: not yet, because another request's load is bringing the next block. Every load ends or is given
@@ -118,15 +112,15 @@ class SchedulerSide:
         self._local_tokens[request.request_id] = num_local
         num_tokens = self._offer(request, num_local)
         if num_tokens is not None:
-            self.stores.room.make(request, num_local, num_tokens)
+            self.stores.holds.make(request, num_local, num_tokens)
         return num_tokens
 
-    def allocated(self, request: "Request", num_external: int) -> None:
+    def allocated(self, request: Request, num_external: int) -> None:
         """The scheduler admitted ``request`` and expects ``num_external`` tokens from us, maybe none."""
         request_id = request.request_id
         self.restores.went_on(request_id)
         num_local = self._local_tokens.pop(request_id, 0)
-        self.stores.room.was_given(request, num_local, num_external)
+        self.stores.holds.was_given(request, num_local, num_external)
         may_store = self.adapters.may_store(request, num_local // self.block_size)
         if request_id in self._admitted:
             if may_store:
@@ -149,7 +143,7 @@ class SchedulerSide:
         positions = amounts.load_range(num_local, num_external, self.block_size)
         self._next.loads.append(self.restores.open(request, positions, self.stores.filled_by))
 
-    def build_plan(self, output: "SchedulerOutput") -> StepPlan:
+    def build_plan(self, output: Step) -> StepPlan:
         """Everything the workers are to do in this step."""
         if self.restores.tidy():
             self.stores.backlog.plan_anew()
@@ -175,7 +169,7 @@ class SchedulerSide:
             self._has_losses = False
             self.stores.backlog.plan_anew()
 
-    def finish(self, request: "Request") -> None:
+    def finish(self, request: Request) -> None:
         """``request`` is over, in whatever state; its blocks are freed right after this returns."""
         self._local_tokens.pop(request.request_id, None)
         self._hints.pop(request.request_id, None)
@@ -234,7 +228,7 @@ class SchedulerSide:
 
     # Private
 
-    def _offer(self, request: "Request", num_local: int) -> int | None:
+    def _offer(self, request: Request, num_local: int) -> int | None:
         num_full = len(request.block_hashes)
         if num_local >= num_full * self.block_size or not self._admitted.get(request.request_id, True):
             return 0  # the GPU has all of its full blocks, or it is not to be offered a load again
@@ -250,25 +244,25 @@ class SchedulerSide:
             depth, num_local, request.num_tokens, self.block_size, hints.max_load_tokens
         )
         num_stuck = self.ledger.num_stuck_blocks
-        if not amounts.may_load(self._num_gpu_blocks, num_stuck, num_tokens // self.block_size):
+        if not amounts.may_load(self._engine.num_blocks, num_stuck, num_tokens // self.block_size):
             return 0
         return num_tokens
 
-    def _let_go_of_adapter(self, request: "Request") -> None:
+    def _let_go_of_adapter(self, request: Request) -> None:
         """``request`` has its adapter loaded again: KV of others under it is of old weights."""
 
-        def is_meant(other: "Request") -> bool:
+        def is_meant(other: Request) -> bool:
             return self.adapters.share_one(request, other)
 
         self.stores.drop(is_meant)
         self._next.cancelled += self.restores.cancel(is_meant)
         self._has_news = True
 
-    def _hints_of(self, request: "Request") -> RequestHints:
+    def _hints_of(self, request: Request) -> RequestHints:
         """Read once per request: it asks in every step while it waits."""
         hints = self._hints.get(request.request_id)
         if hints is None:
-            hints = self._hints[request.request_id] = hints_of(request)
+            hints = self._hints[request.request_id] = self._engine.hints(request)
         return hints
 
     def _advance(self, progress: Progress) -> None:

@@ -1,11 +1,9 @@
 """Stores: jobs that copy full GPU blocks down, from the backlog."""
 
 from collections.abc import Callable
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from vllm.v1.request import RequestStatus
 
 from allocator import CpuOffloadingBlockAllocator, StorePlan
 from evictor import KeepHints
@@ -16,23 +14,12 @@ from offload.scheduler.adapters import Adapters
 from offload.scheduler.answers import AnswerReuse, Kind
 from offload.scheduler.backlog import Backlog, Pending
 from offload.scheduler.breaker import CircuitBreaker
-from offload.scheduler.holds import Room
+from offload.scheduler.engine import Engine, Request, State, Step
+from offload.scheduler.holds import Holds
 from offload.scheduler.jobs import JobLedger, Progress, StoreJob
-
-if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.request import Request
-
-COMPLETED = frozenset(
-    {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_REPETITION}
-)
-"""Ends that a request reaches by computing. A stop string is none: the core sees an aborted request."""
 
 _ENDED_AT_ONCE = 16
 """Stores of requests that have ended which begin from one step to the next."""
-
-_block_id = attrgetter("block_id")
 
 
 class Stores:
@@ -47,7 +34,7 @@ class Stores:
         self,
         allocator: CpuOffloadingBlockAllocator,
         ledger: JobLedger,
-        kv_cache_manager: "KVCacheManager",
+        engine: Engine,
         breaker: CircuitBreaker,
         metrics: Metrics,
         adapters: Adapters,
@@ -63,7 +50,7 @@ class Stores:
         Args:
             allocator: of the pool.
             ledger: of the jobs.
-            kv_cache_manager: the scheduler's.
+            engine: whose blocks these are.
             breaker: pauses stores.
             metrics: counts them.
             adapters: told what is stored.
@@ -78,8 +65,7 @@ class Stores:
         """For every slot the store job that filled it."""
         self._allocator = allocator
         self._ledger = ledger
-        self._manager = kv_cache_manager
-        self._block_pool = kv_cache_manager.block_pool
+        self._engine = engine
         self._metrics = metrics
         self._adapters = adapters
         self._block_size = block_size
@@ -87,17 +73,17 @@ class Stores:
         self.answers = AnswerReuse(store_answers)
         self._num_ended_left = _ENDED_AT_ONCE
         self.backlog = Backlog(allocator, clock, block_size=block_size)
-        self.room = Room(
+        self.holds = Holds(
             self.backlog,
             ledger,
-            kv_cache_manager,
+            engine,
             metrics,
             clock,
             block_size=block_size,
             step_tokens=step_tokens,
         )
 
-    def arrived(self, request: "Request", num_local: int) -> Kind:
+    def arrived(self, request: Request, num_local: int) -> Kind:
         """The scheduler gave ``request`` blocks for the first time; returns the kind of its answer.
 
         ``num_local``: leading tokens that the GPU had for it.
@@ -113,7 +99,7 @@ class Stores:
         return kind
 
     def admit(
-        self, request: "Request", keep: KeepHints | None, max_tokens: int | None, kind: Kind = ""
+        self, request: Request, keep: KeepHints | None, max_tokens: int | None, kind: Kind = ""
     ) -> None:
         """What ``request`` computes may be stored.
 
@@ -136,14 +122,14 @@ class Stores:
         )
         self.backlog.admit(pending)
 
-    def plan(self, output: "SchedulerOutput", num_admitted: int) -> list[StoreOrder]:
+    def plan(self, output: Step, num_admitted: int) -> list[StoreOrder]:
         """What to store once this step has run; ``num_admitted`` requests have begun and are not over."""
         backlog, scheduled = self.backlog, output.num_scheduled_tokens
         for request_id in output.preempted_req_ids or ():
             preempted = backlog.get(request_id)
-            is_back = preempted is not None and preempted.request.status is not RequestStatus.PREEMPTED
+            is_back = preempted is not None and self._engine.state(preempted.request) is not State.PREEMPTED
             backlog.set_aside(request_id, is_back=is_back)
-        self.room.begin_step(output)
+        self.holds.begin_step(output)
         busy: list[str] = []
         if output.total_num_scheduled_tokens > len(scheduled):
             busy = [request_id for request_id, num in scheduled.items() if num > 1]
@@ -152,22 +138,22 @@ class Stores:
         for due in backlog.turns():
             self._look(due, scheduled, has_turn=True)
         self._num_ended_left = _ENDED_AT_ONCE
-        orders = [] if self.room.is_short else self._store_ended()
+        orders = [] if self.holds.is_short else self._store_ended()
         if backlog.has_runs and self._may_store():
             for run in backlog.runs():
                 pending = backlog.get(run.owner) if run.owner in scheduled else None
                 if pending is not None and self._may_store():
                     orders += self._open(pending, run.start, run.stop)
-        self.room.end_step(output, busy, num_admitted)
+        self.holds.end_step(output, busy, num_admitted)
         return orders
 
-    def finish(self, request: "Request") -> list[StoreOrder]:
+    def finish(self, request: Request) -> list[StoreOrder]:
         """What to store of a request that is over; its blocks are freed right after this returns.
 
         What has no copy yet is held, and stored now or in the next steps.
         """
         pending = self.backlog.finish(request.request_id)
-        self.room.finish(request.request_id, pending)
+        self.holds.finish(request.request_id, pending)
         if pending is None:
             return []
         table = self._table_of(pending)
@@ -176,31 +162,31 @@ class Stores:
             return []
         start = self._allocator.known_depth(pending.chain, num_full)
         if start < pending.num_planned:
-            self.room.count_unstored(max(0, num_full - pending.num_planned), "cut_off")
+            self.holds.count_unstored(max(0, num_full - pending.num_planned), "cut_off")
         elif start < num_full:
             blocks = table[start:num_full]
-            self._block_pool.touch(blocks)
+            self._engine.hold(blocks)
             self.backlog.end(pending, start, blocks)
         orders = self._store_ended()
-        self.room.let_run()
+        self.holds.let_run()
         return orders
 
     def spoil(self) -> None:
         """Some GPU blocks hold no valid KV; which others were computed on top of them cannot be told."""
         self._ledger.spoil_stores()
         self.backlog.spoil()
-        self.room.give_up("outage")
+        self.holds.give_up("outage")
 
     def reset(self) -> None:
         """Nothing computed before this is ever stored."""
         self.backlog.clear()
-        self.room.give_up("reset")
-        self.room.drop()
+        self.holds.give_up("reset")
+        self.holds.drop()
 
-    def drop(self, is_meant: "Callable[[Request], bool]") -> None:
+    def drop(self, is_meant: Callable[[Request], bool]) -> None:
         """Nothing computed before this for these requests is ever stored."""
-        self.room.release(self.backlog.drop(is_meant), "reset")
-        self.room.drop(is_meant)
+        self.holds.release(self.backlog.drop(is_meant), "reset")
+        self.holds.drop(is_meant)
 
     def advance(self, job: StoreJob, progress: Progress) -> None:
         """Take in what became of a store."""
@@ -211,7 +197,7 @@ class Stores:
             self._end(job)
         elif progress.gave_up:
             self._allocator.abandon(job.plan)
-            self.room.count_unstored(self.room.release_held(job), "outage")
+            self.holds.count_unstored(self.holds.release_held(job), "outage")
             self._ledger.take_held(job)
 
     # Which blocks
@@ -236,8 +222,9 @@ class Stores:
         """
         request = pending.request
         num_unconfirmed = request.num_output_placeholders
-        if request.status not in COMPLETED:
-            if request.status is not RequestStatus.FINISHED_ABORTED or not pending.has_run:
+        state = self._engine.state(request)
+        if state is not State.COMPLETED:
+            if state is not State.ABORTED or not pending.has_run:
                 return 0
             num_unconfirmed = request.num_in_flight_tokens
         return amounts.storable_blocks_at_finish(
@@ -259,18 +246,17 @@ class Stores:
         if answers.are_stored(pending.kind):
             return num_full
         if answers.is_learning:
-            self.room.count_unstored(max(0, num_full - max(num_prompt, pending.num_planned)), "unreturned")
+            self.holds.count_unstored(max(0, num_full - max(num_prompt, pending.num_planned)), "unreturned")
         return num_prompt
 
     def _table_of(self, pending: Pending) -> list[Any]:
         """The GPU blocks that its request has now; none after a preemption."""
-        blocks: list[Any] = self._manager.get_blocks(pending.request_id).blocks[0]
-        return blocks
+        return self._engine.table(pending.request_id)
 
     # Jobs
 
     def _may_store(self) -> bool:
-        return self.room.num_holdable > 0 and self.breaker.allows
+        return self.holds.num_holdable > 0 and self.breaker.allows
 
     def _open(self, pending: Pending, start: int, stop: int) -> list[StoreOrder]:
         """Store full blocks of a running request from position ``start`` on; as many as may be held now."""
@@ -284,14 +270,14 @@ class Stores:
         stop = plan.start + len(plan.hashes)
         self.backlog.planned(pending, stop)
         blocks = self._table_of(pending)[plan.start : stop]
-        self._block_pool.touch(blocks)
+        self._engine.hold(blocks)
         return [self._begin(pending, plan, blocks)]
 
     def _store_ended(self) -> list[StoreOrder]:
         """Store what is first in the queue, as much as may be held now."""
         orders: list[StoreOrder] = []
         if self.backlog.is_overdue:
-            self.room.give_up("overdue")
+            self.holds.give_up("overdue")
         while self._num_ended_left and self._may_store():
             pending = self.backlog.first
             if pending is None:
@@ -299,7 +285,7 @@ class Stores:
             self._num_ended_left -= 1
             orders += self._open_ended(pending)
         if self.breaker.is_outage:
-            self.room.give_up("outage")
+            self.holds.give_up("outage")
         return orders
 
     def _open_ended(self, pending: Pending) -> list[StoreOrder]:
@@ -321,39 +307,34 @@ class Stores:
 
     def _drop_first(self, num_blocks: int, why: str | None) -> None:
         """Release blocks of the first in the queue; nothing is lost if there is no reason ``why``."""
-        self.room.release(self.backlog.take(num_blocks)[::-1], why)
+        self.holds.release(self.backlog.take(num_blocks)[::-1], why)
 
     def _begin(self, pending: Pending, plan: StorePlan, blocks: list[Any]) -> StoreOrder:
         """Copy these blocks, which are held for it, into the slots of ``plan``."""
         self._adapters.stored(pending.request)
         job = self._ledger.open_store(plan, blocks)
-        self.room.begin(job, pending)
+        self.holds.begin(job, pending)
         self.breaker.began(job.job_id)
         slots = plan.slots[:, 0]
         self.filled_by[slots] = job.job_id
-        return StoreOrder(job.job_id, block_ids_of(blocks), slots)
+        return StoreOrder(job.job_id, self._engine.ids(blocks), slots)
 
     def _limit(self) -> int:
-        return 1 if self.breaker.is_outage else self.room.num_holdable  # a trial that hangs costs its slots
+        return 1 if self.breaker.is_outage else self.holds.num_holdable  # a trial that hangs costs its slots
 
     def _end(self, job: StoreJob) -> None:
-        num_left = self.room.release_held(job)
+        num_left = self.holds.release_held(job)
         self.backlog.moved()
         if job.num_copied == job.num_blocks:
             self._metrics.count("stored_bytes", job.num_copied * self._slot_bytes)
             self.breaker.succeeded(job.job_id)
             if not self._allocator.commit(job.plan):
-                self.room.count_unstored(num_left, "reset" if job.is_dropped else "cut_off")
+                self.holds.count_unstored(num_left, "reset" if job.is_dropped else "cut_off")
             return
         self._allocator.abort(job.plan)
-        self.room.count_unstored(num_left, "outage")
+        self.holds.count_unstored(num_left, "outage")
         if job.is_spoiled:
             self.breaker.dismissed(job.job_id)
         elif not job.given_up:
             self._metrics.count("failed_jobs")
             self.breaker.failed(job.job_id)
-
-
-def block_ids_of(blocks: list[Any]) -> Ids:
-    """Ids of GPU blocks, ``int64[len(blocks)]``."""
-    return np.fromiter(map(_block_id, blocks), dtype=np.int64, count=len(blocks))

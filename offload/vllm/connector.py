@@ -32,6 +32,7 @@ from offload.errors import UnsupportedError
 from offload.messages import StepPlan, WorkerFacts
 from offload.scheduler.side import SchedulerSide
 from offload.vllm.copy_paths import make_copier
+from offload.vllm.engine import VllmEngine
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.kv_events import KvEventStream
 from offload.vllm.regions import VllmCache, block_bytes
@@ -288,7 +289,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._events = KvEventStream(group.kv_cache_spec.block_size)
         self._scheduler = SchedulerSide(
             self._config,
-            self._kv_cache_manager,
+            VllmEngine(self._kv_cache_manager),
             block_size=group.kv_cache_spec.block_size,
             num_slots=min(fact.num_slots for fact in facts),
             slot_bytes=sum(fact.slot_bytes for fact in facts),

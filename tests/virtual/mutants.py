@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,19 +52,19 @@ def mutant_of_stuck_copies(
 
 
 class _NoReferences:
-    """A GPU block pool that is asked to hold and release blocks, and does not."""
+    """An engine that is asked to hold and release blocks, and does not."""
 
-    def __init__(self, pool: Any) -> None:
-        self._pool = pool
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
 
-    def touch(self, blocks: Any) -> None:
+    def hold(self, blocks: Any) -> None:
         pass
 
-    def free_blocks(self, blocks: Any) -> None:
+    def release(self, blocks: Any) -> None:
         pass
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._pool, name)
+        return getattr(self._engine, name)
 
 
 @mutant
@@ -74,7 +73,7 @@ def source_blocks_are_not_held_during_a_store(patch: pytest.MonkeyPatch) -> None
 
     def init(self: Stores, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        self._block_pool = self.room._block_pool = _NoReferences(self._block_pool)
+        self._engine = self.holds._engine = _NoReferences(self._engine)
 
     patch.setattr(Stores, "__init__", init)
 
@@ -85,11 +84,11 @@ def held_blocks_are_released_at_finish(patch: pytest.MonkeyPatch) -> None:
 
     def finish(self: Stores, request: Any) -> Any:
         orders = original(self, request)
-        table = {block.block_id for block in self._manager.get_blocks(request.request_id).blocks[0]}
+        table = set(self._engine.ids(self._engine.table(request.request_id)).tolist())
         for job in self._ledger._jobs.values():
             if isinstance(job, StoreJob) and table.intersection(block.block_id for block in job.blocks):
                 self._ledger.num_held_blocks -= len(job.blocks)
-                self._block_pool.free_blocks(reversed(job.blocks))
+                self._engine.release(reversed(job.blocks))
                 job.blocks = []
         return orders
 
@@ -290,12 +289,12 @@ def blocks_of_a_stuck_load_are_not_kept(patch: pytest.MonkeyPatch) -> None:
     original = Restores.advance
 
     def advance(self: Restores, job: LoadJob, progress: Any) -> Any:
-        pool = self._block_pool
+        engine = self._engine
         if progress.gave_up:
-            self._block_pool = SimpleNamespace(blocks=pool.blocks, touch=id, free_blocks=pool.free_blocks)
+            self._engine = _NoReferences(engine)
         ended = original(self, job, progress)
         job.blocks = []
-        self._block_pool = pool
+        self._engine = engine
         return ended
 
     patch.setattr(Restores, "advance", advance)
@@ -402,18 +401,20 @@ def block_tables_are_remembered(patch: pytest.MonkeyPatch) -> None:
 
     class Remembering:
         def __init__(self, stores: Stores) -> None:
-            self._manager = stores._manager
+            self._engine = stores._engine
 
-        def get_blocks(self, req_id: str) -> Any:
-            now = self._manager.get_blocks(req_id)
-            table = tables.setdefault((id(self._manager), req_id), [])
-            table.extend(now.blocks[0][len(table) :])
-            return SimpleNamespace(blocks=(table,))
+        def table(self, req_id: str) -> list[Any]:
+            table = tables.setdefault((id(self._engine), req_id), [])
+            table.extend(self._engine.table(req_id)[len(table) :])
+            return table
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._engine, name)
 
     def open_store(self: Stores, *arguments: Any) -> Any:
-        manager, self._manager = self._manager, Remembering(self)
+        engine, self._engine = self._engine, Remembering(self)
         orders = original(self, *arguments)
-        self._manager = manager
+        self._engine = engine
         return orders
 
     patch.setattr(Stores, "_open", open_store)

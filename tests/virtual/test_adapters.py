@@ -58,7 +58,7 @@ def test_nothing_stored_before_is_served_to_it_or_after_it(
 
 def test_a_store_in_flight_is_not_kept(engine: VirtualEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Counter[str]()
-    monkeypatch.setattr(engine.side.stores.room, "count_unstored", lambda num, why: lost.update({why: num}))
+    monkeypatch.setattr(engine.side.stores.holds, "count_unstored", lambda num, why: lost.update({why: num}))
     driver.hold(engine, driver.STORE)
     old = driver.finish(engine, PROMPT, lora=LORA)
     assert engine.jobs

@@ -101,7 +101,7 @@ class Audit(SchedulerAudit):
         side.ledger.check_invariants()
         side.adapters.check_invariants()
         side.stores.backlog.check_invariants()
-        side.stores.room.check_invariants()
+        side.stores.holds.check_invariants()
         side.stores.answers.check_invariants()
         side.restores.check_invariants()
         self._check_failed_slots()
@@ -160,7 +160,7 @@ class Audit(SchedulerAudit):
         assert not (
             side._admitted or side._local_tokens or len(side.stores.backlog) or list(side.restores)
         ), f"{side._admitted} {side._local_tokens} {list(side.restores)} are gone"
-        assert not side.stores.room._restoring, f"{side.stores.room._restoring} are gone"
+        assert not side.stores.holds._restoring, f"{side.stores.holds._restoring} are gone"
         assert not (side._hints or side.restores._followed or side.restores._landed), (
             f"{side._hints} {list(side.restores._followed)} {list(side.restores._landed)} are gone"
         )

@@ -1,0 +1,108 @@
+"""The engine as the scheduler's side sees it: its requests, its steps, and its GPU blocks.
+
+``offload.vllm.engine`` has the one for vLLM. Requests and steps are vLLM's own objects: what is named here is
+what is read of them.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from enum import Enum, auto
+from typing import Any, Protocol
+
+from offload.messages import Ids
+from offload.scheduler.hints import RequestHints
+
+GpuBlocks = list[Any]
+"""Handles of GPU blocks, opaque here."""
+
+
+class State(Enum):
+    """Where a request stands, as far as it matters here."""
+
+    WAITS_FOR_KV = auto()
+    """For a restore, or for the step after it."""
+    PREEMPTED = auto()
+    COMPLETED = auto()
+    """Over, by computing all that was asked for."""
+    ABORTED = auto()
+    """Over, ended from outside: a stop string is such an end."""
+    OTHER = auto()
+
+
+class Adapter(Protocol):
+    """A LoRA adapter that a request names."""
+
+    lora_name: str
+    lora_int_id: int
+    load_inplace: bool
+
+
+class Request(Protocol):
+    """What is read of a request. Numbers count tokens."""
+
+    request_id: str
+    arrival_time: float
+    block_hashes: list[bytes]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_output_placeholders: int
+    num_in_flight_tokens: int
+    resumable: bool
+    lora_request: Adapter | None
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+    def is_finished(self) -> bool: ...
+
+
+class Step(Protocol):
+    """What is read of a step that is scheduled."""
+
+    num_scheduled_tokens: dict[str, int]
+    """By request."""
+    total_num_scheduled_tokens: int
+    preempted_req_ids: Collection[str] | None
+
+
+class Engine(Protocol):
+    """What is asked of the engine. Blocks are those of one cache group."""
+
+    num_blocks: int
+    """GPU blocks."""
+    num_spare: int
+    """Blocks that must be left when a request is admitted."""
+
+    @property
+    def num_free(self) -> int:
+        """GPU blocks that nobody holds."""
+
+    def state(self, request: Any) -> State:
+        """Where the request stands."""
+
+    def hints(self, request: Any) -> RequestHints:
+        """What its client asked for. Never raises."""
+
+    def table(self, request_id: str) -> GpuBlocks:
+        """The blocks that a request has now, by chain position; none after a preemption."""
+
+    def blocks(self, block_ids: Ids) -> GpuBlocks:
+        """Those with these ids."""
+
+    def ids(self, blocks: Sequence[Any]) -> Ids:
+        """Ids of blocks, ``int64[len(blocks)]``."""
+
+    def hold(self, blocks: Sequence[Any]) -> None:
+        """Keep blocks from reuse until they are released."""
+
+    def release(self, blocks: Iterable[Any]) -> None:
+        """End a hold on each. The first is the first to be reused."""
+
+    def num_holds(self, block_id: int) -> int:
+        """How many hold that block."""
+
+    def num_free_of(self, hashes: Iterator[bytes]) -> int:
+        """How many blocks of these prefix hashes the GPU has that nobody holds. O(these)."""
+
+    def share(self, request: Any, num_tokens: int) -> None:
+        """Give the leading blocks of a request to the GPU's prefix cache: ``num_tokens`` of it are there."""
