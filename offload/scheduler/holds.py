@@ -67,7 +67,7 @@ class Holds:
 
     # Requests
 
-    def make(self, request: Request, num_local: int, num_external: int) -> None:
+    def give_way(self, request: Request, num_local: int, num_external: int) -> None:
         """A waiting request is about to ask the scheduler for blocks, some of which stores may hold.
 
         It waits for them while there is patience. Then the queue gives way, at once and by no more than the
@@ -222,7 +222,7 @@ class Holds:
             self.give_up("gave_way", num_given_up)
 
     def check_invariants(self) -> None:
-        """References are those of the queue and of the jobs in flight, and each is held in earnest."""
+        """References are those of the queue and of the jobs in flight, and each of them is held."""
         self._patience.check_invariants()
         over = [pending for pending in set(self._in_flight.values()) if pending.is_over]
         num_left = sum(pending.num_in_flight for pending in over)

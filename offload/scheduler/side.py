@@ -112,7 +112,7 @@ class SchedulerSide:
         self._local_tokens[request.request_id] = num_local
         num_tokens = self._offer(request, num_local)
         if num_tokens is not None:
-            self.stores.holds.make(request, num_local, num_tokens)
+            self.stores.holds.give_way(request, num_local, num_tokens)
         return num_tokens
 
     def allocated(self, request: Request, num_external: int) -> None:
@@ -275,6 +275,6 @@ class SchedulerSide:
         request = job.restore.request
         if progress.fell_short and not request.is_finished():
             # The scheduler counts such a request among the prefills it reserves blocks for ever after, and
-            # would have it wait for room beside itself if it were offered a second load.
+            # would have it wait for blocks beside its own if it were offered a second load.
             self._admitted[request.request_id] = False
         self.restores.advance(job, progress)
