@@ -33,7 +33,7 @@ class OffloadConfig:
         cpu_gib: host memory for the pool in GiB, of the whole engine: its ranks share it evenly.
         store_decode_blocks: also store blocks of generated tokens, not only of prompts: True, False, or
             "auto" to learn whether later prompts have them; see ``answers``.
-        eviction_policy: which leaf goes when the pool is full; see ``evictor.available_policies()``.
+        eviction_policy: which leaf is evicted when the pool is full; see ``evictor.available_policies()``.
         verify_loads: which blocks are checked against their checksums when they are restored: "always",
             "sampled" (one in 16, others each time) or "never".
         hinted_share: the part of the pool, 0 to 1, that requests together may have protected by asking for
