@@ -82,10 +82,11 @@ class Restores:
     def __iter__(self) -> Iterator[Restore]:
         return iter(self._restores.values())
 
-    def is_coming(self, request: Request, position: int) -> bool:
-        """Whether the block at that position of the request's chain is on its way, or just arrived.
+    def follow(self, request: Request, position: int) -> bool:
+        """Have the request wait for the restore that brings the block at that position of its chain.
 
-        O(1), and O(log n) more when the request is new to a restore.
+        Returns whether there is one, and the block is on its way or just arrived. What has landed for the
+        request is handed over. O(1), and O(log n) more when the request is new to a restore.
         """
         request_id, chain = request.request_id, request.block_hashes
         restore = self._index.find(chain, position)

@@ -2,7 +2,7 @@
 
 One step of the engine, top to bottom::
 
-    matched_tokens      a waiting request asks what the pool has for it; queued stores give way to it
+    offer               a waiting request asks what the pool has for it; queued stores give way to it
     allocated           the scheduler gave it blocks: pin the slots, open a load
     build_plan          requests are scheduled: open stores of their full, uncached blocks
     receive             workers report: commit or abort stores, unpin loads, release blocks
@@ -24,6 +24,7 @@ from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.engine import Engine, Request, Step
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.jobs import JobLedger, LoadJob, Progress
+from offload.scheduler.offer import COMING, NOTHING, Offer, Why
 from offload.scheduler.restores import Restores
 from offload.scheduler.stores import Stores
 
@@ -100,20 +101,23 @@ class SchedulerSide:
 
     # One step
 
-    def matched_tokens(self, request: Request, num_local: int) -> int | None:
-        """Tokens the pool can add to the ``num_local`` leading ones the GPU has. Asked again and again.
+    def offer(self, request: Request, num_local: int) -> Offer:
+        """What the pool can add to the ``num_local`` leading tokens the GPU has. Asked again and again.
 
-        None: not yet, because another request's load is bringing the next block. Every load ends or is given
-        up, so nobody waits for ever. Otherwise the scheduler looks for blocks for it next, and those held for
-        requests that are over give way.
+        No tokens yet means: another request's load is bringing the next block. Every load ends or is given
+        up, so nobody waits for ever. Otherwise the scheduler looks for blocks for the request next.
+
+        It changes three things. The request may become a follower of a restore, and what has landed of that
+        is handed to the GPU's prefix cache. ``num_local`` is remembered for ``allocated``. Blocks held for
+        requests that are over may be released.
         """
         if self.restores.still_waits(request.request_id, num_local // self.block_size):
-            return None
+            return COMING
         self._local_tokens[request.request_id] = num_local
-        num_tokens = self._offer(request, num_local)
-        if num_tokens is not None:
-            self.stores.holds.give_way(request, num_local, num_tokens)
-        return num_tokens
+        offer = self._offer(request, num_local)
+        if offer.tokens is not None:
+            self.stores.holds.give_way(request, num_local, offer.tokens)
+        return offer
 
     def allocated(self, request: Request, num_external: int) -> None:
         """The scheduler admitted ``request`` and expects ``num_external`` tokens from us, maybe none."""
@@ -228,25 +232,32 @@ class SchedulerSide:
 
     # Private
 
-    def _offer(self, request: Request, num_local: int) -> int | None:
-        num_full = len(request.block_hashes)
-        if num_local >= num_full * self.block_size or not self._admitted.get(request.request_id, True):
-            return 0  # the GPU has all of its full blocks, or it is not to be offered a load again
+    def _offer(self, request: Request, num_local: int) -> Offer:
+        if num_local >= len(request.block_hashes) * self.block_size:
+            return NOTHING[Why.GPU_HAS_ALL]
+        if not self._admitted.get(request.request_id, True):
+            return NOTHING[Why.FAILED]
         hints = self._hints_of(request)
-        if not (hints.may_load(self.block_size) and self.adapters.may_load(request)):
-            return 0
-        if self.restores.is_coming(request, num_local // self.block_size):
-            return None
-        if self.restores.carryover.has_drops or not self.restores.breaker.allows:
-            return 0
+        if not hints.may_load(self.block_size):
+            return NOTHING[Why.UNWANTED]
+        if not self.adapters.may_load(request):
+            return NOTHING[Why.RELOADING]
+        if self.restores.follow(request, num_local // self.block_size):
+            return COMING
+        if self.restores.carryover.has_drops:
+            return NOTHING[Why.DROPPING]
+        if not self.restores.breaker.allows:
+            return NOTHING[Why.PAUSED]
         depth = self.allocator.resident_depth(request.block_hashes)
         num_tokens = amounts.loadable_tokens(
             depth, num_local, request.num_tokens, self.block_size, hints.max_load_tokens
         )
+        if not num_tokens:
+            return NOTHING[Why.ABSENT]
         num_stuck = self.ledger.num_stuck_blocks
         if not amounts.may_load(self._engine.num_blocks, num_stuck, num_tokens // self.block_size):
-            return 0
-        return num_tokens
+            return NOTHING[Why.STUCK]
+        return Offer(num_tokens, Why.RESIDENT)
 
     def _let_go_of_adapter(self, request: Request) -> None:
         """``request`` has its adapter loaded again: KV of others under it is of old weights."""

@@ -160,7 +160,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[int | None, bool]:
         if self._scheduler is None:
             return 0, False
-        num_tokens = self._scheduler.matched_tokens(request, num_computed_tokens)
+        num_tokens = self._scheduler.offer(request, num_computed_tokens).tokens
         return num_tokens, bool(num_tokens)
 
     def update_state_after_alloc(

@@ -160,11 +160,11 @@ def test_it_is_not_stored_once_a_preemption_has_put_old_blocks_before_it(engine:
     engine.step()
     side = engine.side
     assert side.stores.backlog.get(request.request_id) is not None
-    side.matched_tokens(request, BLOCKS * BLOCK)
+    side.offer(request, BLOCKS * BLOCK)
     side.allocated(request, 0)
     assert side.stores.backlog.get(request.request_id) is not None, "the pool knows all of these"
     side.allocator.reset()
-    side.matched_tokens(request, BLOCKS * BLOCK)
+    side.offer(request, BLOCKS * BLOCK)
     side.allocated(request, 0)
     assert side.stores.backlog.get(request.request_id) is None
     driver.come_to_rest(engine)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from offload.scheduler.offer import Offer
 from offload.testing.virtual import VirtualEngine
 from tests.offload.counted import Counted
 from tests.virtual.driver import come_to_rest, depth_of, serve, step_until, tokens
@@ -111,13 +112,13 @@ def test_requests_that_are_never_admitted_leave_nothing(engines: Callable[..., V
 def watch_asks(engine: VirtualEngine) -> Counter[str]:
     """How often each request asks from now on what the pool has for it."""
     asks = Counter[str]()
-    matched_tokens = engine.side.matched_tokens
+    offer = engine.side.offer
 
-    def watched(request: Any, num_local: int) -> int | None:
+    def watched(request: Any, num_local: int) -> Offer:
         asks[request.request_id] += 1
-        return matched_tokens(request, num_local)
+        return offer(request, num_local)
 
-    engine.side.matched_tokens = watched  # type: ignore[method-assign]
+    engine.side.offer = watched  # type: ignore[method-assign]
     return asks
 
 

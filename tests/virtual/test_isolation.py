@@ -73,7 +73,7 @@ def test_kv_of_one_is_not_served_to_another(
         forget_gpu(engine)
         stranger = engine.add(PROMPT, 1, **yours)
         assert depth_of(engine, stranger) == num_shared
-        assert engine.side.matched_tokens(stranger, 0) == num_shared * BLOCK
+        assert engine.side.offer(stranger, 0).tokens == num_shared * BLOCK
         engine.drain()
         assert computed[stranger.request_id] == len(PROMPT) - num_shared * BLOCK
         assert depth_of(engine, stranger) == BLOCKS

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from offload.scheduler.offer import NOTHING, Why
 from offload.testing.virtual import VirtualEngine, VirtualSettings
 from tests.virtual import driver
 
@@ -45,7 +46,7 @@ def test_what_was_computed_on_top_of_a_siblings_failed_load_is_not_kept() -> Non
     engine.add(head, 1)
     engine.drain()
     assert engine.reset(connector=False)
-    engine.side.matched_tokens = lambda request, num_local: 0  # type: ignore[method-assign]
+    engine.side.offer = lambda *_: NOTHING[Why.ABSENT]  # type: ignore[method-assign]
     driver.hold(engine, driver.STORE)
     request = engine.add(head + drawn(rng, 6), 1)
     engine.step()

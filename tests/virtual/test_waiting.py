@@ -8,6 +8,7 @@ import pytest
 from vllm.v1.request import Request
 
 from offload.scheduler.jobs import Restore
+from offload.scheduler.offer import NOTHING, Why
 from offload.scheduler.restore_index import RestoreIndex
 from offload.testing.faulty import Fault
 from offload.testing.virtual import VirtualEngine
@@ -129,7 +130,7 @@ class TestManyEndInOneStep:
         release(engine)
         step_until(engine, lambda: len(engine.side.restores._landed) > 1)
         landed = [request.request_id in engine.side.restores._landed for request in requests]
-        answers = [engine.side.matched_tokens(request, len(SYSTEM)) for request in waiting]
+        answers = [engine.side.offer(request, len(SYSTEM)).tokens for request in waiting]
         assert [answer is None for answer in answers] == landed
         come_to_rest(engine)
 
@@ -174,7 +175,8 @@ class TestManyEndInOneStep:
         release(engine)
         step_until(engine, lambda: engine.side.restores.carryover.has_drops)
         late = engine.add([*DOCUMENTS[-1], 9], 1)
-        assert engine.side.matched_tokens(late, len(SYSTEM)) == 0, "it was offered what has just failed"
+        offer = engine.side.offer(late, len(SYSTEM))
+        assert offer == NOTHING[Why.DROPPING], "it was offered what has just failed"
         come_to_rest(engine)
         assert all(request.is_finished() for request in requests)
 

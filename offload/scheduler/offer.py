@@ -1,0 +1,31 @@
+"""What the pool offers a waiting request, and why it is not more."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Why(StrEnum):
+    """Why an offer is what it is."""
+
+    RESIDENT = "the pool has it"
+    COMING = "another restore brings the next block"
+    GPU_HAS_ALL = "the GPU has all of its full blocks"
+    ABSENT = "the pool has no more of it than the GPU"
+    UNWANTED = "its client asked for none"
+    RELOADING = "its adapter is being loaded again"
+    FAILED = "a restore for it has failed"
+    DROPPING = "slots of a failed restore are yet to be dropped"
+    PAUSED = "restores are paused after faults"
+    STUCK = "restores that hang hold too many GPU blocks"
+
+
+class Offer(NamedTuple):
+    """How many tokens behind those that the GPU has; None: ask again in the next step."""
+
+    tokens: int | None
+    why: Why
+
+
+COMING = Offer(None, Why.COMING)
+NOTHING = {why: Offer(0, why) for why in Why}
+"""No tokens, by reason."""
