@@ -4,8 +4,8 @@
                        "kv_connector_extra_config": {"cpu_gib": 8}}'
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_events import KVCacheEvent
@@ -50,10 +50,27 @@ else:
     _HIT_SOURCE = CacheHitSource.HOST
 
 if TYPE_CHECKING:
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+
+class PoolSize(NamedTuple):
+    """Of all ranks together.
+
+    Attributes:
+        num_slots: the least that any rank has.
+        slot_bytes: bytes of a slot on all ranks.
+    """
+
+    num_slots: int
+    slot_bytes: int
+
+    @classmethod
+    def of(cls, facts: Collection[WorkerFacts]) -> "PoolSize":
+        """What these ranks have together."""
+        return cls(min(fact.num_slots for fact in facts), sum(fact.slot_bytes for fact in facts))
 
 
 class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
@@ -68,9 +85,9 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         """Raises ConfigError or UnsupportedError for what this release cannot serve right."""
         super().__init__(vllm_config, role, kv_cache_config)
-        self._scheduler: SchedulerSide | None = None
+        self._side: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
-        self._facts: dict[tuple[int, int], WorkerFacts] = {}
+        self._facts: list[WorkerFacts] = []
         config = check_engine(vllm_config)
         if config is None:
             raise UnsupportedError(
@@ -131,12 +148,6 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Scheduler side
 
-    def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
-        super().bind_kv_cache_manager(kv_cache_manager)
-        slot_bytes = block_bytes(self._kv_cache_config)
-        num_slots = self._config.cpu_bytes // self._num_ranks // slot_bytes
-        self._make_scheduler_side([WorkerFacts(num_slots, slot_bytes, self._fingerprint)] * self._num_ranks)
-
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
@@ -145,15 +156,19 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         From vLLM 0.33 on an engine that wakes up tells it again. What is in the pool is still known then.
 
         Raises:
-            UnsupportedError: a worker sees the cache in another way than the scheduler.
+            UnsupportedError: a worker sees the cache in another way than the scheduler, or its part of the
+                pool is not what it was.
         """
         facts = {rank: each.facts for rank, each in metadata.items() if isinstance(each, FactsEnvelope)}
         for (pipeline_rank, tensor_rank), fact in facts.items():
             who = f"the worker of pipeline rank {pipeline_rank}, tensor rank {tensor_rank}"
             check_fingerprint(self._fingerprint, fact.fingerprint, who)
-        if self._scheduler is not None and facts and facts != self._facts:
-            self._facts = facts
-            self._make_scheduler_side(list(facts.values()))
+        if self._side is None:
+            self._facts = list(facts.values())
+        elif facts and (asked := PoolSize.of(facts.values())) != self._pool_size:
+            raise UnsupportedError(
+                f"the workers' pool is {asked} now and was {self._pool_size} before; restart the engine"
+            )
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
@@ -282,17 +297,33 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is not None:
             self._scheduler.close()
 
-    def _make_scheduler_side(self, facts: list[WorkerFacts]) -> None:
-        assert self._kv_cache_manager is not None
+    @property
+    def _scheduler(self) -> SchedulerSide | None:
+        """Made once, when the first hook asks for it: workers have told their facts by then, or will not."""
+        if self._side is None and self._kv_cache_manager is not None:
+            self._side = self._make_scheduler_side()
+        return self._side
+
+    @property
+    def _pool_size(self) -> PoolSize:
+        """As workers have told; where none does, inside a MultiConnector, as they will have it."""
+        if self._facts:
+            return PoolSize.of(self._facts)
+        slot_bytes = block_bytes(self._kv_cache_config)
+        num_slots = self._config.cpu_bytes // self._num_ranks // slot_bytes
+        return PoolSize(num_slots, slot_bytes * self._num_ranks)
+
+    def _make_scheduler_side(self) -> SchedulerSide:
         group = self._kv_cache_config.kv_cache_groups[0]
         events = self._vllm_config.kv_events_config
         self._events = KvEventStream(group.kv_cache_spec.block_size)
-        self._scheduler = SchedulerSide(
+        size = self._pool_size
+        return SchedulerSide(
             self._config,
             VllmEngine(self._kv_cache_manager),
             block_size=group.kv_cache_spec.block_size,
-            num_slots=min(fact.num_slots for fact in facts),
-            slot_bytes=sum(fact.slot_bytes for fact in facts),
+            num_slots=size.num_slots,
+            slot_bytes=size.slot_bytes,
             step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
             num_ranks=self._num_ranks,
             record_events=events is not None and events.enable_kv_cache_events,

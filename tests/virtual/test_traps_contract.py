@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import itertools
 import threading
 from dataclasses import replace
 from typing import Any
@@ -172,14 +173,26 @@ def test_trap_22_before_the_first_step_nothing_of_ours_runs(engines: Engines) ->
     assert not copier._now and not copier._tasks, "the copier was asked"
 
 
-def test_trap_35_all_ranks_use_the_least_number_of_slots_any_of_them_has(engines: Engines) -> None:
+def test_trap_35_all_ranks_use_the_least_number_of_slots_any_of_them_has(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = CpuOffloadConnector.get_handshake_metadata
+    fewer = itertools.count(step=7)
+
+    def tell(connector: CpuOffloadConnector) -> FactsEnvelope:
+        facts = told(connector).facts
+        return FactsEnvelope(replace(facts, num_slots=facts.num_slots - next(fewer)))
+
+    monkeypatch.setattr(CpuOffloadConnector, "get_handshake_metadata", tell)
     engine = engines(num_ranks=2)
-    facts = [rank.connector._worker.facts for rank in engine.ranks]
-    smaller = replace(facts[1], num_slots=facts[1].num_slots - 7)
-    connector = engine.scheduler.connector
-    told = {(0, 0): FactsEnvelope(facts[0]), (1, 0): FactsEnvelope(smaller)}
-    connector.set_xfer_handshake_metadata_pp_aware(told)
-    assert connector._scheduler.allocator.capacity == facts[0].num_slots - 7
+    assert engine.side.allocator.capacity == engine.settings.cpu_slots - 7
+    connector, facts = engine.scheduler.connector, engine.ranks[0].connector._worker.facts
+    connector.set_xfer_handshake_metadata_pp_aware(
+        {(0, 0): FactsEnvelope(facts), (1, 0): FactsEnvelope(replace(facts, num_slots=facts.num_slots - 7))}
+    )
+    with pytest.raises(UnsupportedError, match="restart the engine"):
+        connector.set_xfer_handshake_metadata_pp_aware({(0, 0): FactsEnvelope(facts)})
+    assert connector._scheduler is engine.side, "it was made anew"
 
 
 def test_trap_36_of_a_released_chain_the_gpu_reuses_the_tail_first(engines: Engines) -> None:
