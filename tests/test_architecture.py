@@ -100,59 +100,68 @@ def test_there_is_something_to_look_at() -> None:
     assert {"evictor.LruPolicy", "typing.Any"} <= imports_anywhere("allocator.block_allocator")
 
 
-@pytest.mark.parametrize("module", OURS)
-def test_imports_follow_the_arrows(module: str) -> None:
-    """evictor <- allocator <- offload; and nothing of ours imports tests or benchmarks."""
-    mine = PACKAGES.index(module.partition(".")[0])
-    forbidden = {*PACKAGES[mine + 1 :], "tests", "benchmarks"}
-    against = {name for name in imports_anywhere(module) if name.partition(".")[0] in forbidden}
-    assert not against
-
-
-PARTS = {
+ABOVE = {
+    "evictor": ("allocator", "offload", "torch", "vllm"),
+    "allocator": ("offload", "torch", "vllm"),
+    "offload": ("vllm", "pytest", "hypothesis"),
+    "offload.messages": ("offload.scheduler", "offload.worker", "offload.vllm", "torch"),
     "offload.scheduler": ("offload.worker", "offload.vllm", "offload.testing", "offload.sizing", "torch"),
     "offload.worker": (
         "offload.scheduler",
         "offload.vllm",
         "offload.testing",
         "offload.sizing",
+        "offload.observe",
         "allocator",
         "evictor",
     ),
     "offload.observe": ("offload.scheduler", "offload.worker", "offload.vllm", "offload.testing", "torch"),
     "offload.sizing": ("offload.scheduler", "offload.worker", "offload.vllm", "offload.testing", "torch"),
     "offload.vllm": ("offload.testing",),
-    "offload.testing": ("pytest", "hypothesis"),
 }
 """What no module of a part imports. The two processes share ``offload.messages`` and what is below it."""
 
-EXCEPT = {
-    "offload.vllm.certification.run": {"offload.testing"},  # the command runs the testing kit
+ALLOWED = {
+    ("offload.vllm", "vllm"),
+    ("offload.testing", "vllm"),
+    ("offload.vllm.certification.run", "offload.testing"),  # the command runs the testing kit
 }
+"""Parts and what they may import all the same."""
 
 
 def is_in(name: str, part: str) -> bool:
     return f"{name}.".startswith(f"{part}.")
 
 
-def may_import_vllm(module: str) -> bool:
-    parts = ("offload.vllm", "offload.testing")
-    return any(is_in(module, part) for part in parts)
+def may_import(module: str, other: str) -> bool:
+    if any(is_in(module, part) and other == theirs for part, theirs in ALLOWED):
+        return True
+    return not any(is_in(module, part) and other in others for part, others in ABOVE.items())
+
+
+def against_the_rules(module: str, tree: ast.AST) -> set[str]:
+    """What a module imports, anywhere in it, and must not."""
+    known = {other for others in ABOVE.values() for other in others} | {"tests", "benchmarks"}
+    met = {other for other in known for name in imports(ast.walk(tree)) if is_in(name, other)}
+    return {other for other in met if other in ("tests", "benchmarks") or not may_import(module, other)}
 
 
 @pytest.mark.parametrize("module", OURS)
-def test_vllm_is_imported_at_the_border_and_torch_not_below_offload(module: str) -> None:
-    tops = {name.partition(".")[0] for name in imports_anywhere(module)}
-    assert "vllm" not in tops or may_import_vllm(module)
-    assert "torch" not in tops or is_in(module, "offload")
+def test_imports_follow_the_arrows(module: str) -> None:
+    """evictor <- allocator <- offload; scheduler and worker apart; nothing imports tests or benchmarks."""
+    assert not against_the_rules(module, ALL[module])
 
 
-@pytest.mark.parametrize("module", [each for each in OURS if any(is_in(each, part) for part in PARTS)])
-def test_parts_keep_to_themselves(module: str) -> None:
-    part = next(part for part in PARTS if is_in(module, part))
-    names = imports_anywhere(module)
-    against = {other for other in PARTS[part] if any(is_in(name, other) for name in names)}
-    assert against == EXCEPT.get(module, set())
+@pytest.mark.parametrize(
+    ("module", "other"), [(part, other) for part, others in ABOVE.items() for other in others]
+)
+@pytest.mark.parametrize(
+    "line",
+    ["import {0}", "import {0}.deep", "from {0} import name", "def f():\n    from {0}.deep import name"],
+)
+def test_a_rule_that_is_broken_is_found(module: str, other: str, line: str) -> None:
+    part = "offload.other" if module == "offload" else f"{module}.other"
+    assert against_the_rules(part, ast.parse(line.format(other))) >= {other}
 
 
 def test_only_a_function_of_the_command_certify_imports_the_testing_kit() -> None:
@@ -164,7 +173,7 @@ def test_what_is_required_is_imported_and_what_is_imported_is_required() -> None
     """But torch comes with vLLM, and matplotlib with an extra. Below offload.vllm vLLM brings more."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {re.split(r"\W", each.replace("-", "_"))[0] for each in project["dependencies"]}
-    modules = [module for module in OURS if not may_import_vllm(module)]
+    modules = [module for module in OURS if not may_import(module, "vllm")]
     tops = {name.partition(".")[0] for module in modules for name in imports_anywhere(module)}
     assert tops - sys.stdlib_module_names - {*PACKAGES, "torch", "matplotlib"} == required
 
