@@ -4,7 +4,9 @@ PyPI has another ``allocator``. Python takes the first package of that name on i
 distributions write into one folder (docs/decisions/0014).
 """
 
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 _MARK = '__distribution__ = "kv-offload"'
@@ -20,9 +22,7 @@ def check_siblings() -> None:
         spec = find_spec(name)
         if spec is None:
             raise ImportError(f"kv-offload lacks its package {name!r}; install kv-offload again", name=name)
-        loader: Any = spec.loader
-        source = loader.get_source(name) if hasattr(loader, "get_source") else None
-        if source is None or _MARK not in source:
+        if _MARK not in _source(spec):
             place = spec.origin or str(list(spec.submodule_search_locations or ()))
             raise ImportError(
                 f"the package {name!r} at {place} is not the one of kv-offload; another distribution, or a "
@@ -31,3 +31,11 @@ def check_siblings() -> None:
                 name=name,
                 path=spec.origin,
             )
+
+
+def _source(spec: ModuleSpec) -> str:
+    """Of the package; empty if there is none, as of a folder without code."""
+    loader: Any = spec.loader
+    if hasattr(loader, "get_source"):  # also of a package in a zip file
+        return loader.get_source(spec.name) or ""
+    return Path(spec.origin).read_text() if spec.has_location and spec.origin else ""

@@ -11,10 +11,16 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def imported(module: str, *path: Path) -> subprocess.CompletedProcess[str]:
-    """``import module`` with only ``path`` before what is installed."""
+def imported(module: str, *path: Path, without_installed: bool = False) -> subprocess.CompletedProcess[str]:
+    """``import module`` with only ``path`` before what is installed, or with nothing of ours installed."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))}
-    command = [sys.executable, "-P", "-c", f"import {module}; print({module}.__file__)"]
+    code = f"import {module}; print({module}.__file__)"
+    if without_installed:
+        kept = (
+            "[each for each in sys.path if not os.path.exists(os.path.join(each, 'allocator', 'errors.py'))]"
+        )
+        code = f"import os, sys; sys.path[:] = {kept}; {code}"
+    command = [sys.executable, "-P", "-c", code]
     return subprocess.run(command, env=environment, capture_output=True, text=True, cwd=path[0])
 
 
@@ -63,6 +69,6 @@ def test_a_folder_without_code_is_refused(tmp_path: Path) -> None:
     for name in ("evictor", "offload"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "allocator").mkdir()
-    done = imported("offload", tmp_path)
+    done = imported("offload", tmp_path, without_installed=True)
     assert done.returncode == 1
-    assert "allocator" in done.stderr
+    assert "the package 'allocator'" in done.stderr
