@@ -51,7 +51,6 @@ def run_all(folder: Path, commands: list[list[str]], **variables: str) -> list[S
 
 def test_the_next_release_starts_with_a_certificate(tmp_path: Path) -> None:
     """In the user's cache directory."""
-    file = tmp_path / "cache" / "kv-offload" / f"vllm-{NEWER}.json"
     commands = [CHECK, ["certify", "--seconds", "0", "--seed", "8"], CHECK]
     variables = {VARIABLE: "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     refused, certified, checked = run_all(lay_over(tmp_path / "next"), commands, **variables)
@@ -62,6 +61,7 @@ def test_the_next_release_starts_with_a_certificate(tmp_path: Path) -> None:
     assert "starts without" not in certified.out
     assert checked.status == 0, checked.err
     assert f"vLLM     {NEWER}, not tested, but certified on" in checked.out
+    [file] = (tmp_path / "cache" / "kv-offload").glob(f"vllm-{NEWER}-*.json")
     assert str(file) in checked.out
     certificate = read_certificate(file)
     assert certificate is not None
@@ -105,7 +105,7 @@ def test_a_release_whose_seam_was_changed_fails(change: str, tmp_path: Path) -> 
         assert "is stale: digest is " in said.err
     assert failed.status == 1
     assert re.search(reason, failed.err), failed.err
-    for words in (f"vllm: {NEWER}", "digest: ", "--seed 0", "To report it", "there is no certificate"):
+    for words in (f"vllm: {NEWER}", "digest: ", "--seed ", "To report it", "no certificate was written"):
         assert words in failed.err
     assert read_certificate(file) == before
 
