@@ -25,14 +25,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import report
 from benchmarks.control_plane import figures
 from benchmarks.control_plane.figures import OURS, Row
-from benchmarks.control_plane.process import Child, ChildError
+from benchmarks.control_plane.process import child_of
 from benchmarks.control_plane.sizes import BLOCK_TOKENS, DECODE_PROMPT_TOKENS, DECODE_REQUESTS, MOST_TOKENS
+from offload.testing.engines.process import EngineError, EngineProcess
 
 __all__ = ["main"]
 
@@ -40,6 +42,7 @@ PEERS = ("native-lru", "native-arc", "simple")
 """vLLM's OffloadingConnector with each policy, and its SimpleCPUOffloadConnector."""
 _MEMORY_PEERS = ("native-lru",)
 _CHURN_PARTS = 4
+_GROWN_BY = methodcaller("grown_by")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows += _prompts(connectors, options.tokens, options.runs, resident, resident == options.resident)
         rows += _decode(connectors, options.decode_steps)
         rows += _memory(connectors, options.resident or 1, options.churn)
-    except ChildError as error:
+    except EngineError as error:
         print(f"control_plane: {error}", file=sys.stderr)
         return 1
     ratios, growth = figures.ratios(rows), figures.lookup_growth(rows)
@@ -83,16 +86,19 @@ def _prompts(
         children = []
         for connector in connectors:
             _tell(f"{connector}: {resident:,} blocks resident")
-            children.append(stack.enter_context(Child("prompts", connector, max(tokens), capacity, resident)))
+            children.append(
+                stack.enter_context(child_of("prompts", connector, max(tokens), capacity, resident))
+            )
         for state in ("cold", "evicting") if evicting else ("cold",):
             for run in range(runs):
                 _tell(f"{state}: run {run + 1} of {runs}")
                 for num_tokens in tokens:
                     seed = f"{state} {num_tokens} {run}"
                     for child in _rotated(children, run):
-                        at = (child.connector, num_tokens)
-                        spent.setdefault((*at, state), []).append(child.call("cold", seed, num_tokens))
-                        warm = child.call("warm", seed, num_tokens)
+                        at = (child.name, num_tokens)
+                        cold = child.run(methodcaller("cold", seed, num_tokens))
+                        spent.setdefault((*at, state), []).append(cold)
+                        warm = child.run(methodcaller("warm", seed, num_tokens))
                         if state == "cold":
                             spent.setdefault((*at, "warm"), []).append(warm)
     return [
@@ -108,8 +114,8 @@ def _decode(connectors: Sequence[str], num_steps: int) -> list[Row]:
     rows = []
     for connector in connectors:
         _tell(f"{connector}: decode")
-        with Child("decode", connector, num_steps) as child:
-            rows += figures.decode_rows(connector, child.call("steps"))
+        with child_of("decode", connector, num_steps) as child:
+            rows += figures.decode_rows(connector, child.run(methodcaller("steps")))
     return rows
 
 
@@ -119,16 +125,16 @@ def _memory(connectors: Sequence[str], resident: int, churn: int) -> list[Row]:
         if connector != OURS and connector not in _MEMORY_PEERS:
             continue
         _tell(f"{connector}: memory")
-        with Child("memory", connector, resident) as child:
-            rows.append(figures.memory_row(connector, resident, 0, child.call("grown_by")))
+        with child_of("memory", connector, resident) as child:
+            rows.append(figures.memory_row(connector, resident, 0, child.run(_GROWN_BY)))
             for part in range(_CHURN_PARTS) if connector == OURS else ():
-                child.call("churn", churn // _CHURN_PARTS, f"churn {part}")
+                child.run(methodcaller("churn", churn // _CHURN_PARTS, f"churn {part}"))
                 churned = (part + 1) * (churn // _CHURN_PARTS)
-                rows.append(figures.memory_row(connector, resident, churned, child.call("grown_by")))
+                rows.append(figures.memory_row(connector, resident, churned, child.run(_GROWN_BY)))
     return rows
 
 
-def _rotated(children: Sequence[Child], by: int) -> list[Child]:
+def _rotated(children: Sequence[EngineProcess[Any]], by: int) -> list[EngineProcess[Any]]:
     """Everybody is first in one run."""
     by %= len(children)
     return [*children[by:], *children[:by]]

@@ -64,3 +64,7 @@ class DecodeEngine:
                 raise WrongRunError("a step that should only decode computed something else")
             spent.append(step.connector_ns)
         return spent
+
+    def close(self) -> None:
+        """Release the engine."""
+        self.engine.close()

@@ -51,6 +51,11 @@ class MemoryEngine:
             hashes = fresh_hashes(rng, _CHAIN_BLOCKS)
             serve(allocator, hashes)
 
+    def close(self) -> None:
+        """Release both engines."""
+        for each in (self._warm_up, self._subject):
+            each.close()
+
 
 def _drop_worker(subject: PromptEngine) -> None:
     engine: Any = subject.engine

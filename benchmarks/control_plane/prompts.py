@@ -50,13 +50,17 @@ class PromptEngine:
         for hashes in _fillers(num_blocks):
             self._serve(hashes, is_warm=False)
 
-    def cold(self, seed: str, num_blocks: int) -> dict[str, int]:
+    def cold(self, seed: str, tokens: int) -> dict[str, int]:
         """Store the chain that ``seed`` names. Returns nanoseconds in the connector's hooks, by phase."""
-        return self._serve(fresh_hashes(random.Random(seed), num_blocks), is_warm=False)
+        return self._serve(fresh_hashes(random.Random(seed), tokens // BLOCK_TOKENS), is_warm=False)
 
-    def warm(self, seed: str, num_blocks: int) -> dict[str, int]:
+    def warm(self, seed: str, tokens: int) -> dict[str, int]:
         """Restore it. Returns nanoseconds by phase."""
-        return self._serve(fresh_hashes(random.Random(seed), num_blocks), is_warm=True)
+        return self._serve(fresh_hashes(random.Random(seed), tokens // BLOCK_TOKENS), is_warm=True)
+
+    def close(self) -> None:
+        """Release the engine."""
+        self.engine.close()
 
     def _serve(self, hashes: Sequence[bytes], *, is_warm: bool) -> dict[str, int]:
         """One request, from its arrival until all transfers have ended and the GPU's cache is empty."""

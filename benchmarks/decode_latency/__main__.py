@@ -37,8 +37,8 @@ from benchmarks.decode_latency.settings import LatencySettings, make_latency_set
 from benchmarks.decode_latency.summary import BASE, Row, format_goal, format_summary, row_of
 from benchmarks.decode_latency.traffic import TRAFFICS, Traffic
 from benchmarks.long_document_qa.arguments import add_engine_arguments, add_prompt_arguments, check_memory
-from benchmarks.long_document_qa.engine_process import EngineError
 from benchmarks.long_document_qa.summary import notes
+from offload.testing.engines.process import EngineError
 
 __all__ = ["main"]
 

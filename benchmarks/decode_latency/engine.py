@@ -86,20 +86,16 @@ class SteadyEngine(Engine):
 
 
 class SteadyProcess(EngineProcess):
-    """A `SteadyEngine` in a fresh process."""
+    """A `SteadyEngine` in a process of its own."""
 
-    def __init__(
-        self, settings: LatencySettings, mode: str, on_done: Callable[[], None] = lambda: None
-    ) -> None:
-        super().__init__(settings, mode, on_done, make=_make)
+    def __init__(self, settings: LatencySettings, mode: str) -> None:
+        super().__init__(settings, mode, make=_steady_engine)
 
     def decode(self, prompts: Sequence[Prompt]) -> Decoded:
         """See `SteadyEngine.decode`."""
-        result = self._call("decode", list(prompts))
-        assert isinstance(result, Decoded)
-        return result
+        return self.run_told(self.on_done, SteadyEngine.decode, list(prompts))
 
 
-def _make(settings: Settings, mode: str) -> Engine:
+def _steady_engine(settings: Settings, mode: str) -> Engine:
     assert isinstance(settings, LatencySettings)
     return SteadyEngine(settings, mode)

@@ -18,14 +18,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from benchmarks.common import report
-from benchmarks.common.client import ServerError
-from benchmarks.long_document_qa.engine_process import EngineError
 from benchmarks.long_document_qa.offline import run_mode, run_side_by_side
 from benchmarks.long_document_qa.options import Online, Options, parse
 from benchmarks.long_document_qa.plot import write_plot
 from benchmarks.long_document_qa.server import Server, run_server
 from benchmarks.long_document_qa.settings import Settings, Workload
 from benchmarks.long_document_qa.summary import Row, explain_modes, format_gains, format_summary, notes
+from offload.testing.engines.client import ServerError
+from offload.testing.engines.process import EngineError
 
 __all__ = ["main"]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmarks.common.models import llama_config_only, tiny_llama
 from benchmarks.long_document_qa.client import Client
-from benchmarks.long_document_qa.environment import set_environment
 from benchmarks.long_document_qa.measure import Counters
 from benchmarks.long_document_qa.settings import Settings
 from benchmarks.long_document_qa.workload import Prompt, warm_up_prompts
+from offload.testing.engines.environment import transfer_config
 
 __all__ = ["Engine", "engine_arguments", "kv_transfer_config", "model_directory"]
 
@@ -23,22 +23,13 @@ _RESET_SECONDS = 10.0
 def kv_transfer_config(settings: Settings, mode: str) -> dict[str, Any] | None:
     """Return vLLM's `--kv-transfer-config` for a mode; both CPU pools get the same number of bytes."""
     if mode == "offload":
-        extra: dict[str, Any] = {"cpu_gib": settings.cpu_bytes / _GIB}
-        return {
-            "kv_connector": "CpuOffloadConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": extra,
-        }
+        return transfer_config({"cpu_gib": settings.cpu_bytes / _GIB})
     if mode == "native":
-        extra = {"cpu_bytes_to_use": settings.cpu_bytes}
+        extra: dict[str, Any] = {"cpu_bytes_to_use": settings.cpu_bytes}
         if settings.device == "cpu":
             extra["spec_name"] = "PlainCpuCopySpec"
             extra["spec_module_path"] = "benchmarks.common.native_cpu_spec"
-        return {
-            "kv_connector": "OffloadingConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": extra,
-        }
+        return transfer_config(extra, "OffloadingConnector")
     return None
 
 
@@ -91,7 +82,6 @@ class Engine(Client):
         self._settings = settings
         self._mode = mode
         self._asked = 0
-        set_environment(settings)
         from vllm import LLM
 
         self._llm = LLM(**engine_arguments(settings, mode))

@@ -9,11 +9,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.common.client import HttpServer
 from benchmarks.long_document_qa.client import Client
 from benchmarks.long_document_qa.measure import Counters, measure
 from benchmarks.long_document_qa.settings import Workload
 from benchmarks.long_document_qa.workload import Prompt, warm_up_prompts
+from offload.testing.engines.client import HttpServer
 
 __all__ = ["Server", "run_server"]
 

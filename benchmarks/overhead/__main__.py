@@ -41,11 +41,12 @@ from benchmarks.long_document_qa.arguments import (
     check_memory,
     make_settings,
 )
-from benchmarks.long_document_qa.engine_process import EngineError, EngineProcess
+from benchmarks.long_document_qa.engine_process import EngineProcess
 from benchmarks.long_document_qa.measure import RoundResult
 from benchmarks.long_document_qa.settings import MODES, Settings
 from benchmarks.long_document_qa.summary import Row, notes
 from benchmarks.long_document_qa.workload import Prompt, rounds
+from offload.testing.engines.process import EngineError
 
 __all__ = ["main"]
 

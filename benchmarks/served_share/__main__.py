@@ -38,8 +38,8 @@ from tqdm import tqdm
 from benchmarks.common import report
 from benchmarks.common.models import kv_bytes_per_token, tiny_llama
 from benchmarks.common.paced_worker import PACE, write_pace
-from benchmarks.common.process import ServerProcess
 from benchmarks.common.prompts import draw_tokens
+from offload.testing.engines.server import ServerProcess
 from offload.testing.paced import Pace
 
 __all__ = ["main"]

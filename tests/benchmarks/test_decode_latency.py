@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.common.process import ENVIRONMENT
 from benchmarks.decode_latency import __main__ as decode_latency
 from benchmarks.decode_latency.engine import Decoded, SteadyProcess
 from benchmarks.decode_latency.gaps import Gaps, percentiles_ms
@@ -19,6 +18,7 @@ from benchmarks.decode_latency.traffic import TRAFFICS, Traffic
 from benchmarks.long_document_qa import arguments
 from benchmarks.long_document_qa.measure import Counters
 from benchmarks.long_document_qa.workload import Prompt
+from offload.testing.engines.environment import ENVIRONMENT
 
 STEP, CHUNK, STORING = 0.010, 0.100, 0.002
 """Seconds: a step that decodes, what a chunk of a side prompt adds, and what a store adds to a step."""

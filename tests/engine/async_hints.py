@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from benchmarks.common.process import ENVIRONMENT
+from offload.testing.engines.environment import ENVIRONMENT, transfer_config
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt, prompt_of
 from tests.engine.engine import MAX_MODEL_LEN, SHORT, model_directory
 
@@ -25,14 +25,10 @@ class Asked:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        transfer: dict[str, Any] = {
-            "kv_connector": "CpuOffloadConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {
-                "cpu_gib": POOL_BLOCKS * BLOCK_BYTES / 2**30,
-                "eviction_policy": "lru",
-                "store_decode_blocks": False,
-            },
+        extra = {
+            "cpu_gib": POOL_BLOCKS * BLOCK_BYTES / 2**30,
+            "eviction_policy": "lru",
+            "store_decode_blocks": False,
         }
         self._llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
@@ -44,7 +40,7 @@ class Asked:
                 num_gpu_blocks_override=49,
                 gpu_memory_utilization=0.2,
                 max_model_len=MAX_MODEL_LEN,
-                kv_transfer_config=transfer,
+                kv_transfer_config=transfer_config(extra),
             )
         )
         self._num_asked = 0

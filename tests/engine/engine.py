@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.models import tiny_llama
-from benchmarks.common.process import ENVIRONMENT
+from offload.testing.engines.environment import ENVIRONMENT, transfer_config
 from tests.engine.answers import BLOCK_SIZE, VOCAB_SIZE, Answer, Prompt
 
 MAX_MODEL_LEN = 1536
@@ -61,11 +61,7 @@ class Engine:
         if fork:
             _after_cpu_check(_fork_processes)
         if extra_config is not None:
-            settings["kv_transfer_config"] = {
-                "kv_connector": "CpuOffloadConnector",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": dict(extra_config),
-            }
+            settings["kv_transfer_config"] = transfer_config(extra_config)
         arguments = EngineArgs(
             str(model_directory()),
             skip_tokenizer_init=True,

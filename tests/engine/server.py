@@ -7,7 +7,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.process import START_SECONDS, ServerProcess
+from offload.testing.engines.server import START_SECONDS, ServerProcess
 from tests.engine.answers import BLOCK_SIZE
 from tests.engine.engine import MAX_MODEL_LEN, model_directory
 

@@ -4,26 +4,22 @@ from typing import Any
 
 import pytest
 
+from offload.testing.engines.environment import transfer_config
 from tests.engine.answers import BLOCK_SIZE, SEEN, TOLERANCE, difference, prompt_of
 from tests.engine.conftest import CPU_GIB, running
 from tests.engine.engine import Engine
 
 pytestmark = pytest.mark.engine
 
-OURS = {
-    "kv_connector": "CpuOffloadConnector",
-    "kv_role": "kv_both",
-    "kv_connector_extra_config": {"cpu_gib": CPU_GIB},
-}
-THEIRS = {
-    "kv_connector": "OffloadingConnector",
-    "kv_role": "kv_both",
-    "kv_connector_extra_config": {
+OURS = transfer_config({"cpu_gib": CPU_GIB})
+THEIRS = transfer_config(
+    {
         "cpu_bytes_to_use": int(CPU_GIB * 2**30),
         "spec_name": "PlainCpuCopySpec",
         "spec_module_path": "benchmarks.common.native_cpu_spec",
     },
-}
+    "OffloadingConnector",
+)
 
 
 @pytest.mark.parametrize("children", [(OURS, THEIRS), (THEIRS, OURS)], ids=["ours first", "ours last"])
@@ -32,10 +28,8 @@ def test_it_serves_the_same_beside_vllms_own(
 ) -> None:
     """The first child that has something restores it; both store."""
     transfer = {
-        "kv_connector": "MultiConnector",
-        "kv_role": "kv_both",
+        **transfer_config({"connectors": list(children)}, "MultiConnector"),
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"connectors": list(children)},
     }
     prompt = prompt_of(20 * BLOCK_SIZE + 7, seed=1)
     with running(tmp_path_factory, None, kv_transfer_config=transfer) as engine:

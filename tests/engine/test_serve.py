@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.common.process import START_SECONDS, environment, held_port, serve_command
+from offload.testing.engines.server import START_SECONDS, environment, held_port, serve_command
 from offload.vllm.stats import CONFIG_INFO
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt
 from tests.engine.server import SIZES, VOCAB_SIZE, VllmServer, served_model

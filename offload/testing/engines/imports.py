@@ -4,8 +4,6 @@ What is said meanwhile is not shown: whatever matters is said again by the engin
 its own log.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

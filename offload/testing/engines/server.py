@@ -1,6 +1,4 @@
-"""`vllm serve` as a user starts it, in a session of its own so that nothing of it can be overlooked."""
-
-from __future__ import annotations
+"""``vllm serve`` as a user starts it, in a session of its own so that nothing of it can be overlooked."""
 
 import contextlib
 import json
@@ -10,31 +8,22 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.common.client import HttpServer
+from offload.testing.engines.client import HttpServer
+from offload.testing.engines.environment import ENVIRONMENT, transfer_config
+from offload.testing.engines.sessions import kill, processes_of
 
-__all__ = ["ENVIRONMENT", "START_SECONDS", "ServerProcess", "environment", "held_port", "serve_command"]
-
-ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    # So small a model gains nothing from a second thread, and on a busy machine they wait for each other.
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Ranks of log-probabilities are compiled at the first token, which takes seconds.
-    "TORCHDYNAMO_DISABLE": "1",
-}
-"""Of engines with a tiny model on the CPU backend."""
+__all__ = ["START_SECONDS", "ServerProcess", "environment", "held_port", "serve_command"]
 
 START_SECONDS = 600.0
 """After which a server that does not answer is given up; a busy machine takes minutes."""
 _STOP_SECONDS = 120.0
 _GRACE_SECONDS = 30.0
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 
 
 def serve_command(
@@ -45,27 +34,22 @@ def serve_command(
     Args:
         model: its directory.
         port: to listen at, on this machine only.
-        flags: of `vllm serve`, with their values.
-        extra_config: `kv_connector_extra_config` of our connector; None: without a connector.
+        flags: of ``vllm serve``, with their values.
+        extra_config: ``kv_connector_extra_config`` of our connector; None: without a connector.
     """
     flags = {"--host": "127.0.0.1", "--port": port, "--gpu-memory-utilization": 0.2, **flags}
     if extra_config is not None:
-        transfer = {
-            "kv_connector": "CpuOffloadConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": dict(extra_config),
-        }
-        flags["--kv-transfer-config"] = json.dumps(transfer)
+        flags["--kv-transfer-config"] = json.dumps(transfer_config(extra_config))
     program = Path(sys.executable).with_name("vllm")
     parts = [str(part) for item in flags.items() for part in item]
     return [str(program), "serve", str(model), "--enforce-eager", *parts]
 
 
 def environment(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """This process's, with that of a tiny model and `variables`; `benchmarks` can be imported there.
+    """This process's, with that of a tiny model and ``variables``; what lies beside ``offload`` can be found.
 
-    The `vllm` command asks for the version of the distribution of that name and dies without it, though
-    the CPU build is called `vllm-cpu`. There, metadata of that name are written into `folder`.
+    The ``vllm`` command asks for the version of the distribution of that name and dies without it, though
+    the CPU build is called ``vllm-cpu``. There, metadata of that name are written into ``folder``.
     """
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
@@ -95,8 +79,8 @@ class ServerProcess:
 
     Args:
         folder: for its log, an empty one.
-        model, flags, extra_config: as for `serve_command`.
-        variables: of its environment, beside those of `environment`.
+        model, flags, extra_config: as for ``serve_command``.
+        variables: of its environment, beside those of ``environment``.
     """
 
     def __init__(
@@ -127,9 +111,7 @@ class ServerProcess:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GRACE_SECONDS)
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill(self.processes())
         self._process.wait()
         self._held.close()
 
@@ -158,16 +140,4 @@ class ServerProcess:
 
     def processes(self) -> list[int]:
         """Those of the server's session that live."""
-        return [pid for pid, session in _sessions() if session == self._process.pid]
-
-
-def _sessions() -> Iterator[tuple[int, int]]:
-    """Process id and session id of every process that is no zombie."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, _parent, _group, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if state != "Z":
-                yield int(entry.name), int(session)
+        return list(processes_of(self._process.pid))

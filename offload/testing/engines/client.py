@@ -1,6 +1,4 @@
-"""What is asked of a running `vllm serve`, or what speaks like it, over HTTP."""
-
-from __future__ import annotations
+"""What is asked of a running ``vllm serve``, or what speaks like it, over HTTP."""
 
 import json
 import re
@@ -25,7 +23,7 @@ class HttpServer:
     """A server at an address such as http://localhost:8000. ServerError from all that asks it.
 
     Args:
-        base_url: with or without `/v1` at the end.
+        base_url: with or without ``/v1`` at the end.
         api_key: sent as bearer token, if any.
     """
 
@@ -68,7 +66,7 @@ class HttpServer:
         return str(models[0]["id"])
 
     def metrics(self) -> dict[str, float]:
-        """`/metrics` by name, without `_total` and labels; values of several label sets are added up."""
+        """``/metrics`` by name, without ``_total`` and labels; values of several label sets are added up."""
         with self.open("/metrics") as response:
             text = response.read().decode()
         values: dict[str, float] = {}
@@ -79,7 +77,7 @@ class HttpServer:
     def first_token(self, body: Mapping[str, Any]) -> float:
         """Ask for a completion and wait for its end; returns the seconds to its first token.
 
-        `body` is that of `/v1/completions`: a prompt of token ids, and what else there is to say.
+        ``body`` is that of ``/v1/completions``: a prompt of token ids, and what else there is to say.
         """
         whole = {"temperature": 0.0, "ignore_eos": True, **body, "stream": True}
         sent_at = time.perf_counter()
