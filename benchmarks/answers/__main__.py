@@ -24,7 +24,6 @@ has there.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -36,7 +35,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import report
-from benchmarks.common.arguments import positive
+from benchmarks.common.arguments import parser_of, positive
+from benchmarks.common.tables import Column, table
 from benchmarks.engine_replay import ReplayEngine, ReplaySettings
 from benchmarks.engine_replay.conversations import Conversations, Template
 from benchmarks.engine_replay.driver import replay
@@ -50,6 +50,16 @@ AFTER = 200
 
 _CHAT = Template("chat", returns=True)
 _STRIPPED = Template("stripped", returns=False)
+_COLUMNS = (
+    Column("traffic", "scene"),
+    Column("pool", "pool"),
+    Column("store", lambda row: str(row["store_decode_blocks"]).lower()),
+    Column("hit tokens", "hit_tokens", ","),
+    Column("of true", "hits_of_true", ".2%"),
+    Column("answer blocks", "answer_blocks", ","),
+    Column("after 200", "answer_blocks_after", ","),
+    Column("saved", "saved_of_true", ".1%"),
+)
 _LARGE, _SMALL = "large", "small"
 _CONCURRENCY = 16
 _REQUESTS = 1_000
@@ -164,14 +174,12 @@ def compare(scene: Scene, is_small: bool) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print a table, write JSON if asked; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.answers", description=__doc__.splitlines()[0] if __doc__ else None
-    )
-    parser.add_argument("--scene", metavar="NAME;...", help=f"of {', '.join(SCENES)} (default: all)")
+    parser = parser_of("answers", __doc__)
+    names = "; ".join(SCENES).replace("%", "%%")
+    parser.add_argument("--scene", metavar="NAME;...", help=f"of {names} (default: all)")
     parser.add_argument("--requests", type=positive, default=_REQUESTS, help="of each scene (default: 1000)")
     parser.add_argument("--processes", type=positive, default=os.cpu_count(), help="default: one per core")
     parser.add_argument("--trace", type=Path, nargs="*", default=[], help="traces, instead of the scenes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     options = parser.parse_args(arguments)
     known = scenes(options.requests)
     names = options.scene.split(";") if options.scene else list(known)
@@ -180,11 +188,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--scene: {', '.join(sorted(unknown))}: use {'; '.join(known)}")
     work = [(known[name], is_small) for name in names for is_small in (False, True)]
     rows = list(_trace_rows(options.trace)) if options.trace else _engine_rows(work, options.processes)
-    print(_table(rows))
-    if options.json:
-        settings = {"requests": options.requests, "trace": [path.stem for path in options.trace]}
-        report.write_json(options.json, report.meta(settings=settings), rows)
-        print(f"rows: {options.json}")
+    print(table(_COLUMNS, rows))
+    settings = {"requests": options.requests, "trace": [path.stem for path in options.trace]}
+    report.write(options.json, rows, settings=settings)
     return 0
 
 
@@ -200,24 +206,6 @@ def _trace_rows(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
 
 def _be_quiet() -> None:
     logging.disable(logging.WARNING)
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    headers = ["traffic", "pool", "store", "hit tokens", "of true", "answer blocks", "after 200", "saved"]
-    lines = [
-        [
-            row["scene"],
-            row["pool"],
-            str(row["store_decode_blocks"]).lower(),
-            f"{row['hit_tokens']:,}",
-            f"{row['hits_of_true']:.2%}",
-            f"{row['answer_blocks']:,}",
-            f"{row['answer_blocks_after']:,}",
-            None if row["saved_of_true"] is None else f"{row['saved_of_true']:.1%}",
-        ]
-        for row in rows
-    ]
-    return report.format_table(headers, lines)
 
 
 if __name__ == "__main__":

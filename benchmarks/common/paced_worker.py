@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from offload.testing.paced import Link, LinkCopier, Pace, RealClock
+from offload.testing.copiers.paced import Link, Pace, PacedCopier, RealClock
 from offload.vllm.connector import CpuOffloadConnector
 from offload.worker.copiers import Copier
 
@@ -35,7 +35,7 @@ def _use_pace_of(file: Path) -> None:
     seams = CpuOffloadConnector.seams
 
     def make_paced(*arguments: Any) -> Copier:
-        return LinkCopier(Link(RealClock(), lambda: _read_pace(file)), seams.make_copier(*arguments))
+        return PacedCopier(Link(RealClock(), lambda: _read_pace(file)), seams.make_copier(*arguments))
 
     CpuOffloadConnector.seams = seams._replace(make_copier=make_paced)
 

@@ -1,4 +1,4 @@
-"""What every benchmark writes: `{"meta": {...}, "rows": [...]}` as JSON, and aligned text tables."""
+"""What every benchmark writes: `{"meta": {...}, "rows": [...]}` as JSON, and which machine it was."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from offload.provenance import cpu_model
-from offload.sizing.tables import format_table
 
-__all__ = ["format_table", "load_note", "meta", "write_json"]
+__all__ = ["load_note", "meta", "write", "write_json"]
 
 _QUIET_CORES = 0.3
 _ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +51,13 @@ def load_note() -> list[str]:
     return [
         f"before the run other work kept {busy:.1f} of {psutil.cpu_count()} cores busy: seconds are noisy"
     ]
+
+
+def write(path: Path | None, rows: Sequence[Mapping[str, Any]], **extra: Any) -> None:
+    """Write rows, with `meta(**extra)`, if there is a path for them, and say so."""
+    if path is not None:
+        write_json(path, meta(**extra), rows)
+        print(f"rows: {path}")
 
 
 def write_json(path: Path, meta: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:

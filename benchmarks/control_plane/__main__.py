@@ -26,10 +26,10 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from operator import methodcaller
-from pathlib import Path
 from typing import Any
 
 from benchmarks.common import report
+from benchmarks.common.arguments import at_least, one_of, parser_of, positive, settings_of
 from benchmarks.control_plane import figures
 from benchmarks.control_plane.figures import OURS, Row
 from benchmarks.control_plane.process import child_of
@@ -66,13 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tables += [figures.format_ratios(ratios)] * bool(ratios) + [figures.format_growth(growth)] * bool(growth)
     for table in tables:
         print("\n" + table)
-    if options.json:
-        settings = {name: value for name, value in vars(options).items() if name != "json"}
-        settings |= {"block_tokens": BLOCK_TOKENS, "decode_requests": DECODE_REQUESTS}
-        settings |= {"decode_prompt_tokens": DECODE_PROMPT_TOKENS}
-        meta = report.meta(settings=settings, notes=notes, ratios=ratios, lookup_growth=growth)
-        report.write_json(options.json, meta, rows)
-        print(f"rows: {options.json}")
+    sizes = {"block_tokens": BLOCK_TOKENS, "decode_requests": DECODE_REQUESTS}
+    settings = {**settings_of(options), **sizes, "decode_prompt_tokens": DECODE_PROMPT_TOKENS}
+    report.write(options.json, rows, settings=settings, notes=notes, ratios=ratios, lookup_growth=growth)
     return 0
 
 
@@ -145,10 +141,7 @@ def _tell(what: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.control_plane",
-        description="Time of the scheduler and memory of its process that a connector takes.",
-    )
+    parser = parser_of("control_plane", __doc__)
     add = parser.add_argument
     add(
         "--tokens",
@@ -157,61 +150,29 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N,...",
         help="lengths of the prompts (default: 32768,131072,1048576)",
     )
-    add(
-        "--peers", type=_peers, default=PEERS, metavar="NAME,...", help=f"of {','.join(PEERS)} (default: all)"
-    )
+    told = f"of {','.join(PEERS)} (default: all)"
+    add("--peers", type=one_of(PEERS), default=PEERS, metavar="NAME,...", help=told)
     for name, default, least, what in (
         ("runs", 5, 1, "of each measurement, in alternation"),
         ("resident", 1_000_000, 1, "blocks in the pool of the second part, and of the memory"),
         ("decode-steps", 1024, 2, "that are measured, after as many others"),
         ("churn", 10_000_000, _CHURN_PARTS, "blocks stored into a full pool before memory is read again"),
     ):
-        add(
-            f"--{name}",
-            type=_at_least(least),
-            default=default,
-            metavar="N",
-            help=f"{what} (default: {default})",
-        )
-    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+        told = f"{what} (default: {default})"
+        add(f"--{name}", type=at_least(least), default=default, metavar="N", help=told)
     return parser
 
 
 def _tokens(text: str) -> tuple[int, ...]:
     found = []
     for part in text.split(","):
-        value = _int(part)
+        value = positive(part)
         if value < BLOCK_TOKENS or value % BLOCK_TOKENS or value > MOST_TOKENS:
             raise argparse.ArgumentTypeError(
                 f"{value}: must be a multiple of {BLOCK_TOKENS}, from {BLOCK_TOKENS} to {MOST_TOKENS}"
             )
         found.append(value)
     return tuple(dict.fromkeys(found))
-
-
-def _peers(text: str) -> tuple[str, ...]:
-    peers = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    for peer in peers:
-        if peer not in PEERS:
-            raise argparse.ArgumentTypeError(f"unknown peer {peer!r}: must be of {', '.join(PEERS)}, or ''")
-    return peers
-
-
-def _at_least(least: int) -> Any:
-    def parse(text: str) -> int:
-        value = _int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value}: must be at least {least}")
-        return value
-
-    return parse
-
-
-def _int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number") from None
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from benchmarks.common import report
 from benchmarks.control_plane.sizes import BLOCK_TOKENS, DECODE_PROMPT_TOKENS
+from offload.sizing.tables import format_table
 
 __all__ = [
     "OURS",
@@ -140,7 +140,7 @@ def format_phases(rows: Sequence[Row]) -> str:
         for setting, line in sorted(lines.items(), key=lambda item: _order(item[0]))
     ]
     columns = ("connector", "tokens", "state", "resident", *PHASES, "total ms", "min", "max")
-    return "microseconds per block\n" + report.format_table(columns, table)
+    return "microseconds per block\n" + format_table(columns, table)
 
 
 def format_ratios(found: Sequence[Row]) -> str:
@@ -224,4 +224,4 @@ def _table(names: Sequence[str], rows: Sequence[Row], judged: str, is_met: Any) 
         if row.get(names[-1]) is not None and not is_met(row):
             cells[judged] = f"{cells[judged]} (!)"
         lines.append([cells[name] for name in names])
-    return report.format_table([name.replace("_", " ") for name in names], lines)
+    return format_table([name.replace("_", " ") for name in names], lines)

@@ -30,11 +30,11 @@ class MemoryEngine:
     def __init__(self, connector: str, num_blocks: int) -> None:
         self._warm_up = PromptEngine(connector, BLOCK_TOKENS, 4096, DEFAULT_POLICY)
         self._warm_up.fill(4096)
-        _drop_worker(self._warm_up)
+        self._warm_up.engine.drop_worker()
         self._before = _resident_bytes()
         self._subject = PromptEngine(connector, BLOCK_TOKENS, num_blocks, DEFAULT_POLICY)
         self._subject.fill(num_blocks)
-        _drop_worker(self._subject)
+        self._subject.engine.drop_worker()
 
     def grown_by(self) -> int:
         """Bytes of the process that belong to the pool's bookkeeping."""
@@ -55,12 +55,6 @@ class MemoryEngine:
         """Release both engines."""
         for each in (self._warm_up, self._subject):
             each.close()
-
-
-def _drop_worker(subject: PromptEngine) -> None:
-    engine: Any = subject.engine
-    engine._worker.shutdown()
-    engine._worker = engine._copier = None
 
 
 def _resident_bytes() -> int:

@@ -35,12 +35,11 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 
 import torch
 
 from benchmarks.common import report
-from benchmarks.common.arguments import positive
+from benchmarks.common.arguments import above_zero, parser_of, positive, settings_of
 from benchmarks.copy_bandwidth.arena import arenas
 from benchmarks.copy_bandwidth.devices import CpuDevice, CudaDevice, Device
 from benchmarks.copy_bandwidth.measure import Bench, Row
@@ -156,12 +155,13 @@ def _write(
 ) -> None:
     if not options.json:
         return
-    settings = {name: value for name, value in vars(options).items() if name != "json"}
     targets = [
         {"target": each.target.text, "answer": each.answer, "rows": each.num_rows, "missed": len(each.missed)}
         for each in verdicts
     ]
-    report.write_json(options.json, report.meta(settings=settings, notes=notes, targets=targets), rows)
+    report.write_json(
+        options.json, report.meta(settings=settings_of(options), notes=notes, targets=targets), rows
+    )
 
 
 def _make_device(name: str) -> Device:
@@ -171,10 +171,7 @@ def _make_device(name: str) -> Device:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.copy_bandwidth",
-        description="Bandwidth of copies between a paged KV cache and the pinned pool, beside vLLM's worker.",
-    )
+    parser = parser_of("copy_bandwidth", __doc__)
     counts = _by_device(lambda kind: ",".join(map(str, kind.block_counts)))
     peaks = _by_device(lambda kind: str(kind.peak_bytes // _MIB))
     add = parser.add_argument
@@ -182,7 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), metavar="NAME", help=", ".join(SHAPES))
     add("--blocks", type=_counts, metavar="N,...", help=f"moved each way (default: {counts})")
     add("--rounds", type=positive, default=5, metavar="N", help="that count (default: 5)")
-    add("--gib", type=_size, metavar="G", help="of blocks, and of slots, at most (default: what fits)")
+    add("--gib", type=above_zero, metavar="G", help="of blocks, and of slots, at most (default: what fits)")
     add("--peak-mib", type=positive, metavar="M", help=f"of the large copy (default: {peaks})")
     add(
         "--torch-pieces",
@@ -191,7 +188,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="torch sits out where a transfer has more (default: 4096)",
     )
-    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     return parser
 
 
@@ -213,16 +209,6 @@ def _with_defaults(parser: argparse.ArgumentParser, options: argparse.Namespace)
 
 def _counts(text: str) -> list[int]:
     return sorted({positive(part) for part in text.split(",")})
-
-
-def _size(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number above 0")
-    return value
 
 
 if __name__ == "__main__":

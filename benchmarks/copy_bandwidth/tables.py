@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.common import report
+from benchmarks.common.tables import Column, table
 from benchmarks.copy_bandwidth.measure import Row
 from benchmarks.copy_bandwidth.moves import Pattern
 from benchmarks.copy_bandwidth.targets import Verdict
@@ -13,81 +13,58 @@ from benchmarks.copy_bandwidth.ways import OurWay
 __all__ = ["format_missed", "format_rows", "format_runs", "format_targets"]
 
 
+_PLACE = tuple(Column(name, name) for name in ("shape", "blocks", "ids", "direction"))
+_COPIES = (
+    *(Column(name, name) for name in ("shape", "pieces", "blocks", "ids", "direction", "way")),
+    Column("GB/s", "gb_per_s", ".2f"),
+    Column("share of peak", "share_of_peak", ".1%"),
+    Column("times vLLM", "times_vllm", ".3f"),
+    Column("submit us per block", "submit_us_per_block", ".3f"),
+    Column("ms", lambda row: row["seconds"] * 1e3, ".3f"),
+    Column("ms on the host", lambda row: row["host_seconds"] * 1e3, ".3f"),
+)
+_RUNS = (  # of pairs: contiguous, scattered
+    *(Column(name, lambda pair, name=name: pair[0][name]) for name in ("shape", "blocks", "direction")),
+    Column("scattered GB/s", lambda pair: pair[1]["gb_per_s"], ".2f"),
+    Column("contiguous GB/s", lambda pair: pair[0]["gb_per_s"], ".2f"),
+    Column("times", lambda pair: pair[0]["gb_per_s"] / pair[1]["gb_per_s"], ".2f"),
+    Column("scattered submit us per block", lambda pair: pair[1]["submit_us_per_block"], ".3f"),
+    Column("contiguous", lambda pair: pair[0]["submit_us_per_block"], ".3f"),
+)
+_TARGETS = (
+    Column("target", lambda verdict: verdict.target.name),
+    Column("what is to hold", lambda verdict: verdict.target.text),
+    Column("answer", lambda verdict: verdict.answer),
+    Column("rows", lambda verdict: verdict.num_rows),
+    Column("missed", lambda verdict: len(verdict.missed)),
+)
+
+
 def format_rows(rows: Sequence[Row]) -> str:
     """All rows."""
-    columns = (
-        *("shape", "pieces", "blocks", "ids", "direction", "way", "GB/s", "share of peak", "times vLLM"),
-        *("submit us per block", "ms", "ms on the host"),
-    )
-    lines = [
-        (
-            row["shape"],
-            row["pieces"],
-            row["blocks"],
-            row["ids"],
-            row["direction"],
-            row["way"],
-            f"{row['gb_per_s']:.2f}",
-            f"{row['share_of_peak']:.1%}",
-            None if row["times_vllm"] is None else f"{row['times_vllm']:.3f}",
-            f"{row['submit_us_per_block']:.3f}",
-            f"{row['seconds'] * 1e3:.3f}",
-            f"{row['host_seconds'] * 1e3:.3f}",
-        )
-        for row in rows
-    ]
-    return report.format_table(columns, lines)
+    return table(_COPIES, rows)
 
 
 def format_runs(rows: Sequence[Row]) -> str:
     """Our copies of neighbouring blocks to neighbouring slots beside those of scattered ones, if any."""
-    columns = (
-        *("shape", "blocks", "direction", "scattered GB/s", "contiguous GB/s", "times"),
-        *("scattered submit us per block", "contiguous"),
-    )
-    lines = [
-        (
-            runs["shape"],
-            runs["blocks"],
-            runs["direction"],
-            f"{scattered['gb_per_s']:.2f}",
-            f"{runs['gb_per_s']:.2f}",
-            f"{runs['gb_per_s'] / scattered['gb_per_s']:.2f}",
-            f"{scattered['submit_us_per_block']:.3f}",
-            f"{runs['submit_us_per_block']:.3f}",
-        )
-        for runs, scattered in _pairs(rows)
-    ]
-    return report.format_table(columns, lines) if lines else ""
+    pairs = list(_pairs(rows))
+    return table(_RUNS, pairs) if pairs else ""
 
 
 def format_targets(verdicts: Sequence[Verdict]) -> str:
     """Which targets hold."""
-    columns = ("target", "what is to hold", "answer", "rows", "missed")
-    lines = [
-        (each.target.name, each.target.text, each.answer, each.num_rows, len(each.missed))
-        for each in verdicts
-    ]
-    return report.format_table(columns, lines)
+    return table(_TARGETS, verdicts)
 
 
 def format_missed(verdicts: Sequence[Verdict]) -> str:
     """The rows that miss a target; if any."""
-    columns = ("target", "shape", "blocks", "ids", "direction", "figure", "is")
-    lines = [
-        (
-            each.target.name,
-            row["shape"],
-            row["blocks"],
-            row["ids"],
-            row["direction"],
-            each.target.figure,
-            f"{row[each.target.figure]:.3f}",
-        )
+    missed = [
+        {**row, "target": each.target.name, "figure": each.target.figure, "is": row[each.target.figure]}
         for each in verdicts
         for row in each.missed
     ]
-    return report.format_table(columns, lines) if lines else ""
+    columns = (Column("target", "target"), *_PLACE, Column("figure", "figure"), Column("is", "is", ".3f"))
+    return table(columns, missed) if missed else ""
 
 
 def _pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:

@@ -27,11 +27,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from tqdm import tqdm
 
 from benchmarks.common import report
+from benchmarks.common.arguments import parser_of, positive
 from benchmarks.decode_latency.engine import SteadyProcess
 from benchmarks.decode_latency.settings import LatencySettings, make_latency_settings
 from benchmarks.decode_latency.summary import BASE, Row, format_goal, format_summary, row_of
@@ -54,9 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     given = {name: value for name, value in vars(options).items() if value is not None}
     try:
-        for name in ("starts", "rounds"):
-            if given[name] < 1:
-                raise ValueError(f"{name}={given[name]}: must be at least 1")
         settings = make_latency_settings(given)
         check_memory(settings, [options.mode])
     except ValueError as error:
@@ -76,26 +73,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(format_goal(rows, options.mode))
     for remark in remarks:
         print(remark)
-    if options.json:
-        told = {"mode": options.mode, "starts": options.starts, "rounds": options.rounds, **asdict(settings)}
-        report.write_json(options.json, report.meta(settings=told, notes=remarks), rows)
-        print(f"rows: {options.json}")
+    told = {"mode": options.mode, "starts": options.starts, "rounds": options.rounds, **asdict(settings)}
+    report.write(options.json, rows, settings=told, notes=remarks)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.decode_latency",
-        description="Time between tokens of requests that only decode, beside stores and restores.",
-    )
+    parser = parser_of("decode_latency", __doc__)
     add = parser.add_argument
     add("--mode", choices=("offload", "native"), default="offload", help="the connector (default: offload)")
-    add("--starts", type=int, default=2, metavar="N", help="fresh engines of each kind (default: 2)")
-    add("--rounds", type=int, default=3, metavar="N", help="per start and kind of traffic (default: 3)")
+    add("--starts", type=positive, default=2, metavar="N", help="fresh engines of each kind (default: 2)")
+    add("--rounds", type=positive, default=3, metavar="N", help="per start and kind of traffic (default: 3)")
     add("--steady", type=int, metavar="N", help="requests in the steady batch (default: 4; on a GPU 16)")
     add("--side-prompts", type=int, metavar="N", help="per round (default: 10; on a GPU 20)")
     add("--gap-steps", type=int, metavar="N", help="between side prompts (default: 30; on a GPU 50)")
-    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     add_prompt_arguments(
         parser.add_argument_group("side prompts (of 1,024 tokens, on a GPU 8,192; one at a time)")
     )

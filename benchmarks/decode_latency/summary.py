@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.common.report import format_table
 from benchmarks.decode_latency.engine import Decoded
 from benchmarks.decode_latency.gaps import join, percentiles_ms
 from benchmarks.decode_latency.traffic import TRAFFICS
 from benchmarks.long_document_qa.measure import Counters
+from offload.sizing.tables import format_table
 
 __all__ = ["BASE", "GOAL", "Row", "format_goal", "format_summary", "ratio", "row_of"]
 

@@ -38,7 +38,6 @@ connector none in the same round; `rounds`.
 from __future__ import annotations
 
 import argparse
-import functools
 import logging
 import multiprocessing
 import sys
@@ -50,6 +49,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import report
+from benchmarks.common.arguments import above_zero, at_least, one_of, parser_of, positive, settings_of
 from benchmarks.engine_replay import CONNECTORS, ReplayEngine, ReplaySettings, TimeModel
 from benchmarks.engine_replay.driver import Measurement, replay
 from benchmarks.engine_replay.rows import Row, compare, format_rows, merge
@@ -82,26 +82,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rounds = _trace_rounds(options, trace)
     rows = merge([compare(rows) for rows in rounds])
     print("\n" + format_rows(rows))
-    if options.json:
-        settings = {name: value for name, value in vars(options).items() if name != "json"}
-        settings["workload"] = _name(options.workload)
-        meta = report.meta(settings=settings, notes=notes, run_seconds=round(time.monotonic() - began))
-        report.write_json(options.json, meta, rows)
-        print(f"rows: {options.json}")
+    settings = {**settings_of(options), "workload": _name(options.workload)}
+    seconds = round(time.monotonic() - began)
+    report.write(options.json, rows, settings=settings, notes=notes, run_seconds=seconds)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engine_replay",
-        description="Scheduler time, hits and time to first token with each connector, on a virtual clock.",
-    )
+    parser = parser_of("engine_replay", __doc__)
     model = TimeModel()
     documents = LongDocuments()
     parser.add_argument(
         "--connector",
-        type=_connectors,
-        default=["none", "native", "simple", "offload"],
+        type=one_of(CONNECTORS),
+        default=("none", "native", "simple", "offload"),
         metavar="NAME,...",
         help=f"to compare, of {', '.join(CONNECTORS)} (default: none,native,simple,offload)",
     )
@@ -111,15 +105,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timer", choices=_TIMERS, default="cpu", help="that scheduler time is read from (default: cpu)"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     parser.add_argument(
-        "--rounds", type=_positive, metavar="N", help="default: 5 of longdoc, 1 of a trace; medians are told"
+        "--rounds", type=positive, metavar="N", help="default: 5 of longdoc, 1 of a trace; medians are told"
     )
 
     def group(title: str, *options: tuple[str, Any, str]) -> Any:
         made = parser.add_argument_group(title)
         for name, default, what in options:
-            kind = _positive_number if isinstance(default, float) else _positive
+            kind = above_zero if isinstance(default, float) else positive
             told = f"{what} (default: {default:,})"
             made.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=told)
         return made
@@ -154,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     traces.add_argument(
         "--requests",
-        type=functools.partial(_positive, least=0),
+        type=at_least(0),
         default=4000,
         metavar="N",
         help="only the first N; 0: all (default: 4,000)",
@@ -163,28 +156,6 @@ def _parser() -> argparse.ArgumentParser:
         "--same-process", action="store_true", help="no process of its own for each connector"
     )
     return parser
-
-
-def _connectors(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in CONNECTORS:
-            raise argparse.ArgumentTypeError(f"{name!r}: must be one of {', '.join(CONNECTORS)}")
-    return list(dict.fromkeys(names))
-
-
-def _positive(text: str, least: int = 1) -> int:
-    value = int(text)
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{value}: must be at least {least}")
-    return value
-
-
-def _positive_number(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{value}: must be above 0")
-    return value
 
 
 def _settings(options: argparse.Namespace) -> ReplaySettings:

@@ -9,41 +9,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.utils.gc_utils import freeze_gc_heap
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
 
 from benchmarks.engine_replay.simple import VirtualSimpleWorker
 from benchmarks.engine_replay.stopwatch import Stopwatch
-from offload.config import AUTO, DEFAULT_POLICY, GIB
-from offload.testing.inline import InlineExecutor
-from offload.testing.paced import Link, LinkCopier, Pace, VirtualClock
-from offload.testing.seams import seams
+from offload.config import AUTO, DEFAULT_POLICY
+from offload.testing.copiers.paced import Link, Pace, PacedCopier, VirtualClock
+from offload.testing.engines.environment import transfer_config
 from offload.testing.virtual.native import use_copier
+from offload.testing.virtual.parts import make_cache, make_hash, make_scheduler, make_worker
 from offload.testing.virtual.rank import end_step
 from offload.testing.virtual.settings import (
-    CELL_BYTES,
     VirtualSettings,
     make_kv_cache_config,
     make_vllm_config,
 )
-from offload.vllm import plugin
 
 CONNECTORS = ("none", "native", "native-lru", "native-arc", "simple", "offload")
 """`native` is vLLM's OffloadingConnector with its default policy, `simple` its SimpleCPUOffloadConnector."""
 
-_POOL_KEY = "cpu_bytes_to_use"
 _YIELD_SECONDS = 0.001
 """What vLLM's engine sleeps after a step that ran no model, if nothing else tells when to go on."""
 
@@ -116,46 +106,19 @@ class ReplayEngine:
     def __init__(self, settings: ReplaySettings) -> None:
         self.settings = settings
         self.clock = VirtualClock()
-        base = VirtualSettings(
-            connector="none",
-            gpu_blocks=settings.gpu_blocks,
-            cpu_slots=settings.cpu_blocks,
-            block_size=settings.block_size,
-            num_layers=1,
-            max_num_seqs=settings.max_num_seqs,
-            chunk=settings.chunk,
-            max_model_len=settings.max_model_len,
-        )
-        vllm_config = make_vllm_config(base, _transfer_config(settings, base.slot_bytes))
-        init_none_hash(get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo))
-        kv_cache_config = make_kv_cache_config(base)
+        virtual = _virtual(settings)
+        vllm_config = make_vllm_config(virtual, _simple(virtual) if settings.connector == "simple" else None)
+        make_hash(vllm_config)
         pace = Pace(settings.time.link_bytes_per_second)
         self._link = Link(self.clock, lambda: pace)
-        scale = settings.time.block_bytes / base.slot_bytes
-        self._copier: Any = LinkCopier(self._link, scale=scale)
+        scale = settings.time.block_bytes / virtual.slot_bytes
+        self._copier: Any = PacedCopier(self._link, scale=scale)
         self._worker: Any = None
+        workers = {}
         if settings.connector != "none":
-            with seams(
-                make_copier=lambda *_: self._copier,
-                make_executor=InlineExecutor,
-                clock=lambda: self.clock.now,
-            ):
-                self._worker = KVConnectorFactory.create_connector(
-                    config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
-                )
-            self._prepare_worker(kv_cache_config)
-        self.scheduler = Scheduler(
-            vllm_config=vllm_config,
-            kv_cache_config=kv_cache_config,
-            structured_output_manager=StructuredOutputManager(vllm_config),
-            block_size=settings.block_size,
-            hash_block_size=settings.block_size,
-            log_stats=True,
-        )
+            workers[0, 0] = self._worker = self._make_worker(virtual, vllm_config)
+        self.scheduler = make_scheduler(virtual, vllm_config, time.monotonic, workers)
         self.connector: Any = self.scheduler.connector
-        if settings.connector == "offload":
-            facts = {(0, 0): self._worker.get_handshake_metadata()}
-            self.connector.set_xfer_handshake_metadata_pp_aware(facts)
         self._stopwatch: Stopwatch | None = None
         if settings.watch and self.connector is not None:
             self._stopwatch = Stopwatch(self.connector, settings.timer)
@@ -208,6 +171,11 @@ class ReplayEngine:
         """Whether nothing is left to do until the next request arrives."""
         return not self.scheduler.has_requests()
 
+    def drop_worker(self) -> None:
+        """Let go of the worker side and its pool; there are no steps after."""
+        self._worker.shutdown()
+        self._worker = self._copier = None
+
     def close(self) -> None:
         """Release threads and memory."""
         if self._worker is not None:
@@ -215,17 +183,18 @@ class ReplayEngine:
         self.scheduler.shutdown()
         gc.unfreeze()
 
-    def _prepare_worker(self, kv_cache_config: KVCacheConfig) -> None:
-        worker = self._worker
+    def _make_worker(self, virtual: VirtualSettings, vllm_config: VllmConfig) -> Any:
+        kv_cache_config = make_kv_cache_config(virtual)
+        worker = make_worker(
+            vllm_config, kv_cache_config, make_copier=lambda *_: self._copier, clock=lambda: self.clock.now
+        )
         if self.settings.connector == "simple":
             handler = VirtualSimpleWorker(worker.worker_handler, self._link, self.settings.time.block_bytes)
             worker.worker_handler = self._copier = handler
-        elif self.settings.connector != "offload":
+        elif virtual.connector == "native":
             use_copier(worker, self._copier)
-        (tensor,) = kv_cache_config.kv_cache_tensors
-        backing = torch.zeros(tensor.size, dtype=torch.uint8)
-        pages = backing.view(self.settings.gpu_blocks, self.settings.block_size * CELL_BYTES)
-        worker.register_kv_caches({tensor.layers[0]: pages})
+        make_cache(virtual, kv_cache_config, worker)
+        return worker
 
     def _execute(self, output: SchedulerOutput, next_arrival: float | None) -> ModelRunnerOutput:
         worker, model = self._worker, self.settings.time
@@ -287,32 +256,28 @@ def own_hash(req_id: str, position: int) -> bytes:
     return hashlib.sha256(f"{req_id}/{position}".encode()).digest()
 
 
-def _transfer_config(settings: ReplaySettings, slot_bytes: int) -> dict[str, Any] | None:
-    cpu_bytes = settings.cpu_blocks * slot_bytes
-    extra: dict[str, Any]
-    match settings.connector:
-        case "none":
-            return None
-        case "offload":
-            plugin.register()
-            name = plugin.CONNECTOR
-            extra = {
-                "cpu_gib": cpu_bytes / GIB,
-                "verify_loads": "never",
-                "eviction_policy": settings.eviction_policy,
-                "store_decode_blocks": settings.store_decode_blocks,
-            }
-        case "simple":
-            name = "SimpleCPUOffloadConnector"
-            extra = {_POOL_KEY: cpu_bytes}
-        case "native" | "native-lru" | "native-arc":
-            name = "OffloadingConnector"
-            extra = {
-                _POOL_KEY: cpu_bytes,
-                "eviction_policy": settings.connector.partition("-")[2] or "lru",
-                "spec_name": "VirtualNativeSpec",
-                "spec_module_path": "offload.testing.virtual.native",
-            }
-        case other:
-            raise ValueError(f"connector={other!r}: must be one of {', '.join(CONNECTORS)}")
-    return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+def _virtual(settings: ReplaySettings) -> VirtualSettings:
+    """The virtual engine that this one is like, but for its clock and its copies."""
+    if settings.connector not in CONNECTORS:
+        raise ValueError(f"connector={settings.connector!r}: must be one of {', '.join(CONNECTORS)}")
+    kind, _, policy = settings.connector.partition("-")
+    return VirtualSettings(
+        connector="none" if kind == "simple" else kind,
+        gpu_blocks=settings.gpu_blocks,
+        cpu_slots=settings.cpu_blocks,
+        block_size=settings.block_size,
+        num_layers=1,
+        max_num_seqs=settings.max_num_seqs,
+        chunk=settings.chunk,
+        max_model_len=settings.max_model_len,
+        store_decode_blocks=settings.store_decode_blocks,
+        verify_loads="never",
+        eviction_policy=settings.eviction_policy,
+        native_options={"eviction_policy": policy or "lru", "offload_prompt_only": True},
+        log_stats=True,
+    )
+
+
+def _simple(virtual: VirtualSettings) -> dict[str, Any]:
+    extra = {"cpu_bytes_to_use": virtual.cpu_slots * virtual.slot_bytes}
+    return transfer_config(extra, "SimpleCPUOffloadConnector")

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.common import report
+from benchmarks.common.tables import Column, table
 
 Row = dict[str, Any]
 
@@ -71,8 +71,5 @@ def _median(rows: list[Row]) -> Row:
 def format_rows(rows: Iterable[Row]) -> str:
     """A table of the most telling columns, a line for each row."""
     ordered = sorted(rows, key=lambda row: row["workload"])  # stable: connectors stay in their order
-    lines = [
-        [None if row[name] is None else f"{row[name]:{style}}" for name, style in _SHOWN.items()]
-        for row in ordered
-    ]
-    return report.format_table([name.replace("_per_request", "/req") for name in _SHOWN], lines)
+    columns = [Column(name.replace("_per_request", "/req"), name, style) for name, style in _SHOWN.items()]
+    return table(columns, ordered)

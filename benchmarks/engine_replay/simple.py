@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from vllm.v1.simple_kv_offload.worker import SimpleCPUOffloadWorker
 
-from offload.testing.paced import Link
+from offload.testing.copiers.paced import Link
 from offload.worker.copiers import Direction
 
 

@@ -34,13 +34,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import psutil
 
 from allocator import CpuOffloadingBlockAllocator, serve
 from benchmarks.common import report
+from benchmarks.common.arguments import parser_of
+from benchmarks.common.tables import Column, table
 from evictor import HintedPolicy, available_policies, make_policy
 
 __all__ = ["main"]
@@ -49,16 +50,16 @@ _HASH_BYTES = 32
 _TURNS = 6
 _AGAIN_SHARE = 0.1
 _COLLECTIONS = 7
-_HEADERS = [
-    "policy",
-    "mean chain",
-    "nodes",
-    "pause ms",
-    "base ms",
-    "bytes per slot",
-    "longest request ms",
-    "most processor ms",
-]
+_COLUMNS = (
+    Column("policy", "policy"),
+    Column("mean chain", "mean_chain"),
+    Column("nodes", "nodes"),
+    Column("pause ms", "pause_ms", ".2f"),
+    Column("base ms", "base_ms", ".2f"),
+    Column("bytes per slot", "bytes_per_slot"),
+    Column("longest request ms", "longest_request_ms", ".1f"),
+    Column("most processor ms", "longest_request_processor_ms", ".1f"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,23 +72,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     for policy in args.policies:
         for chain in args.chains:
             rows.append(_in_child(policy, chain, args.slots))
-            print(_table(rows[-1:]), flush=True)
-    print(_table(rows))
-    if args.json is not None:
-        report.write_json(args.json, report.meta(slots=args.slots, turns=_TURNS), rows)
+            print(table(_COLUMNS, rows[-1:]), flush=True)
+    print(table(_COLUMNS, rows))
+    report.write(args.json, rows, slots=args.slots, turns=_TURNS)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gc_pause", description=__doc__.splitlines()[0]
-    )
+    parser = parser_of("gc_pause", __doc__)
     parser.add_argument("--slots", type=int, default=1_000_000, help="of the pool (default %(default)s)")
     parser.add_argument(
         "--chains", type=int, nargs="+", default=[1, 8, 64, 1000], help="mean lengths in blocks"
     )
     parser.add_argument("--policies", nargs="+", choices=available_policies(), default=["hazard", "lru"])
-    parser.add_argument("--json", type=Path, help="write rows, machine and versions here")
     parser.add_argument("--case", nargs=3, help=argparse.SUPPRESS)
     return parser
 
@@ -167,25 +164,6 @@ def _churn(allocator: CpuOffloadingBlockAllocator, mean_chain: int) -> tuple[flo
         processor = max(processor, time.process_time() - processor_begin)
         longest = max(longest, time.perf_counter() - begin)
     return longest, processor
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    return report.format_table(
-        _HEADERS,
-        [
-            [
-                row["policy"],
-                row["mean_chain"],
-                row["nodes"],
-                f"{row['pause_ms']:.2f}",
-                f"{row['base_ms']:.2f}",
-                row["bytes_per_slot"],
-                f"{row['longest_request_ms']:.1f}",
-                f"{row['longest_request_processor_ms']:.1f}",
-            ]
-            for row in rows
-        ],
-    )
 
 
 if __name__ == "__main__":

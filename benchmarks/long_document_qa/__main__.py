@@ -32,7 +32,7 @@ __all__ = ["main"]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; returns 0, or 1 if a mode failed (the others are reported all the same)."""
-    options = parse(arguments)
+    options = parse(arguments, __doc__)
     failures: list[str] = []
     remarks = report.load_note()
     if options.settings is not None:
@@ -102,10 +102,8 @@ def _report(options: Options, rows: list[Row], remarks: list[str]) -> None:
         print(line)
     for remark in remarks:
         print(remark)
-    if options.json:
-        told = asdict(settings) if settings else {"workload": asdict(workload)}
-        report.write_json(options.json, report.meta(settings=told, notes=remarks), rows)
-        print(f"rows: {options.json}")
+    told = asdict(settings) if settings else {"workload": asdict(workload)}
+    report.write(options.json, rows, settings=told, notes=remarks)
     if options.plot:
         title, marks = _describe_workload(workload), {}
         if settings:

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from benchmarks.common.models import LLAMA_8B
 from benchmarks.long_document_qa.settings import SHAPES, Model, Settings, Workload
+from offload.testing.engines.models import LLAMA_8B
 from offload.worker.pool.host_limits import host_memory_bytes
 
 __all__ = [

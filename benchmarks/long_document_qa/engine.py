@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.models import llama_config_only, tiny_llama
 from benchmarks.long_document_qa.client import Client
 from benchmarks.long_document_qa.measure import Counters
 from benchmarks.long_document_qa.settings import Settings
 from benchmarks.long_document_qa.workload import Prompt, warm_up_prompts
 from offload.testing.engines.environment import transfer_config
+from offload.testing.engines.models import llama_config_only, tiny_llama
 
 __all__ = ["Engine", "engine_arguments", "kv_transfer_config", "model_directory"]
 

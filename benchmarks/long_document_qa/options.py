@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.arguments import one_of, parser_of
 from benchmarks.long_document_qa.arguments import (
     ENGINE_NAMES,
     add_engine_arguments,
@@ -55,9 +56,9 @@ class Options:
     side_by_side: bool = False
 
 
-def parse(arguments: Sequence[str] | None = None) -> Options:
+def parse(arguments: Sequence[str] | None = None, doc: str | None = None) -> Options:
     """Parse the command line. Bad arguments end the process with status 2 and a message that names them."""
-    parser = _parser()
+    parser = _parser(doc)
     given = {name: value for name, value in vars(parser.parse_args(arguments)).items() if value is not None}
     demo, full = given.pop("demo"), given.pop("full")
     try:
@@ -88,19 +89,14 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.long_document_qa",
-        description="Ask about long documents again and again: without caching, with GPU prefix caching, "
-        "with vLLM's own offloading, with ours.",
-    )
+def _parser(doc: str | None) -> argparse.ArgumentParser:
+    parser = parser_of("long_document_qa", doc)
     add = parser.add_argument
     add("--demo", action="store_true", help="show the point in two minutes; writes benchmarks/out/")
     add(
         "--full", action="store_true", help="with --demo: as the benchmark itself measures, in twice the time"
     )
-    add("--modes", type=_modes, metavar="MODE,...", help=f"of {','.join(MODES)} (default: all)")
-    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    add("--modes", type=one_of(MODES), metavar="MODE,...", help=f"of {','.join(MODES)} (default: all)")
     add("--plot", type=Path, metavar="FILE", help="write a plot (PNG)")
 
     group = parser.add_argument_group("workload")
@@ -118,14 +114,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--label", metavar="NAME", help="name of the mode in rows and table (default: online)")
     add("--api-key", metavar="KEY", help="sent as bearer token")
     return parser
-
-
-def _modes(text: str) -> tuple[str, ...]:
-    modes = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-    for mode in modes:
-        if mode not in MODES:
-            raise argparse.ArgumentTypeError(f"unknown mode {mode!r}: must be of {', '.join(MODES)}")
-    return modes
 
 
 def _check_combination(given: dict[str, Any], demo: bool, full: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.plots import panels
 from benchmarks.long_document_qa.summary import LABELS, Row, passes_total
 
 __all__ = ["write_plot"]
@@ -27,26 +28,15 @@ def write_plot(path: Path, rows: Sequence[Row], title: str, marks: Mapping[str, 
         title: above the plot.
         marks: text and document count of vertical lines (what fits where).
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     last = max(row["pass"] for row in rows)
-    panels = [(f"pass {last} of {last}", [row for row in rows if row["pass"] == last])]
+    passes = [(f"pass {last} of {last}", [row for row in rows if row["pass"] == last])]
     if last > 1:
-        panels.append((f"all {last} passes", passes_total(rows)))
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(6 * len(panels), 4.6), squeeze=False)
-    for axis, (name, selected) in zip(axes[0], panels, strict=True):
-        _draw(axis, name, selected)
-        _mark(axis, marks, max(row["documents"] for row in rows))
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
-    figure.suptitle(title, fontsize=10)
-    figure.tight_layout(rect=(0, 0.06, 1, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, format="png")
-    pyplot.close(figure)
+        passes.append((f"all {last} passes", passes_total(rows)))
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "ncols": len({row["mode"] for row in rows})}
+    with panels(path, len(passes), (6, 4.6), title, **below) as axes:
+        for axis, (name, selected) in zip(axes, passes, strict=True):
+            _draw(axis, name, selected)
+            _mark(axis, marks, max(row["documents"] for row in rows))
 
 
 def _draw(axis: Any, name: str, rows: Sequence[Row]) -> None:
@@ -63,9 +53,7 @@ def _draw(axis: Any, name: str, rows: Sequence[Row]) -> None:
     axis.set_xlabel("documents")
     axis.set_ylabel("seconds (less is better)")
     axis.set_xticks(counts)
-    axis.set_ylim(bottom=0)
     axis.margins(x=0.14)
-    axis.grid(alpha=0.3)
 
 
 def _mark(axis: Any, marks: Mapping[str, int], most: int) -> None:

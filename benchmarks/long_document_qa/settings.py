@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from benchmarks.common.models import LLAMA_8B, kv_bytes_per_token, llama_parameters
+from offload.testing.engines.models import LLAMA_8B, kv_bytes_per_token, llama_parameters
 
 __all__ = ["MODES", "ORDERS", "SHAPES", "Model", "Settings", "Workload"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.common.report import format_table
+from benchmarks.common.tables import Column, table
 from benchmarks.long_document_qa.settings import Settings
 
 __all__ = ["LABELS", "Row", "explain_modes", "format_gains", "format_summary", "notes", "passes_total"]
@@ -19,18 +19,18 @@ LABELS = {
 """What a mode is; + means: beside GPU prefix caching."""
 
 _COLUMNS = (
-    "documents",
-    "pass",
-    "mode",
-    "seconds",
-    "vs prefix",
-    "TTFT p50",
-    "p90",
-    "p99",
-    "GPU hits",
-    "CPU hits",
-    "stored MiB",
-    "loaded MiB",
+    Column("documents", "documents"),
+    Column("pass", "pass"),
+    Column("mode", "mode"),
+    Column("seconds", "seconds", ".2f"),
+    Column("vs prefix", lambda row: f"{row['base'] / row['seconds']:.2f}x" if row["base"] else None),
+    Column("TTFT p50", "ttft_p50", ".3f"),
+    Column("p90", "ttft_p90", ".3f"),
+    Column("p99", "ttft_p99", ".3f"),
+    Column("GPU hits", lambda row: row["cached_gpu_tokens"] / row["prompt_tokens"], ".1%"),
+    Column("CPU hits", lambda row: row["cached_cpu_tokens"] / row["prompt_tokens"], ".1%"),
+    Column("stored MiB", lambda row: row["bytes_stored"] / 2**20, ".0f"),
+    Column("loaded MiB", lambda row: row["bytes_loaded"] / 2**20, ".0f"),
 )
 _SUMMED = (
     "seconds",
@@ -54,7 +54,7 @@ def format_summary(rows: Sequence[Row]) -> str:
     base = {(row["documents"], row["pass"]): row["seconds"] for row in lines if row["mode"] == "prefix"}
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     lines.sort(key=lambda row: (row["documents"], str(row["pass"]), modes.index(row["mode"])))
-    return format_table(_COLUMNS, [_cells(row, base.get((row["documents"], row["pass"]))) for row in lines])
+    return table(_COLUMNS, [{**row, "base": base.get((row["documents"], row["pass"]))} for row in lines])
 
 
 def explain_modes(modes: Sequence[str]) -> str:
@@ -101,19 +101,3 @@ def notes(modes: Sequence[str], settings: Settings) -> list[str]:
             "plain CPU copy worker (benchmarks.common.native_cpu_spec) through its out-of-tree spec"
         )
     return found
-
-
-def _cells(row: Row, prefix_seconds: float | None) -> list[object]:
-    prompt = row["prompt_tokens"]
-    return [
-        row["documents"],
-        row["pass"],
-        row["mode"],
-        f"{row['seconds']:.2f}",
-        f"{prefix_seconds / row['seconds']:.2f}x" if prefix_seconds else None,
-        *(f"{row[name]:.3f}" if name in row else None for name in ("ttft_p50", "ttft_p90", "ttft_p99")),
-        f"{row['cached_gpu_tokens'] / prompt:.1%}",
-        f"{row['cached_cpu_tokens'] / prompt:.1%}",
-        f"{row['bytes_stored'] / 2**20:.0f}",
-        f"{row['bytes_loaded'] / 2**20:.0f}",
-    ]

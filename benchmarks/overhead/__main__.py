@@ -24,10 +24,9 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +34,8 @@ import psutil
 from tqdm import tqdm
 
 from benchmarks.common import report
+from benchmarks.common.arguments import at_least, parser_of, positive
+from benchmarks.common.tables import Column, grouped, table
 from benchmarks.long_document_qa.arguments import (
     add_engine_arguments,
     add_prompt_arguments,
@@ -69,9 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     given = {name: value for name, value in vars(options).items() if value is not None}
     try:
-        for name, least in (("rounds", 2), ("round_documents", 1), ("starts", 1)):
-            if given[name] < least:
-                raise ValueError(f"{name}={given[name]}: must be at least {least}")
         settings = make_settings(given)
         check_memory(settings, [options.mode], engines=2)
     except ValueError as error:
@@ -87,30 +85,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n" + _format(rows, options.mode))
     for remark in remarks:
         print(remark)
-    if options.json:
-        told = {
-            "mode": options.mode,
-            "base": _BASE,
-            "starts": options.starts,
-            "rounds": options.rounds,
-            **asdict(settings),
-        }
-        report.write_json(options.json, report.meta(settings=told, notes=remarks), rows)
-        print(f"rows: {options.json}")
+    told = {"mode": options.mode, "base": _BASE, "starts": options.starts, "rounds": options.rounds}
+    report.write(options.json, rows, settings={**told, **asdict(settings)}, notes=remarks)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.overhead",
-        description="Compare an engine with a connector to one without where the connector cannot help.",
-    )
+    parser = parser_of("overhead", __doc__)
     add = parser.add_argument
     add("--mode", choices=MODES, default="offload", help="of the second engine (default: offload)")
-    add("--starts", type=int, default=2, metavar="N", help="fresh pairs of engines (default: 2)")
-    add("--rounds", type=int, default=12, metavar="N", help="paired rounds per case and start (default: 12)")
-    add("--round-documents", type=int, default=4, metavar="N", help="new ones per round (default: 4)")
-    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
+    add("--starts", type=positive, default=2, metavar="N", help="fresh pairs of engines (default: 2)")
+    add("--rounds", type=at_least(2), default=12, metavar="N", help="pairs per case and start (default: 12)")
+    add("--round-documents", type=positive, default=4, metavar="N", help="new ones per round (default: 4)")
     add_prompt_arguments(parser.add_argument_group("workload"))
     add_engine_arguments(parser.add_argument_group("engines"))
     return parser
@@ -206,46 +192,40 @@ def _row(base: _Turn, other: _Turn) -> Row:
 
 def _format(rows: Sequence[Row], mode: str) -> str:
     columns = (
-        "case",
-        "rounds",
-        "s without",
-        f"s with {mode}",
-        "ratio",
-        "by start",
-        "quartiles",
-        "extremes",
-        "GPU hits",
-        "stored MiB",
-        "idle engine",
+        Column("case", lambda group: group[0]["case"]),
+        Column("rounds", len),
+        Column("s without", _median_of("seconds_without"), ".3f"),
+        Column(f"s with {mode}", _median_of("seconds"), ".3f"),
+        Column("ratio", lambda group: statistics.geometric_mean(_by_start(group)), ".4f"),
+        Column("by start", lambda group: " ".join(f"{each:.4f}" for each in _by_start(group))),
+        Column(
+            "quartiles", lambda group: "{:.4f} to {:.4f}".format(*np.percentile(_ratios(group), [25, 75]))
+        ),
+        Column("extremes", lambda group: f"{min(_ratios(group)):.4f} to {max(_ratios(group)):.4f}"),
+        Column(
+            "GPU hits", lambda group: _sum(group, "cached_gpu_tokens") / _sum(group, "prompt_tokens"), ".1%"
+        ),
+        Column("stored MiB", lambda group: _sum(group, "bytes_stored") / 2**20, ".0f"),
+        Column("idle engine", lambda group: f"{_median_of('idle_share')(group):.1%} of a core"),
     )
-    lines = []
-    for case in _CASES:
-        selected = [row for row in rows if row["case"] == case]
-        ratios = [row["ratio"] for row in selected]
-        medians = [
-            statistics.median(row["ratio"] for row in selected if row["start"] == start)
-            for start in dict.fromkeys(row["start"] for row in selected)
-        ]
-        low, high = np.percentile(ratios, [25, 75])
-        hits = sum(row["cached_gpu_tokens"] for row in selected) / sum(
-            row["prompt_tokens"] for row in selected
-        )
-        lines.append(
-            (
-                case,
-                len(selected),
-                f"{statistics.median(row['seconds_without'] for row in selected):.3f}",
-                f"{statistics.median(row['seconds'] for row in selected):.3f}",
-                f"{statistics.geometric_mean(medians):.4f}",
-                " ".join(f"{median:.4f}" for median in medians),
-                f"{low:.4f} to {high:.4f}",
-                f"{min(ratios):.4f} to {max(ratios):.4f}",
-                f"{hits:.1%}",
-                f"{sum(row['bytes_stored'] for row in selected) / 2**20:.0f}",
-                f"{statistics.median(row['idle_share'] for row in selected):.1%} of a core",
-            )
-        )
-    return report.format_table(columns, lines)
+    return table(columns, grouped(rows, "case").values())
+
+
+def _median_of(name: str) -> Callable[[Sequence[Row]], float]:
+    return lambda group: statistics.median(row[name] for row in group)
+
+
+def _by_start(group: Sequence[Row]) -> list[float]:
+    """The median ratio of each start."""
+    return [_median_of("ratio")(rows) for rows in grouped(group, "start").values()]
+
+
+def _ratios(group: Sequence[Row]) -> list[float]:
+    return [row["ratio"] for row in group]
+
+
+def _sum(group: Sequence[Row], name: str) -> float:
+    return sum(row[name] for row in group)
 
 
 if __name__ == "__main__":

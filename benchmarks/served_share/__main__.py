@@ -21,7 +21,6 @@ request comes. That is after all copies have ended, or as soon as another reques
 
 from __future__ import annotations
 
-import argparse
 import random
 import signal
 import sys
@@ -36,11 +35,13 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from benchmarks.common import report
-from benchmarks.common.models import kv_bytes_per_token, tiny_llama
+from benchmarks.common.arguments import parser_of, positive
 from benchmarks.common.paced_worker import PACE, write_pace
 from benchmarks.common.prompts import draw_tokens
+from benchmarks.common.tables import Column, table
+from offload.testing.copiers.paced import Pace
+from offload.testing.engines.models import kv_bytes_per_token, tiny_llama
 from offload.testing.engines.server import ServerProcess
-from offload.testing.paced import Pace
 
 __all__ = ["main"]
 
@@ -59,6 +60,20 @@ _SETTLE_SECONDS = 300.0
 _OURS = "vllm:cpu_offload_"
 _UNSTORED = f"{_OURS}unstored_blocks_"
 _NO_STORE = {"kv_transfer_params": {"cpu_offload_store": False}}
+
+
+_COLUMNS = (
+    Column("copies", "copies"),
+    Column("prompt", lambda row: f"{row['prompt_sixteenths']}/16"),
+    Column("answer", "answer_tokens"),
+    Column("at once", "at_once"),
+    Column("next comes", lambda row: "after the copies" if row["rested"] else "at once"),
+    Column("stored", "share", ".1%"),
+    Column("not stored", lambda row: ", ".join(f"{n} {name}" for name, n in row["unstored"].items()) or None),
+    Column("first token", "first_mean", ".3f"),
+    Column("without", "first_mean_without", ".3f"),
+    Column("ratio", lambda row: f"{row['first_mean'] / row['first_mean_without']:.2f}x"),
+)
 
 
 class Scene(NamedTuple):
@@ -130,20 +145,13 @@ class Asker:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print a table, write JSON if asked; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add(
-        "--sixteenths",
-        type=int,
-        nargs="+",
-        default=[1, 4, 8, 15],
-        help="prompts, in 1/16 of the cache",
-    )
-    add("--answers", type=int, nargs="+", default=[1, 64], help="tokens to generate")
-    add("--at-once", type=int, nargs="+", default=[1, 8], help="requests at once")
-    add("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser = parser_of("served_share", __doc__)
+    for name, default, what in (
+        ("sixteenths", [1, 4, 8, 15], "prompts, in 1/16 of the cache"),
+        ("answers", [1, 64], "tokens to generate"),
+        ("at-once", [1, 8], "requests at once"),
+    ):
+        parser.add_argument(f"--{name}", type=positive, nargs="+", default=default, help=what)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the server ends with this process
     scenes = list(_scenes(options.sixteenths, options.answers, options.at_once))
@@ -155,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(row)
         if options.json:
             report.write_json(options.json, meta, rows)
-    print(_table(rows))
+    print(table(_COLUMNS, rows))
     rested = [row["share"] for row in rows if row["rested"]]
     whole = sum(share == 1.0 for share in rested)
     print(f"where requests come after the copies, all is stored in {whole} of {len(rested)} rows")
@@ -239,37 +247,6 @@ def _measure(asker: Asker, scene: Scene) -> dict[str, Any]:
 
 def _mean(values: Sequence[float]) -> float:
     return round(sum(values) / len(values), 4)
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    columns = (
-        "copies",
-        "prompt",
-        "answer",
-        "at once",
-        "next comes",
-        "stored",
-        "not stored",
-        "first token",
-        "without",
-        "ratio",
-    )
-    return report.format_table(columns, [_cells(row) for row in rows])
-
-
-def _cells(row: dict[str, Any]) -> list[object]:
-    return [
-        row["copies"],
-        f"{row['prompt_sixteenths']}/16",
-        row["answer_tokens"],
-        row["at_once"],
-        "after the copies" if row["rested"] else "at once",
-        f"{row['share']:.1%}",
-        ", ".join(f"{num} {name}" for name, num in row["unstored"].items()) or None,
-        f"{row['first_mean']:.3f}",
-        f"{row['first_mean_without']:.3f}",
-        f"{row['first_mean'] / row['first_mean_without']:.2f}x",
-    ]
 
 
 if __name__ == "__main__":

@@ -26,16 +26,17 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from benchmarks.common import report
+from benchmarks.common.arguments import parser_of, positive
 from benchmarks.common.prompts import draw_tokens
+from benchmarks.common.tables import Column, table
+from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine, VirtualSettings
-from offload.testing.virtual.copier import CopySchedule
 from offload.testing.virtual.engine import VOCABULARY
 from offload.testing.virtual.settings import CONNECTORS
 from offload.worker.copiers import Direction
@@ -47,6 +48,17 @@ _BLOCK = 4
 _TAIL = 3
 """Tokens of its own at the end of each prompt: less than a block, so never in a cache."""
 _MAX_STEPS = 10_000
+_COLUMNS = (
+    Column("scenario", "scenario"),
+    Column("connector", "connector"),
+    Column("first waits", lambda row: row["steps_waited"][0]),
+    Column("followers wait (steps)", lambda row: " ".join(map(str, row["steps_waited"][1:]))),
+    Column("blocks up", "blocks_loaded"),
+    Column("needed", "blocks_needed"),
+    Column("prompt tokens computed", "prompt_tokens_computed"),
+    Column("of", "prompt_tokens"),
+    Column("GPU blocks", "peak_gpu_blocks"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +130,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for scenario in _scenarios(sizes, random.Random(seed))
         for connector in connectors
     ]
-    print("\n" + _format(rows))
-    if json_path:
-        told = {"block_tokens": _BLOCK, "tail_tokens": _TAIL, "seed": seed, **asdict(sizes)}
-        report.write_json(json_path, report.meta(settings=told), rows)
-        print(f"rows: {json_path}")
+    print("\n" + table(_COLUMNS, rows))
+    told = {"block_tokens": _BLOCK, "tail_tokens": _TAIL, "seed": seed, **asdict(sizes)}
+    report.write(json_path, rows, settings=told)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.shared_prefix",
-        description="Steps that requests wait for a prefix which another one is loading already.",
-    )
+    parser = parser_of("shared_prefix", __doc__)
     add = parser.add_argument
     add("--connectors", nargs="+", choices=CONNECTORS, default=["native", "offload"], help="to compare")
     for name, what in (
@@ -144,17 +151,9 @@ def _parser() -> argparse.ArgumentParser:
     ):
         default = getattr(_Sizes(), name)
         option = "--" + name.replace("_", "-")
-        add(option, type=_positive, default=default, metavar="N", help=f"{what} (default: {default})")
+        add(option, type=positive, default=default, metavar="N", help=f"{what} (default: {default})")
     add("--seed", type=int, default=0, metavar="N", help="decides the tokens (default: 0)")
-    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     return parser
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value}: must be at least 1")
-    return value
 
 
 def _scenarios(sizes: _Sizes, rng: random.Random) -> list[_Scenario]:
@@ -233,37 +232,6 @@ def _run(scenario: _Scenario, connector: str, sizes: _Sizes) -> dict[str, Any]:
         }
     finally:
         engine.close()
-
-
-def _format(rows: Sequence[dict[str, Any]]) -> str:
-    columns = (
-        "scenario",
-        "connector",
-        "first waits",
-        "followers wait (steps)",
-        "blocks up",
-        "needed",
-        "prompt tokens computed",
-        "of",
-        "GPU blocks",
-    )
-    lines = []
-    for row in rows:
-        first, *others = row["steps_waited"]
-        lines.append(
-            (
-                row["scenario"],
-                row["connector"],
-                first,
-                " ".join(map(str, others)),
-                row["blocks_loaded"],
-                row["blocks_needed"],
-                row["prompt_tokens_computed"],
-                row["prompt_tokens"],
-                row["peak_gpu_blocks"],
-            )
-        )
-    return report.format_table(columns, lines)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ one, and the document is asked for again. At each of these times, in millisecond
 
 from __future__ import annotations
 
-import argparse
 import logging
 import math
 import os
@@ -22,38 +21,40 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from allocator import CpuOffloadingBlockAllocator, serve
 from benchmarks.common import report
+from benchmarks.common.arguments import parser_of
+from benchmarks.common.tables import Column, table
 from evictor import HintedPolicy, available_policies, make_policy
 
 __all__ = ["main"]
 
 _HASH_BYTES = 32
 _TIMES = 9
-_KEYS = ("policy", "state", "segments", "touch_ms", "pin_ms", "mending_ms", "mending_steps")
-_HEADERS = ["policy", "state", "segments", "touch ms", "pin and unpin ms", "mending ms", "steps"]
+_COLUMNS = (
+    *(Column(name, name) for name in ("policy", "state", "segments")),
+    Column("touch ms", "touch_ms"),
+    Column("pin and unpin ms", "pin_ms"),
+    Column("mending ms", "mending_ms"),
+    Column("steps", "mending_steps"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and print its table; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.splits", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = parser_of("splits", __doc__)
     parser.add_argument("--blocks", type=int, default=16_384, help="of the document (default %(default)s)")
     parser.add_argument(
         "--every", type=int, default=4, help="blocks from one request that leaves it to the next"
     )
     parser.add_argument("--policies", nargs="+", choices=available_policies(), default=["hazard", "lru"])
-    parser.add_argument("--json", type=Path, help="write rows, machine and versions here")
     args = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)
     rows = [row for policy in args.policies for row in _measure(policy, args.blocks, args.every)]
-    print(report.format_table(_HEADERS, [[row.get(key) for key in _KEYS] for row in rows]))
-    if args.json is not None:
-        report.write_json(args.json, report.meta(blocks=args.blocks, every=args.every), rows)
+    print(table(_COLUMNS, rows))
+    report.write(args.json, rows, blocks=args.blocks, every=args.every)
     return 0
 
 

@@ -19,7 +19,6 @@ Per row: the share of full blocks stored; blocks not stored, by reason; steps in
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import random
@@ -30,16 +29,18 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from tqdm import tqdm
 from vllm.v1.request import Request
 
 from benchmarks.common import report
+from benchmarks.common.arguments import parser_of
 from benchmarks.common.prompts import draw_tokens
+from benchmarks.common.tables import Column, grouped, table
+from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine, VirtualSettings
-from offload.testing.virtual.copier import CopySchedule
 from offload.testing.virtual.engine import VOCABULARY
 from offload.testing.virtual.scheduler_audit import SchedulerAudit
 
@@ -94,23 +95,18 @@ class Outcome:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print a table, write JSON if asked; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("stored_share", __doc__)
     parser.add_argument("--quick", action="store_true", help="the corners of the product only")
     parser.add_argument("--step-seconds", type=float, default=0.05, help="what a step takes")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="default: one per core")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     options = parser.parse_args(arguments)
     scenes = list(_scenes(options.quick))
-    meta = report.meta(settings={"quick": options.quick, "step_seconds": options.step_seconds})
     rows = []
     with ProcessPoolExecutor(options.processes, get_context("spawn"), _be_quiet) as pool:
         found = pool.map(partial(_row, step_seconds=options.step_seconds), scenes, chunksize=6)
         for row in tqdm(found, total=len(scenes), unit="row"):
             rows.append(row)
-    if options.json:
-        report.write_json(options.json, meta, rows)
+    report.write(options.json, rows, settings={"quick": options.quick, "step_seconds": options.step_seconds})
     print(_table(rows))
     after = [row["share"] for row in rows if row["comes_after_copies"]]
     whole = sum(share == 1.0 for share in after)
@@ -240,33 +236,26 @@ def _count_unstored(engine: VirtualEngine) -> Counter[str]:
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     """The least share and the greatest cost, by what decides them."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        kind = "waves" if row["is_waves"] else "closed"
-        key = (kind, f"{row['prompt_sixteenths']}/16", f"{row['step_sixteenths']}/16", row["copy_steps"])
-        groups.setdefault(key, []).append(row)
-    columns = [
-        "requests",
-        "prompt",
-        "step",
-        "copy steps",
-        "least share",
-        "median share",
-        "steps",
-        "first token",
-    ]
-    lines = []
-    for key, group in groups.items():
-        shares = sorted(row["share"] for row in group)
-        costs = [None, None]
-        if key[0] == "closed":
-            costs = [_greatest(group, "steps"), _greatest(group, "mean")]
-        lines.append([*key, f"{shares[0]:.1%}", f"{shares[len(shares) // 2]:.1%}", *costs])
-    return report.format_table(columns, lines)
+    kinds = "is_waves", "prompt_sixteenths", "step_sixteenths", "copy_steps"
+    return table(_COLUMNS, grouped(rows, *kinds).values())
 
 
-def _greatest(rows: Sequence[dict[str, Any]], name: str) -> str:
+def _greatest(rows: Sequence[dict[str, Any]], name: str) -> str | None:
+    if rows[0]["is_waves"]:
+        return None
     return f"{max(row[name] / row[f'{name}_without'] for row in rows):.2f}x"
+
+
+_COLUMNS = (
+    Column("requests", lambda rows: "waves" if rows[0]["is_waves"] else "closed"),
+    Column("prompt", lambda rows: f"{rows[0]['prompt_sixteenths']}/16"),
+    Column("step", lambda rows: f"{rows[0]['step_sixteenths']}/16"),
+    Column("copy steps", lambda rows: rows[0]["copy_steps"]),
+    Column("least share", lambda rows: min(row["share"] for row in rows), ".1%"),
+    Column("median share", lambda rows: median_high(row["share"] for row in rows), ".1%"),
+    Column("steps", lambda rows: _greatest(rows, "steps")),
+    Column("first token", lambda rows: _greatest(rows, "mean")),
+)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ longest step after it, and how many steps it takes, with `tidy` in each:
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import statistics
@@ -22,34 +21,37 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from allocator import CpuOffloadingBlockAllocator
 from benchmarks.common import report
+from benchmarks.common.arguments import parser_of
+from benchmarks.common.tables import Column, table
 from offload.scheduler.carryover import Carryover
 
 __all__ = ["main"]
 
 _HASH_BYTES = 32
 _BITES = 200
-_HEADERS = ["storm", "chain", "first step ms", "longest later ms", "steps"]
+_COLUMNS = (
+    Column("storm", "storm"),
+    Column("chain", "chain"),
+    Column("first step ms", "first_step_ms"),
+    Column("longest later ms", "longest_later_ms"),
+    Column("steps", "steps"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and print its table; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.storms", description=__doc__.splitlines()[0] if __doc__ else None
-    )
+    parser = parser_of("storms", __doc__)
     parser.add_argument("--slots", type=int, default=300_000, help="of the pool (default %(default)s)")
     parser.add_argument("--chains", type=int, nargs="+", default=[8, 64, 1000], help="lengths in blocks")
-    parser.add_argument("--json", type=Path, help="write rows, machine and versions here")
     args = parser.parse_args(argv)
     rows = [row for length in args.chains for row in _storms(args.slots, length)]
     rows.append(_bites(args.slots))
-    print(report.format_table(_HEADERS, [list(row.values()) for row in rows]))
-    if args.json is not None:
-        report.write_json(args.json, report.meta(slots=args.slots), rows)
+    print(table(_COLUMNS, rows))
+    report.write(args.json, rows, slots=args.slots)
     return 0
 
 

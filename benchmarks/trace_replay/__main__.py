@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import report
-from benchmarks.common.arguments import positive
+from benchmarks.common.arguments import none_below_zero, parser_of, positive, settings_of
 from benchmarks.trace_replay import policies
 from benchmarks.trace_replay.comparison import compare
 from benchmarks.trace_replay.plot import write_plot
@@ -125,11 +125,8 @@ def _replay(workload: Workload, compared: Sequence[Policy], options: argparse.Na
 def _write(
     options: argparse.Namespace, workloads: Sequence[Workload], rows: Sequence[Row], **more: Any
 ) -> None:
-    if options.json:
-        settings = {name: value for name, value in vars(options).items() if name not in ("json", "plot")}
-        settings["trace"] = [Path(each).stem for each in options.trace]
-        report.write_json(options.json, report.meta(settings=settings, **more), rows)
-        print(f"rows: {options.json}")
+    settings = {**settings_of(options), "trace": [Path(each).stem for each in options.trace]}
+    report.write(options.json, rows, settings=settings, **more)
     plot = options.plot or (options.json and options.json.with_suffix(".png"))
     if plot:
         shown = {workload.name for workload in workloads if not workload.is_mixture}
@@ -139,10 +136,7 @@ def _write(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.trace_replay",
-        description="Hit rates and costs of eviction policies on traces, beside vLLM's own and the optimum.",
-    )
+    parser = parser_of("trace_replay", __doc__)
     add = parser.add_argument
     add("--trace", nargs="+", default=[_CYCLE], metavar=f"FILE|{_CYCLE}", help=f"default: {_CYCLE}")
     add("--mix", action="store_true", help="mixtures of the traces given, too")
@@ -177,7 +171,6 @@ def _parser() -> argparse.ArgumentParser:
         help="medians of their times are told (default: 1)",
     )
     add("--timer", choices=_TIMERS, default="cpu", help="of this thread, or of the wall (default: cpu)")
-    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     add("--plot", type=Path, metavar="FILE", help="write a PNG (default: beside the JSON)")
     built_in = parser.add_argument_group(f"--trace {_CYCLE}")
     model = PrefillModel()
@@ -189,12 +182,12 @@ def _parser() -> argparse.ArgumentParser:
         (built_in, positive, "document-blocks", 20, f"of a document, of {IDS_BLOCK_TOKENS} tokens"),
         (
             prefill,
-            _number,
+            none_below_zero,
             "prefill-us-per-token",
             model.seconds_per_token * 1e6,
             "that every token takes, and",
         ),
-        (prefill, _number, "prefill-ns-per-pair", model.seconds_per_pair * 1e9, "per pair of tokens"),
+        (prefill, none_below_zero, "prefill-ns-per-pair", model.seconds_per_pair * 1e9, "per pair of tokens"),
     ):
         told = f"{what} (default: {default:g})"
         group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=told)
@@ -202,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _fractions(text: str) -> list[float]:
-    found = {_number(part) for part in text.split(",")}
+    found = {none_below_zero(part) for part in text.split(",")}
     if not all(0 < each <= 1 for each in found):
         raise argparse.ArgumentTypeError(f"{text!r}: must be fractions above 0, at most 1")
     return sorted(found)
@@ -212,16 +205,6 @@ def _block_tokens(text: str) -> int:
     value = positive(text)
     if IDS_BLOCK_TOKENS % value:
         raise argparse.ArgumentTypeError(f"{value}: must divide {IDS_BLOCK_TOKENS}")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number") from None
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a number, at least 0")
     return value
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.plots import panels
 from benchmarks.trace_replay.policies import DEFAULT, NATIVE, OPTIMA
 from benchmarks.trace_replay.rows import Row
 
@@ -24,23 +25,12 @@ def write_plot(path: Path, rows: Sequence[Row], title: str) -> None:
         rows: of the traces to show.
         title: above the plot.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     traces = list(dict.fromkeys(row["trace"] for row in rows))
-    figure, axes = pyplot.subplots(1, len(traces), figsize=(6.4 * len(traces), 5), squeeze=False)
     styles = _styles(rows)
-    for axis, trace in zip(axes[0], traces, strict=True):
-        _draw(axis, trace, [row for row in rows if row["trace"] == trace], styles)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150, format="png", bbox_inches="tight")
-    pyplot.close(figure)
+    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    with panels(path, len(traces), (6.4, 5), title, **beside) as axes:
+        for axis, trace in zip(axes, traces, strict=True):
+            _draw(axis, trace, [row for row in rows if row["trace"] == trace], styles)
 
 
 def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
@@ -87,6 +77,4 @@ def _draw(axis: Any, trace: str, rows: Sequence[Row], styles: dict[str, dict[str
         axis.minorticks_off()
         axis.set_xlabel("capacity, % of the distinct blocks")
     axis.set_ylabel("hit rate, % of tokens in full blocks")
-    axis.set_ylim(bottom=0)
     axis.set_title(trace)
-    axis.grid(alpha=0.3)

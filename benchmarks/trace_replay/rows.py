@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.common import report
+from benchmarks.common.tables import Column, table
 from benchmarks.trace_replay.policies import LRU, Policy
 from benchmarks.trace_replay.prefill import PrefillModel
 from benchmarks.trace_replay.replay import Replayed
+from offload.sizing.tables import format_table
 
 __all__ = ["Row", "Setting", "format_summary", "format_tables", "gap_closed", "rows_of", "summary"]
 
@@ -140,22 +141,16 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 def format_summary(lines: Sequence[Row]) -> str:
     """The table of ``summary``."""
-    columns = ["policy", "worst to lru, pp", "trace", "capacity", "best, pp", "mean, pp", "gap closed, mean"]
-    return report.format_table(
-        columns,
-        [
-            [
-                line["policy"],
-                f"{line['worst_to_lru']:+.2f}",
-                line["worst_trace"],
-                f"{line['worst_fraction']:.1%}",
-                f"{line['best_to_lru']:+.2f}",
-                f"{line['mean_to_lru']:+.2f}",
-                None if line["mean_gap_closed"] is None else f"{line['mean_gap_closed']:.1%}",
-            ]
-            for line in lines
-        ],
+    columns = (
+        Column("policy", "policy"),
+        Column("worst to lru, pp", "worst_to_lru", "+.2f"),
+        Column("trace", "worst_trace"),
+        Column("capacity", "worst_fraction", ".1%"),
+        Column("best, pp", "best_to_lru", "+.2f"),
+        Column("mean, pp", "mean_to_lru", "+.2f"),
+        Column("gap closed, mean", "mean_gap_closed", ".1%"),
     )
+    return table(columns, lines)
 
 
 def format_tables(rows: Sequence[Row]) -> Iterator[str]:
@@ -184,7 +179,7 @@ def _by_policy(rows: Sequence[Row], name: str, style: str) -> str:
     for trace, capacity, number in dict.fromkeys(map(_place, rows)):
         head = [trace, f"{capacity:.1%}", *([number] if with_pass else [])]
         lines.append([*head, *(values.get((trace, capacity, number, each)) for each in policies)])
-    return report.format_table(["trace", "capacity", *(["pass"] if with_pass else []), *policies], lines)
+    return format_table(["trace", "capacity", *(["pass"] if with_pass else []), *policies], lines)
 
 
 def _place(row: Row) -> tuple[str, float, int | None]:

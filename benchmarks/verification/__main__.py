@@ -33,11 +33,9 @@ import itertools
 import statistics
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,12 +43,15 @@ import psutil
 from tqdm import tqdm
 
 from benchmarks.common import report
+from benchmarks.common.arguments import parser_of, settings_of
+from benchmarks.common.tables import Column, grouped, table
 from benchmarks.copy_bandwidth.shapes import Shape, layer_by_layer
 from offload.config import Verify
 from offload.messages import Ids
 from offload.scheduler import amounts
-from offload.worker.copiers import Copier, CopyEnd, CpuCopier, Direction
-from offload.worker.layout import BlockLayout, CopyBatch, Region
+from offload.testing.copiers.paced import Link, Pace, PacedCopier, RealClock
+from offload.worker.copiers import Copier, CpuCopier, Direction
+from offload.worker.layout import BlockLayout, Region
 from offload.worker.pool.memory import HostMemory
 from offload.worker.seals import Seals
 from offload.worker.transfer import TransferEngine
@@ -73,36 +74,6 @@ _SHAPES = (
 )
 _LOADS = tuple(Verify)
 _STORES = (Verify.ALWAYS, Verify.NEVER)
-
-
-class _Paced:
-    """Copies nothing: a batch ends when a link of that bandwidth would have carried it, after all before."""
-
-    def __init__(self, bytes_per_second: float) -> None:
-        self._bytes_per_second = bytes_per_second
-        self._free_at = 0.0
-        self._in_flight: deque[tuple[float, CopyEnd]] = deque()
-
-    def fence(self, direction: Direction) -> None:
-        """Nothing to wait for."""
-
-    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
-        seconds = int(batch.sizes.sum()) / self._bytes_per_second
-        self._free_at = max(self._free_at, time.perf_counter()) + seconds
-        self._in_flight.append((self._free_at, CopyEnd(job_id, len(batch.sizes), None)))
-
-    def poll(self) -> list[CopyEnd]:
-        ended = []
-        while self._in_flight and self._in_flight[0][0] <= time.perf_counter():
-            ended.append(self._in_flight.popleft()[1])
-        return ended
-
-    def drain(self) -> None:
-        while self._in_flight:
-            self._in_flight.popleft()
-
-    def close(self, seconds: float) -> bool:
-        return True
 
 
 class _Blocks(NamedTuple):
@@ -146,33 +117,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = _measure(pairs, options.bandwidths, options.seconds)
     others = (_others_cpu_seconds() - busy_before) / (time.perf_counter() - started)
     notes.append(f"during the run other work kept {others:.1f} of {psutil.cpu_count()} cores busy")
-    for title, table in (
-        ("checksums, one thread", _format_checksums(rows)),
-        ("loads and stores", _format_cases(rows)),
-        ("share of restore time over all shapes and sizes", _format_summary(rows)),
+    for title, text in (
+        ("checksums, one thread", table(_CHECKSUMS, [row for row in rows if row["kind"] == "checksum"])),
+        ("loads and stores", table(_CASES, [row for row in rows if row["kind"] == "case"])),
+        ("share of restore time over all shapes and sizes", table(_SUMMARY, _compared(rows))),
     ):
-        print(f"\n{title}\n\n{table}")
+        print(f"\n{title}\n\n{text}")
     print()
     for note in notes:
         print(note)
-    if options.json:
-        settings = {name: value for name, value in vars(options).items() if name != "json"}
-        report.write_json(options.json, report.meta(settings=settings, notes=notes), rows)
-        print(f"rows: {options.json}")
+    report.write(options.json, rows, settings=settings_of(options), notes=notes)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.verification",
-        description="Measure what checksums add to the time of loads and stores.",
-    )
+    parser = parser_of("verification", __doc__)
     add = parser.add_argument
     add("--blocks", type=int, nargs="+", default=[16, 256, 1024], metavar="N", help="per load or store")
     add("--mib", type=int, default=512, metavar="M", help="leave larger loads and stores out (default: 512)")
     add("--bandwidths", type=float, nargs="*", default=[25, 50], metavar="GB/S", help="of pretended copies")
     add("--seconds", type=float, default=0.5, metavar="S", help="for each case, about (default: 0.5)")
-    add("--json", type=Path, metavar="FILE", help="write the rows as JSON")
     return parser
 
 
@@ -380,7 +344,8 @@ def _fill(address: int, nbytes: int) -> None:
 
 
 def _pacer(gb_per_second: float) -> Callable[[], Copier]:
-    return lambda: _Paced(gb_per_second * 1e9)
+    pace = Pace(gb_per_second * 1e9)
+    return lambda: PacedCopier(Link(RealClock(), lambda: pace))
 
 
 def _median_ms(seconds: Iterator[float]) -> float:
@@ -402,95 +367,61 @@ def _has_gpu() -> bool:
     return bool(torch.cuda.is_available())
 
 
-def _format_checksums(rows: Sequence[dict[str, Any]]) -> str:
-    columns = ("shape", "GB/s", "us per block", "of these beyond hashing one piece")
-    lines = [
-        (
-            row["shape"],
-            f"{row['gb_per_s']:.1f}",
-            f"{row['us_per_block']:.1f}",
-            f"{row['us_per_block_beyond_one_piece']:.1f}",
-        )
-        for row in rows
-        if row["kind"] == "checksum"
-    ]
-    return report.format_table(columns, lines)
+def _compared(rows: Sequence[dict[str, Any]]) -> Iterable[list[dict[str, Any]]]:
+    """What was measured beside `never`, of one kind together."""
+    cases = [row for row in rows if row["kind"] == "case" and row["verify"] != Verify.NEVER]
+    return grouped(cases, "direction", "copies", "of_blocks", "verify").values()
 
 
-def _format_cases(rows: Sequence[dict[str, Any]]) -> str:
-    columns = (
-        "direction",
-        "shape",
-        "blocks",
-        "copies",
-        "checksums of",
-        "verify",
-        "rounds",
-        "ms",
-        "share of restore",
-        "quartiles",
-        "CPU ms",
-        "longest pause ms",
-    )
-    lines = []
-    for row in rows:
-        if row["kind"] != "case":
-            continue
-        is_base = row["verify"] == Verify.NEVER
-        low, high = row["share_quartiles"]
-        lines.append(
-            (
-                row["direction"],
-                row["shape"],
-                row["blocks"],
-                row["copies"],
-                "blocks" if row["of_blocks"] else "slots",
-                row["verify"],
-                row["rounds"],
-                f"{row['ms']:.2f}",
-                None if is_base else f"{row['share_of_restore']:+.1%}",
-                None if is_base else f"{low:+.1%} to {high:+.1%}",
-                f"{row['cpu_ms']:.2f}",
-                f"{row['longest_pause_ms']:.2f}",
-            )
-        )
-    return report.format_table(columns, lines)
+def _worst(group: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return max(group, key=lambda row: row["share_of_restore"])
 
 
-def _format_summary(rows: Sequence[dict[str, Any]]) -> str:
-    columns = (
-        "direction",
-        "copies",
-        "checksums of",
-        "verify",
-        "cases",
-        "median",
-        "largest",
-        "in the case",
-        "CPU ms per GiB",
-    )
-    groups: dict[tuple[str, str, bool, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["kind"] == "case" and row["verify"] != Verify.NEVER:
-            key = (row["direction"], row["copies"], row["of_blocks"], row["verify"])
-            groups.setdefault(key, []).append(row)
-    lines = []
-    for (direction, copies, of_blocks, verify), group in groups.items():
-        worst = max(group, key=lambda row: row["share_of_restore"])
-        lines.append(
-            (
-                direction,
-                copies,
-                "blocks" if of_blocks else "slots",
-                verify,
-                len(group),
-                f"{statistics.median(row['share_of_restore'] for row in group):+.1%}",
-                f"{worst['share_of_restore']:+.1%}",
-                f"{worst['blocks']} x {worst['shape']}",
-                f"{statistics.median(row['cpu_ms_per_gib'] for row in group):.0f}",
-            )
-        )
-    return report.format_table(columns, lines)
+def _share(row: dict[str, Any]) -> str | None:
+    return None if row["verify"] == Verify.NEVER else f"{row['share_of_restore']:+.1%}"
+
+
+def _quartiles(row: dict[str, Any]) -> str | None:
+    low, high = row["share_quartiles"]
+    return None if row["verify"] == Verify.NEVER else f"{low:+.1%} to {high:+.1%}"
+
+
+def _hashed(row: dict[str, Any]) -> str:
+    return "blocks" if row["of_blocks"] else "slots"
+
+
+def _median_of(key: str) -> Callable[[Sequence[dict[str, Any]]], float]:
+    return lambda group: statistics.median(row[key] for row in group)
+
+
+_CHECKSUMS = (
+    Column("shape", "shape"),
+    Column("GB/s", "gb_per_s", ".1f"),
+    Column("us per block", "us_per_block", ".1f"),
+    Column("of these beyond hashing one piece", "us_per_block_beyond_one_piece", ".1f"),
+)
+_CASES = (
+    *(Column(name, name) for name in ("direction", "shape", "blocks", "copies")),
+    Column("checksums of", _hashed),
+    Column("verify", "verify"),
+    Column("rounds", "rounds"),
+    Column("ms", "ms", ".2f"),
+    Column("share of restore", _share),
+    Column("quartiles", _quartiles),
+    Column("CPU ms", "cpu_ms", ".2f"),
+    Column("longest pause ms", "longest_pause_ms", ".2f"),
+)
+_SUMMARY = (
+    Column("direction", lambda group: group[0]["direction"]),
+    Column("copies", lambda group: group[0]["copies"]),
+    Column("checksums of", lambda group: _hashed(group[0])),
+    Column("verify", lambda group: group[0]["verify"]),
+    Column("cases", len),
+    Column("median", _median_of("share_of_restore"), "+.1%"),
+    Column("largest", lambda group: _worst(group)["share_of_restore"], "+.1%"),
+    Column("in the case", lambda group: "{blocks} x {shape}".format(**_worst(group))),
+    Column("CPU ms per GiB", _median_of("cpu_ms_per_gib"), ".0f"),
+)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
@@ -42,6 +41,8 @@ from vllm.v1.request import Request, RequestStatus
 
 from allocator import Evicted
 from benchmarks.common import report
+from benchmarks.common.arguments import parser_of, settings_of
+from benchmarks.common.tables import Column, table
 from offload.testing.virtual import VirtualEngine, VirtualSettings
 from offload.testing.virtual.engine import VOCABULARY
 from offload.worker.copiers import Direction
@@ -51,6 +52,13 @@ __all__ = ["main"]
 _BLOCK = 4
 _SYSTEM_BLOCKS = 64
 _DOCUMENT_BLOCKS = 136
+_COLUMNS = (
+    Column("connector", "connector"),
+    Column("hook", "hook"),
+    Column("first step ms", "first_ms"),
+    Column("median ms", "median_ms"),
+    Column("copies end ms", "copies_end_ms"),
+)
 _HOOKS = (
     "get_num_new_matched_tokens",
     "update_state_after_alloc",
@@ -97,20 +105,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for connector in options.connectors:
         rows += _measure(connector, options.restores, options.waiting, options.steps)
     rows += _storm(options.storm) if options.storm else []
-    columns = ("connector", "hook", "first step ms", "median ms", "copies end ms")
-    print(report.format_table(columns, [tuple(row.values()) for row in rows]))
+    print(table(_COLUMNS, rows))
     for remark in remarks:
         print(remark)
-    if options.json is not None:
-        settings = {key: value for key, value in vars(options).items() if key != "json"}
-        report.write_json(options.json, report.meta(settings=settings, remarks=remarks), rows)
+    report.write(options.json, rows, settings=settings_of(options), remarks=remarks)
     return 0
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.waiting_requests", description="Scheduler time of requests that wait."
-    )
+    parser = parser_of("waiting_requests", __doc__)
     parser.add_argument("--restores", type=int, default=200, help="under way (default 200)")
     parser.add_argument("--waiting", type=int, default=1000, help="requests that wait (default 1000)")
     parser.add_argument("--steps", type=int, default=20, help="in which copies stand still (default 20)")
@@ -118,7 +121,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--storm", type=int, default=300_000, help="blocks of the emptied pool; 0: none (default 300000)"
     )
     parser.add_argument("--connectors", nargs="+", default=["offload"], choices=["native", "offload"])
-    parser.add_argument("--json", type=Path, help="write machine, settings and rows there")
     return parser.parse_args(argv)
 
 

@@ -65,8 +65,8 @@ def test_bars() -> None:
     [
         ("--tokens 100", "100: must be a multiple of 16"),
         ("--tokens many", "'many': must be a whole number"),
-        ("--peers best", "unknown peer 'best': must be of native-lru, native-arc, simple"),
-        ("--runs 0", "0: must be at least 1"),
+        ("--peers best", "'best': must be one of native-lru, native-arc, simple"),
+        ("--runs 0", "'0': must be a whole number, at least 1"),
     ],
 )
 def test_bad_values(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from benchmarks.copy_bandwidth.moves import DIRECTIONS, Pattern, draw
 from benchmarks.copy_bandwidth.shapes import SHAPES
 from benchmarks.copy_bandwidth.targets import TARGETS, judge
 from benchmarks.copy_bandwidth.verify import WrongBytesError
-from offload.testing.faulty import Fault, FaultyCopier
+from offload.testing.copiers.faulty import Fault, FaultyCopier
 from offload.worker.copiers import Copier, CpuCopier, Direction
 from offload.worker.layout import CopyBatch
 from tests.offload.places import needs_gpu

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.models import tiny_llama
 from offload.testing.engines.environment import ENVIRONMENT, transfer_config
+from offload.testing.engines.models import tiny_llama
 from tests.engine.answers import BLOCK_SIZE, VOCAB_SIZE, Answer, Prompt
 
 MAX_MODEL_LEN = 1536

@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from offload.config import Verify
 from offload.messages import Ids
-from offload.testing.faulty import Fault, FaultyCopier
+from offload.testing.copiers.faulty import Fault, FaultyCopier
 from offload.worker.copiers import CopyEnd, Direction, cpu
 
 _CORRUPTED_BYTE = 4 * 32 * 32 + 3

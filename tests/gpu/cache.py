@@ -9,7 +9,7 @@ import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheTensor, compute_layout_strides
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from offload.testing.inline import InlineExecutor
+from offload.testing.copiers.inline import InlineExecutor
 from offload.vllm.copy_paths import copy_engine
 from offload.vllm.regions import block_bytes, block_regions
 from offload.worker.copiers import CudaCopier

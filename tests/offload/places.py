@@ -14,7 +14,7 @@ import pytest
 import torch
 from vllm.platforms import current_platform
 
-from offload.testing.faulty import FaultyCopier
+from offload.testing.copiers.faulty import FaultyCopier
 from offload.vllm.copy_paths import copy_engine
 from offload.worker.copiers import Copier, CpuCopier, CudaCopier, Direction
 from offload.worker.copiers.cuda import register_host_memory, unregister_host_memory

@@ -17,7 +17,7 @@ from offload.scheduler.jobs import JobLedger, LoadJob, Restore, StoreJob
 from offload.scheduler.restores import Restores
 from offload.scheduler.side import SchedulerSide
 from offload.scheduler.stores import Stores
-from offload.testing.virtual.copier import SeededCopier
+from offload.testing.copiers.seeded import SeededCopier
 from offload.vllm.connector import CpuOffloadConnector
 from offload.worker.seals import Seals
 from offload.worker.side import WorkerSide

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine, VirtualSettings
-from offload.testing.virtual.copier import CopySchedule
 
 BLOCK = 4
 RUN = 8

@@ -3,7 +3,6 @@
 import gc
 import logging
 from collections import Counter
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ import pytest
 from vllm.v1.request import Request
 
 from offload.scheduler.breaker import FAILURES_TO_OPEN
-from offload.testing.faulty import Fault
+from offload.testing.copiers.faulty import Fault
+from offload.testing.copiers.inline import RefusingExecutor
 from offload.testing.virtual import VirtualEngine
 from offload.worker.transfer import DEADLINE_SECONDS
 from tests.virtual.driver import (
@@ -371,15 +371,11 @@ def test_spoiled_stores_are_no_fault_of_copies(engines: Engines) -> None:
 
 
 def test_without_threads_for_checksums_no_other_job_is_ended(engines: Engines) -> None:
-    class NoThreads(Executor):
-        def submit(self, *_: object, **__: object) -> Any:
-            raise RuntimeError("can't start new thread")
-
     for of_blocks in (False, True):
         engine = engines(gpu_blocks=60, cpu_slots=200, seals_of_blocks=of_blocks)
         warm(engine, PROMPT)
         assert engine.ranks[0].side is not None and engine.ranks[0].side._engine is not None
-        engine.ranks[0].side._engine._executors = dict.fromkeys((LOAD, STORE), NoThreads())
+        engine.ranks[0].side._engine._executors = dict.fromkeys((LOAD, STORE), RefusingExecutor())
         served = serve(engine, PROMPT, 3)
         assert served.num_output_tokens == 3
         engine.audit.check_drained()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from offload.testing.faulty import Fault
+from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import RunFailedError, draw_settings, run_seed
 from tests.seeds import OTHER_SEEDS
 from tests.virtual.mutants import MUTANTS, Mutant

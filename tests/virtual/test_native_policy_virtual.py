@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine, VirtualSettings
-from offload.testing.virtual.copier import CopySchedule
 from tests.virtual.driver import LOAD, serve, tokens, watch
 
 KEYS = {"eviction_policy": "HazardCachePolicy", "cache_policy_module_path": "offload.vllm.native_policy"}

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine, VirtualSettings
-from offload.testing.virtual.copier import CopySchedule
 from offload.testing.virtual.history import WrongBytesError
 from tests.virtual.driver import LOAD, STORE, serve, step_until, table_of, tokens, warm, watch
 

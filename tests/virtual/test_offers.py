@@ -3,7 +3,7 @@
 import pytest
 
 from offload.scheduler.offer import COMING, NOTHING, Offer, Why
-from offload.testing.faulty import Fault
+from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import VirtualEngine
 from tests.virtual.driver import LOAD, Engines, come_to_rest, hold, step_until, tokens, warm
 

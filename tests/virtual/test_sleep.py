@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine
-from offload.testing.virtual.copier import CopySchedule
 from offload.testing.virtual.rank import VirtualRank
 from offload.worker import side as worker_side
 from tests.virtual.driver import (

@@ -11,9 +11,9 @@ from vllm.v1.request import Request
 
 from offload.messages import StepPlan, StoreOrder
 from offload.scheduler import amounts
-from offload.testing.faulty import Fault
+from offload.testing.copiers.faulty import Fault
+from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine
-from offload.testing.virtual.copier import CopySchedule
 from tests.virtual.driver import (
     LOAD,
     LOADING,

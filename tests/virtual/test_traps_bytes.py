@@ -5,7 +5,7 @@ Every engine here checks what each request attends to and what each resident slo
 
 import pytest
 
-from offload.testing.faulty import Fault
+from offload.testing.copiers.faulty import Fault
 from tests.virtual.driver import (
     LOAD,
     LOADING,

@@ -18,7 +18,7 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from offload.errors import UnsupportedError
-from offload.testing.faulty import Fault
+from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import VirtualSettings
 from offload.testing.virtual.settings import make_kv_cache_config, make_vllm_config
 from offload.vllm.connector import CpuOffloadConnector

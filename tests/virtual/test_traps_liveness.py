@@ -2,7 +2,7 @@
 
 import pytest
 
-from offload.testing.faulty import Fault
+from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import VirtualEngine
 from offload.vllm.connector import CpuOffloadConnector
 from tests.virtual.driver import (

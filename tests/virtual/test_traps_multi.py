@@ -13,9 +13,9 @@ import pytest
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 
+from offload.testing.copiers.inline import InlineCopier
 from offload.testing.virtual import VirtualEngine, VirtualSettings
 from offload.testing.virtual.audit import Audit
-from offload.testing.virtual.copier import InlineCopier
 from offload.testing.virtual.rank import VirtualRank
 from offload.testing.virtual.settings import make_vllm_config
 from offload.vllm.connector import CpuOffloadConnector

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from vllm.v1.request import Request
 
-from offload.testing.faulty import Fault
+from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import VirtualEngine
 from tests.strategies import thorough
 from tests.virtual.driver import LOAD, STORE, come_to_rest, make_engine, tokens, warm

@@ -10,7 +10,7 @@ from vllm.v1.request import Request
 from offload.scheduler.jobs import Restore
 from offload.scheduler.offer import NOTHING, Why
 from offload.scheduler.restore_index import RestoreIndex
-from offload.testing.faulty import Fault
+from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import VirtualEngine
 from tests.virtual.driver import (
     LOAD,

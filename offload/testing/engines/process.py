@@ -62,7 +62,7 @@ class EngineProcess(Generic[E]):
         fork_from: modules that the process it is forked from has imported; none: it starts from nothing. A
             process that CUDA has looked at may not fork.
         on_wait: called here about once a second while it starts.
-        call_seconds: after which a call is given up, and the engine killed; None: never.
+        call_seconds: after which a start or a call is given up, and the engine killed; None: never.
         must_end_well: EngineError at the end if it did not end by itself, with all that it made.
     """
 
@@ -116,8 +116,12 @@ class EngineProcess(Generic[E]):
 
     def wait(self) -> None:
         """Return once it has started. EngineError if it does not."""
+        seconds = 0.0
         while not self._connection.poll(1.0):
             self._on_wait()
+            seconds += 1.0
+            if self._call_seconds is not None and seconds > self._call_seconds:
+                break
         self._receive()
 
     def __enter__(self) -> Self:

@@ -11,28 +11,24 @@ from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_hints import KvHintsEnvelope
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
 
 from offload.scheduler.answers import AnswerReuse
 from offload.scheduler.side import SchedulerSide
-from offload.testing.seams import seams
+from offload.testing.copiers.seeded import SeededCopier
 from offload.testing.virtual.audit import Audit
-from offload.testing.virtual.copier import SeededCopier
 from offload.testing.virtual.history import History
 from offload.testing.virtual.inputs import Inputs
 from offload.testing.virtual.native import scheduler_jobs
+from offload.testing.virtual.parts import make_hash, make_scheduler
 from offload.testing.virtual.rank import VirtualRank
 from offload.testing.virtual.runner import VirtualRunner
 from offload.testing.virtual.scheduler_audit import SchedulerAudit
-from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config, make_vllm_config
+from offload.testing.virtual.settings import VirtualSettings, make_vllm_config
 
 VOCABULARY = 512
 
@@ -67,9 +63,7 @@ class VirtualEngine:
         self.history = History()
         self._rng = rng
         vllm_config = make_vllm_config(settings)
-        hash_function = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
-        init_none_hash(hash_function)
-        self._hasher = get_request_block_hasher(settings.block_size, hash_function)
+        self._hasher = get_request_block_hasher(settings.block_size, make_hash(vllm_config))
         self.copiers = [
             SeededCopier(settings.copies, random.Random(rng.random()), self.counts)
             for _ in range(settings.num_ranks)
@@ -78,23 +72,11 @@ class VirtualEngine:
             VirtualRank(index, settings, vllm_config, copier, self.clock)
             for index, copier in enumerate(self.copiers)
         ]
-        scheduler_class = AsyncScheduler if settings.overlapped else Scheduler
-        with seams(clock=self.clock):
-            self.scheduler = scheduler_class(
-                vllm_config=vllm_config,
-                kv_cache_config=make_kv_cache_config(settings),
-                structured_output_manager=StructuredOutputManager(vllm_config),
-                block_size=settings.block_size,
-                hash_block_size=settings.block_size,
-                log_stats=settings.log_stats,
-            )
+        workers = {(0, index): rank.connector for index, rank in enumerate(self.ranks)}
+        self.scheduler = make_scheduler(settings, vllm_config, self.clock, workers)
         self.scheduler.use_v2_model_runner = settings.v2_runner
         if settings.connector == "offload":
-            connector = self.scheduler.connector
-            connector.set_xfer_handshake_metadata_pp_aware(
-                {(0, index): rank.connector.get_handshake_metadata() for index, rank in enumerate(self.ranks)}
-            )
-            self.side = connector._scheduler
+            self.side = self.scheduler.connector._scheduler
             self.side.restores.first_part = settings.first_part
             if settings.step_restores:
                 self.side.restores.shared_at_once = settings.step_restores

@@ -20,7 +20,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from offload.messages import Ids
-from offload.testing.virtual.copier import SeededCopier
+from offload.testing.copiers.seeded import SeededCopier
 from offload.worker.copiers import Direction
 from offload.worker.layout import BlockLayout, Region
 

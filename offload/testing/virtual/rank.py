@@ -5,16 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from vllm.config import VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import KVConnectorOutput
 
-from offload.testing.inline import InlineExecutor
-from offload.testing.seams import seams
-from offload.testing.virtual.copier import SeededCopier
+from offload.testing.copiers.seeded import SeededCopier
 from offload.testing.virtual.native import use_copier, worker_jobs
+from offload.testing.virtual.parts import make_cache, make_worker
 from offload.testing.virtual.settings import CELL_BYTES, VirtualSettings, make_kv_cache_config
 from offload.testing.virtual.tags import Words, mix
 from offload.worker.copiers import Copier
@@ -42,16 +38,14 @@ class VirtualRank:
         self.side: WorkerSide | None = None
         """Our connector's; None with another one."""
         if settings.connector != "none":
-            with seams(
+            self.connector = make_worker(
+                vllm_config,
+                kv_cache_config,
                 make_copier=self.make_copier,
-                make_executor=InlineExecutor,
                 clock=clock,
                 seals_of_blocks=settings.seals_of_blocks,
                 landed_at_once=settings.step_landed or LANDED_AT_ONCE,
-            ):
-                self.connector = KVConnectorFactory.create_connector(
-                    config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
-                )
+            )
         if settings.connector == "native":
             use_copier(self.connector, copier)
         if settings.connector == "offload":
@@ -59,22 +53,11 @@ class VirtualRank:
             assert self.side is not None
             self.connector._samples_late = settings.samples_late
         tensor = kv_cache_config.kv_cache_tensors[0]
-        backing = torch.zeros(tensor.size, dtype=torch.uint8)
+        backing = make_cache(settings, kv_cache_config, self.connector)
         shape = (settings.num_layers, settings.gpu_blocks, settings.block_size, _WORDS)
         strides = (tensor.layer_stride, tensor.block_stride, CELL_BYTES, 8)
         words = backing.numpy().view(np.uint64)
         self.cells: Words = np.lib.stride_tricks.as_strided(words, shape, strides)
-        if self.connector is not None:
-            self.connector.register_kv_caches(
-                {
-                    name: backing.as_strided(
-                        (settings.gpu_blocks, settings.block_size * CELL_BYTES),
-                        (tensor.block_stride, 1),
-                        layer * tensor.layer_stride,
-                    )
-                    for layer, name in enumerate(tensor.layers)
-                }
-            )
         self._masks = np.array(
             [[mix(mix(2, index), layer)] for layer in range(settings.num_layers)], dtype=np.uint64
         )

@@ -16,8 +16,9 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 
 from evictor import available_policies
 from offload.config import AUTO, DEFAULT_POLICY, GIB
-from offload.testing.faulty import Fault
-from offload.testing.virtual.copier import CopySchedule
+from offload.testing.copiers.faulty import Fault
+from offload.testing.copiers.seeded import CopySchedule
+from offload.testing.engines.environment import transfer_config
 from offload.vllm import plugin
 
 CELL_BYTES = 16
@@ -254,7 +255,7 @@ def _transfer_config(settings: VirtualSettings) -> dict[str, Any] | None:
             "record_trace": settings.record_trace,
             "eviction_policy": settings.eviction_policy,
         }
-    return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return transfer_config(extra, name)
 
 
 @functools.cache

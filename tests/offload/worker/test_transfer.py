@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload.config import Verify
-from offload.testing.faulty import Fault, FaultyCopier
-from offload.testing.inline import InlineExecutor
+from offload.testing.copiers.faulty import Fault, FaultyCopier
+from offload.testing.copiers.inline import InlineExecutor, RefusingExecutor
 from offload.worker import transfer
 from offload.worker.copiers import CopyEnd, Direction
 from offload.worker.layout import BlockLayout, CopyBatch, Region
@@ -848,13 +848,8 @@ class Late(Executor):
         return self._result
 
 
-class NoThreads(Executor):
-    def submit(self, *_: object, **__: object) -> Any:
-        raise RuntimeError("can't start new thread")
-
-
 def test_without_threads_for_checksums_those_jobs_fail_and_no_others(bench: Bench) -> None:
-    bench.engine._executors[Direction.STORE] = NoThreads()
+    bench.engine._executors[Direction.STORE] = RefusingExecutor()
     bench.submit(1, STORE)
     bench.submit(2, LOAD)
     assert sorted((end.job_id, end.num_blocks, end.error) for end in bench.settle()) == [

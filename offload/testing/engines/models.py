@@ -1,11 +1,9 @@
-"""Small Llama models made on the spot, so that benchmarks and tests need no download.
+"""Small Llama models made on the spot, so that nothing has to be downloaded.
 
-The weights are random but of real size (`initializer_range` 0.12): attention then matters, different
+The weights are random but of real size (``initializer_range`` 0.12): attention then matters, different
 prompts give different log-probabilities, and a wrongly restored KV block shows. vLLM's own
-`load_format="dummy"` draws weights around 1e-3, which hides such errors; use it for speed alone.
+``load_format="dummy"`` draws weights around 1e-3, which hides such errors; use it for speed alone.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -14,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 __all__ = ["LLAMA_8B", "kv_bytes_per_token", "llama_config_only", "llama_parameters", "tiny_llama"]
 
@@ -28,7 +27,7 @@ LLAMA_8B = {
     "vocab_size": 128256,
     "max_position_embeddings": 131072,
 }
-"""Shape of Llama 3.1 8B, for `llama_config_only`: in bfloat16 131,072 bytes of KV per token."""
+"""Shape of Llama 3.1 8B, for ``llama_config_only``: in bfloat16 131,072 bytes of KV per token."""
 
 
 def kv_bytes_per_token(*, hidden_size: int, layers: int, heads: int, kv_heads: int, dtype_bytes: int) -> int:
@@ -37,7 +36,7 @@ def kv_bytes_per_token(*, hidden_size: int, layers: int, heads: int, kv_heads: i
 
 
 def llama_parameters(shape: Mapping[str, int]) -> int:
-    """How many parameters a Llama of that shape (keys of `LLAMA_8B`) has, embeddings not tied."""
+    """How many parameters a Llama of that shape (keys of ``LLAMA_8B``) has, embeddings not tied."""
     width, inner = shape["hidden_size"], shape["intermediate_size"]
     kv_width = width // shape["heads"] * shape["kv_heads"]
     layer = 2 * width * width + 2 * width * kv_width + 3 * width * inner + 2 * width
@@ -62,12 +61,12 @@ def tiny_llama(
     Args:
         directory: where made models are kept, one sub-directory per set of parameters; None means a
             directory below the system's temporary one.
-        hidden_size: width of the model; a multiple of `heads`.
-        intermediate_size: width of the feed-forward layers; None means 8/3 of `hidden_size`.
+        hidden_size: width of the model; a multiple of ``heads``.
+        intermediate_size: width of the feed-forward layers; None means 8/3 of ``hidden_size``.
         vocab_size: tokens in the vocabulary; at least 260 with a tokenizer (bytes and specials).
         max_position_embeddings: longest sequence, in tokens.
         seed: seed of the random weights (float32).
-        with_tokenizer: also write a byte-level tokenizer, which `vllm serve` needs.
+        with_tokenizer: also write a byte-level tokenizer, which ``vllm serve`` needs.
 
     Raises ValueError for a shape that no Llama can have. Concurrent makers do not clash: each writes
     apart and renames into place.
@@ -92,11 +91,11 @@ def tiny_llama(
 
 
 def llama_config_only(shape: Mapping[str, int] = LLAMA_8B, directory: Path | None = None) -> Path:
-    """Return a directory with a Llama `config.json` alone, to be loaded with `load_format="dummy"`.
+    """Return a directory with a Llama ``config.json`` alone, to be loaded with ``load_format="dummy"``.
 
     Args:
-        shape: sizes under the keys of `LLAMA_8B`.
-        directory: as for `tiny_llama`.
+        shape: sizes under the keys of ``LLAMA_8B``.
+        directory: as for ``tiny_llama``.
     """
 
     def write(target: Path) -> None:
@@ -128,7 +127,7 @@ def _default_intermediate(hidden_size: int) -> int:
     return -(-hidden_size * 8 // 3 // 32) * 32
 
 
-def _llama_config(shape: Mapping[str, int]):  # type: ignore[no-untyped-def]
+def _llama_config(shape: Mapping[str, int]) -> Any:
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -153,7 +152,8 @@ def _write_weights(target: Path, shape: Mapping[str, int], seed: int) -> None:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        LlamaForCausalLM(_llama_config(shape)).float().save_pretrained(target)
+        llama: Any = LlamaForCausalLM
+        llama(_llama_config(shape)).float().save_pretrained(target)
 
 
 def _write_tokenizer(target: Path, max_length: int) -> None:
@@ -183,7 +183,7 @@ def _write_tokenizer(target: Path, max_length: int) -> None:
 def _cached(
     directory: Path | None, kind: str, key: Mapping[str, int | bool], write: Callable[[Path], None]
 ) -> Path:
-    """Return `directory/kind-hash(key)`, calling `write` on a fresh directory if it does not exist."""
+    """Return ``directory/kind-hash(key)``, calling ``write`` on a fresh directory if it does not exist."""
     root = directory or Path(tempfile.gettempdir()) / f"kv-offload-models-{os.getuid()}"
     digest = hashlib.sha256(json.dumps([_FORMAT, dict(key)], sort_keys=True).encode()).hexdigest()[:16]
     final = root / f"{kind}-{digest}"
@@ -204,5 +204,5 @@ def _cached(
 
 
 if __name__ == "__main__":
-    # vllm serve $(python -m benchmarks.common.models): a model to try a server with.
+    # vllm serve $(python -m offload.testing.engines.models): a model to try a server with.
     print(tiny_llama(layers=8, heads=8, kv_heads=8, with_tokenizer=True))

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from offload.testing.paced import Link, LinkCopier, Pace, VirtualClock
-from offload.testing.virtual.copier import InlineCopier
+from offload.testing.copiers.inline import InlineCopier
+from offload.testing.copiers.paced import Link, Pace, PacedCopier, VirtualClock
 from offload.worker.copiers import CopyEnd, Direction
 from offload.worker.layout import CopyBatch
 
@@ -18,7 +18,7 @@ def batch_to(target: np.ndarray, start: int, size: int) -> CopyBatch:
 
 def test_a_copy_is_made_when_the_link_has_carried_it() -> None:
     clock, target = VirtualClock(), np.zeros(100, np.uint8)
-    copier = LinkCopier(Link(clock, lambda: Pace(10.0, seconds=2.0)), InlineCopier())
+    copier = PacedCopier(Link(clock, lambda: Pace(10.0, seconds=2.0)), InlineCopier())
     copier.submit(1, Direction.STORE, batch_to(target, 0, 30))
     copier.submit(2, Direction.STORE, batch_to(target, 30, 70))
     copier.submit(3, Direction.LOAD, batch_to(target, 0, 10))
@@ -38,7 +38,7 @@ def test_a_copy_is_made_when_the_link_has_carried_it() -> None:
 
 def test_the_pace_may_change_between_copies() -> None:
     clock, paces = VirtualClock(), [Pace(1.0), Pace(float("inf"))]
-    copier = LinkCopier(Link(clock, lambda: paces.pop(0)), scale=2.0)
+    copier = PacedCopier(Link(clock, lambda: paces.pop(0)), scale=2.0)
     copier.submit(1, Direction.STORE, batch_to(SOURCE, 0, 3))
     copier.submit(2, Direction.STORE, batch_to(SOURCE, 3, 4))
     assert copier.next_end == 6.0
@@ -49,7 +49,7 @@ def test_the_pace_may_change_between_copies() -> None:
 
 def test_closing_copies_what_is_still_on_its_way() -> None:
     clock, target = VirtualClock(), np.zeros(100, np.uint8)
-    copier = LinkCopier(Link(clock, lambda: Pace(1.0)), InlineCopier())
+    copier = PacedCopier(Link(clock, lambda: Pace(1.0)), InlineCopier())
     copier.submit(1, Direction.STORE, batch_to(target, 0, 100))
     assert copier.close(seconds=1.0)
     assert target.tolist() == SOURCE.tolist()

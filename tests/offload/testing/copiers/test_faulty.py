@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from offload.testing.faulty import Fault, FaultyCopier
+from offload.testing.copiers.faulty import Fault, FaultyCopier
 from offload.worker.copiers import CopyEnd, Direction
 from offload.worker.layout import CopyBatch
 from tests.offload.places import NUM_BYTES, HostPlaces, Places, first_gpu_bytes, first_pool_bytes

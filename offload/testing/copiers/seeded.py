@@ -7,7 +7,8 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from offload.testing.faulty import Fault, FaultyCopier
+from offload.testing.copiers.faulty import Fault, FaultyCopier
+from offload.testing.copiers.inline import InlineCopier
 from offload.worker.copiers import CopyEnd, CpuCopier, Direction
 from offload.worker.layout import CopyBatch
 
@@ -50,32 +51,6 @@ class _Task(NamedTuple):
 class _Done(NamedTuple):
     end: CopyEnd
     report_at: int
-
-
-class InlineCopier:
-    """Copies between two places in host memory on the calling thread, when submitted."""
-
-    def __init__(self) -> None:
-        self._ended: list[CopyEnd] = []
-
-    def fence(self, direction: Direction) -> None:
-        """Nothing to wait for."""
-
-    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
-        for source, target, size in zip(*(column.tolist() for column in batch), strict=True):
-            ctypes.memmove(target, source, size)
-        self._ended.append(CopyEnd(job_id, len(batch.sizes), None))
-
-    def poll(self) -> list[CopyEnd]:
-        ended, self._ended = self._ended, []
-        return ended
-
-    def drain(self) -> None:
-        """Nothing is left to wait for."""
-
-    def close(self, seconds: float) -> bool:
-        """Nothing to release."""
-        return True
 
 
 class SeededCopier:

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from offload.worker.copiers import Copier, CopyEnd, Direction
 from offload.worker.layout import CopyBatch
 
-__all__ = ["Clock", "Link", "LinkCopier", "Pace", "RealClock", "VirtualClock"]
+__all__ = ["Clock", "Link", "Pace", "PacedCopier", "RealClock", "VirtualClock"]
 
 
 class Clock(Protocol):
@@ -74,7 +74,7 @@ class _Task(NamedTuple):
     batch: CopyBatch
 
 
-class LinkCopier:
+class PacedCopier:
     """An `offload.worker.copiers.Copier` over a `Link`.
 
     Args:

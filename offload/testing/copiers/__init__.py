@@ -1,0 +1,1 @@
+"""Copiers and executors for tests and benchmarks: clocks, links and faults are their arguments."""
