@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar
 
 from offload.testing.engines.environment import environment_of
 from offload.testing.engines.sessions import end_session, kill, processes_of
@@ -120,8 +120,8 @@ class EngineProcess(Generic[E]):
         while not self._connection.poll(1.0):
             self._on_wait()
             seconds += 1.0
-            if self._call_seconds is not None and seconds > self._call_seconds:
-                break
+            if self._call_seconds is not None and seconds >= self._call_seconds:
+                self._give_up()
         self._receive()
 
     def __enter__(self) -> Self:
@@ -196,8 +196,7 @@ class EngineProcess(Generic[E]):
     def _receive(self, on_done: Callable[[], None] = lambda: None) -> Any:
         while True:
             if not self._connection.poll(self._call_seconds):
-                kill(self.processes())
-                raise self._failure(f"no answer in {self._call_seconds:g} s")
+                self._give_up()
             try:
                 kind, value = self._connection.recv()
             except (EOFError, OSError) as error:
@@ -207,6 +206,10 @@ class EngineProcess(Generic[E]):
             if kind == _FAILED:
                 raise self._failure(value)
             on_done()
+
+    def _give_up(self) -> NoReturn:
+        kill(self.processes())
+        raise self._failure(f"no answer in {self._call_seconds:g} s")
 
     def _failure(self, reason: str) -> EngineError:
         lines: list[str] = []
