@@ -337,15 +337,13 @@ class CpuOffloadingBlockAllocator:
 
     def _admit(self, parent: Node, hashes: Sequence[bytes]) -> int:
         """Evict for ``hashes`` below ``parent`` as far as that pays; return how many then fit."""
-        stop = 0
-        while stop < len(hashes):
-            start, stop = stop, stop + self._policy.num_alike(hashes, stop)
+        for start, stop in self._ranking.stretches(hashes):
             num_slots = stop * self._tree.columns
             if self._pool.num_free < num_slots:
                 self._make_room(Newcomer(parent, hashes[start], stop - start), num_slots)
                 if self._pool.num_free < num_slots:
                     return self._pool.num_free // self._tree.columns
-        return stop
+        return len(hashes)
 
     def _make_room(self, newcomer: Newcomer[Node] | None, num_slots: int) -> None:
         """Evict from the tails of leaves until ``num_slots`` are free or the policy would rather not.

@@ -7,6 +7,7 @@ from allocator.node import Node, Place, Removed
 from allocator.prefix_tree import PrefixTree
 from allocator.slot_pool import Slots
 from evictor import EvictionPolicy, HintedPolicy, KeepHints, Newcomer
+from evictor.caller import Caller
 
 _NODE_WORK = 256
 """Positions that can be taken away in the time it takes to remove a node."""
@@ -15,7 +16,7 @@ _MAX_JOINED = 512
 """Nodes that become one with others in one call."""
 
 
-class Ranking:
+class Ranking(Caller[Node]):
     """Changes the tree and tells the policy: whatever splits, grows or goes does so through here.
 
     What is cut off goes into the log of events as it is taken away.
@@ -23,8 +24,8 @@ class Ranking:
 
     def __init__(self, tree: PrefixTree, policy: EvictionPolicy[Node], log: EventLog) -> None:
         """``policy`` heeds hints if it is a ``HintedPolicy``."""
+        super().__init__(policy)
         self._tree = tree
-        self._policy = policy
         self._log = log
         self._hinted = policy if isinstance(policy, HintedPolicy) else None
         self._max_joined = _MAX_JOINED
@@ -51,18 +52,8 @@ class Ranking:
         if depth == node.end:
             return node
         new = self._tree.split(place)
-        self._policy.leave(node)
-        self._policy.inherit(new, node)
-        self.refresh(node)
-        self.refresh(new)
+        self.after_split(node, new)
         return new if new.end == depth else node
-
-    def refresh(self, node: Node) -> None:
-        """It may have become evictable, or not evictable."""
-        if node.is_evictable:
-            self._policy.enter(node)
-        else:
-            self._policy.leave(node)
 
     def append(
         self, place: Place, hashes: list[bytes], data: bytes, slots: Slots, next_hash: bytes | None
@@ -73,9 +64,7 @@ class Ranking:
         """
         width = len(data) // len(hashes)
         node, depth = place
-        stop = 0
-        while stop < len(hashes):
-            start, stop = stop, stop + self._policy.num_alike(hashes, stop)
+        for start, stop in self.stretches(hashes):
             part = hashes[start:stop]
             may_grow = self._policy.joins(node, part[0])
             bytes_of_part = data[start * width : stop * width]
@@ -88,16 +77,9 @@ class Ranking:
         leaf = self._policy.choose(newcomer)
         if leaf is None:
             return None
-        parent = leaf.parent
-        assert parent is not None
+        heir = self._heir_of(leaf)
         removed = self._tree.trim(leaf, num_positions)
-        self._policy.evicted(leaf, removed.hashes)
-        if not len(leaf):
-            if parent is not self._tree.root:
-                self._policy.inherit(parent, leaf)
-            self._policy.forget(leaf)
-            if newcomer is None or parent is not newcomer.parent:
-                self.refresh(parent)
+        self.after_eviction(leaf, removed.hashes, heir, None if newcomer is None else newcomer.parent)
         return removed
 
     def cut(self, place: Place) -> None:
@@ -121,20 +103,13 @@ class Ranking:
         """
         removed = []
         while work > 0 and (node := self._tree.next_dead()) is not None:
-            parent = node.parent
-            assert parent is not None
+            heir = self._heir_of(node)
             num_cuts = self._tree.num_cuts
             part = self._tree.trim(node, work)
             removed.append(part)
             self._log.take_away(part, num_cuts)
             work -= len(part.slots) + _NODE_WORK * (1 + len(part.pins))
-            self._policy.dropped(node, len(part.slots))
-            if not len(node):
-                if parent.parent is not None:
-                    self._policy.inherit(parent, node)
-                self._policy.forget(node)
-                if parent.is_evictable and parent is not growing:
-                    self._policy.enter(parent)
+            self.after_drop(node, len(part.slots), heir, growing)
         self._log.end_cuts(self._tree.num_cuts)
         return removed, work
 
@@ -173,8 +148,9 @@ class Ranking:
     def _join_all(self, parts: Sequence[Node]) -> Node:
         self._policy.leave(parts[0])
         joined = self._tree.join(parts)
-        for gone in parts:
-            if gone is not joined:
-                self._policy.joined(joined, gone)
-        self.refresh(joined)
+        self.after_join(joined, [part for part in parts if part is not joined])
         return joined
+
+    def _heir_of(self, node: Node) -> Node | None:
+        parent = node.parent
+        return None if parent is self._tree.root else parent

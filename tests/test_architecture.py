@@ -37,6 +37,7 @@ STATEFUL = {
 }
 CHECKED_BY_THEIR_OWNER = {
     "evictor.hazard._State",  # by HazardPolicy
+    "evictor.caller.Caller",  # by its subclasses: it has no state but the policy
     "evictor.hinted._Mark",  # by HintedPolicy
     "evictor.ranked.Ranked",  # by RankedPolicy
     "evictor.history.Past",  # by HazardPolicy

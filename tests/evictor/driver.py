@@ -5,6 +5,7 @@ from itertools import count
 from typing import Any
 
 from evictor import EvictionPolicy, HintedPolicy, Newcomer, available_policies, make_policy
+from evictor.caller import Caller
 
 CONTRACTORS = [*available_policies(), "hinted(lru)"]
 """Names of all that promise what policies promise."""
@@ -53,10 +54,11 @@ class Node:
         return self.parent is not None and not self.children and not self.pinned
 
 
-class PolicyDriver:
-    """Tells ``policy`` what happens to a tree of keys."""
+class PolicyDriver(Caller[Node]):
+    """Changes a tree of keys, tells ``policy``, and checks what it says."""
 
     def __init__(self, policy: EvictionPolicy[Any]) -> None:
+        super().__init__(policy)
         self.policy = policy
         self.root = Node("root")
         self.last_use: dict[int, int] = {}
@@ -92,9 +94,8 @@ class PolicyDriver:
         """Append keys, new or evicted before, to ``parent``: in place where it is a leaf."""
         node = parent
         self.policy.leave(parent)
-        stop = 0
-        while stop < len(keys):
-            start, stop = stop, stop + self.num_alike(keys, stop)
+        for start, stop in self.stretches(keys):
+            assert self.num_alike(keys, start) == stop - start
             part = list(keys[start:stop])
             joins = self.policy.joins(node, part[0])
             if node is self.root or node.children or node.pinned or not joins:
@@ -104,7 +105,7 @@ class PolicyDriver:
             node.keys += part
             self._use(node)
             self.policy.stored(node, part, keys[stop] if stop < len(keys) else None)
-        self._refresh(node)
+        self.refresh(node)
         return node
 
     def touch(self, node: Node, more: Sequence[int] = ()) -> None:
@@ -127,10 +128,7 @@ class PolicyDriver:
             for child in new.children:
                 child.parent = new
         head.children = [tail]
-        self.policy.leave(node)
-        self.policy.inherit(new, node)
-        self._refresh(node)
-        self._refresh(new)
+        self.after_split(node, new)
 
     def may_join(self, head: Node) -> bool:
         """Whether ``head`` and its child may be one; asked twice."""
@@ -156,8 +154,7 @@ class PolicyDriver:
             head.parent.children[head.parent.children.index(head)] = tail
             tail.parent = head.parent
         node.keys, gone.keys = keys, []
-        self.policy.joined(node, gone)
-        self._refresh(node)
+        self.after_join(node, [gone])
         return node
 
     def pin(self, node: Node) -> None:
@@ -167,7 +164,7 @@ class PolicyDriver:
 
     def unpin(self, node: Node) -> None:
         node.pinned = False
-        self._refresh(node)
+        self.refresh(node)
 
     def choose(self, newcomer: Newcomer[Node] | None = None) -> Node | None:
         """Ask twice: the answer is a candidate, and asking changes nothing."""
@@ -192,40 +189,25 @@ class PolicyDriver:
             return []
         gone = leaf.keys[-bite:]
         del leaf.keys[-bite:]
-        self.policy.evicted(leaf, gone)
-        if not leaf.keys:
-            parent = leaf.parent
-            self._remove([leaf])
-            assert parent is not None
-            if newcomer is None or parent is not newcomer.parent:
-                self._refresh(parent)
+        heir = self._unlink_if_empty(leaf)
+        self.after_eviction(leaf, gone, heir, None if newcomer is None else newcomer.parent)
         return gone
 
     def cut(self, node: Node) -> None:
         """``node`` and all below it go, but not to make room."""
+        for each in node.subtree:
+            num_keys = len(each.keys)
+            each.keys.clear()
+            heir = self._unlink_if_empty(each)
+            self.after_drop(each, num_keys, heir)
+
+    def _unlink_if_empty(self, node: Node) -> Node | None:
+        """Return its parent, unless that is the root."""
         parent = node.parent
-        self._remove(node.subtree)
         assert parent is not None
-        self._refresh(parent)
-
-    def _remove(self, nodes: list[Node]) -> None:
-        heir = nodes[-1].parent
-        assert heir is not None
-        for node in nodes:
-            if node.keys:
-                num_keys = len(node.keys)
-                node.keys.clear()
-                self.policy.dropped(node, num_keys)
-            if heir is not self.root:
-                self.policy.inherit(heir, node)
-            self.policy.forget(node)
-        heir.children.remove(nodes[-1])
-
-    def _refresh(self, node: Node) -> None:
-        if node.is_evictable:
-            self.policy.enter(node)
-        else:
-            self.policy.leave(node)
+        if not node.keys:
+            parent.children.remove(node)
+        return None if parent is self.root else parent
 
     def _use(self, node: Node) -> None:
         now = next(self._clock)

@@ -47,7 +47,7 @@ class History:
         if depth < len(chain):
             self.driver.store(node, chain[depth:])
         elif node is not self.driver.root:
-            self.driver._refresh(node)
+            self.driver.refresh(node)
         self.driver.check()
 
     def find(self, chain: list[int]) -> tuple[Node, int]:

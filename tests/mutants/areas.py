@@ -29,6 +29,7 @@ AREAS = {
             "allocator.conservation",
             "allocator.giving_back",
             "allocator.node_table",
+            "evictor.caller",
         ],
         [
             "tests/allocator/test_pins.py",

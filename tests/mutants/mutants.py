@@ -11,6 +11,7 @@ _STORES = "allocator.store_plans:StorePlans"
 _RANKING = "allocator.ranking:Ranking"
 _POOL = "allocator.slot_pool:SlotPool"
 _PLANS = "allocator.in_flight:PlansInFlight"
+_CALLER = "evictor.caller:Caller"
 _HINTED = "evictor.hinted:HintedPolicy"
 _HAZARD = "evictor.hazard:HazardPolicy"
 _RANKED = "evictor.ranked:RankedPolicy"
@@ -46,9 +47,9 @@ _ROWS = [
     ("allocator", f"{_INDEX}._descend", "or child.is_dead", ""),
     ("allocator", f"{_RANKING}._may_join", "and not path[stop].pins", ""),
     ("allocator", f"{_RANKING}.join_more", "and not self._tree.is_dead(node)", ""),
-    ("allocator", f"{_RANKING}.take_away", "and parent is not growing", ""),
-    ("allocator", f"{_RANKING}.node_ending_at", "self.refresh(new)", "pass"),
-    ("allocator", f"{_RANKING}.evict", "self._policy.forget(leaf)", "pass"),
+    ("allocator", f"{_CALLER}._after_end", "and heir is not growing", ""),
+    ("allocator", f"{_CALLER}.after_split", "self.refresh(new)", "pass"),
+    ("allocator", f"{_CALLER}._after_end", "self._policy.forget(node)", "pass"),
     (
         "allocator",
         f"{_EVENTS}.record",

@@ -14,17 +14,18 @@ from collections.abc import Set as AbstractSet
 from itertools import repeat
 
 from evictor import EvictionPolicy, Newcomer
+from evictor.caller import Caller
 from offload.vllm.native.segments import Arrival, Evicted, Key, Segment, num_common, num_free
 
 
-class RankedSegments:
+class RankedSegments(Caller[Segment]):
     """Segments and the policy that ranks them, in step.
 
     ``policy`` has to be a fresh one.
     """
 
     def __init__(self, policy: EvictionPolicy[Segment]) -> None:
-        self._policy = policy
+        super().__init__(policy)
         self._segments: dict[Key, Segment] = {}
         self._busy: set[Key] = set()
         self._guests: dict[Segment, None] = {}  # oldest first; the policy has none of them as a candidate
@@ -49,7 +50,7 @@ class RankedSegments:
             segment = self._split(segment, size)
             if segment in self._guests:
                 del self._guests[segment]
-                self._refresh(segment)
+                self.refresh(segment)
             path.append(segment)
             depth += size
         self._policy.used(path[::-1], chain, depth)
@@ -66,13 +67,11 @@ class RankedSegments:
         node = self._segments.get(before)
         if node is not None and node.keys[-1] != before:
             node = self._split(node, node.keys.index(before) + 1)
-        stop = 0
-        while stop < len(keys):
-            start, stop = stop, stop + self._policy.num_alike(keys, stop)
+        for start, stop in self.stretches(keys):
             part = list(keys[start:stop])
             node = self._hang(node, part, busy.intersection(part), as_guests)
             self._policy.stored(node, part, keys[stop] if stop < len(keys) else after)
-            self._refresh(node)
+            self.refresh(node)
 
     def set_busy(self, key: Key) -> None:
         """``key`` is in use, and so are those before it: they are not evicted."""
@@ -90,7 +89,7 @@ class RankedSegments:
             segment = self._segments[key]
             segment.num_busy -= 1
             if not segment.num_busy:
-                self._refresh(segment)
+                self.refresh(segment)
 
     def evict(
         self, num_keys: int, protected: AbstractSet[Key], arrivals: Sequence[Arrival] = ()
@@ -119,14 +118,14 @@ class RankedSegments:
         for leaf, size in chosen or ():
             gone = leaf.keys[-size:]
             del leaf.keys[-size:]
-            self._policy.evicted(leaf, gone)
             evicted += gone
             for key in gone:
                 del self._segments[key]
-            self._drop_if_empty(leaf)
+            self._unlink_if_empty(leaf)
+            self.after_eviction(leaf, gone, leaf.parent)
         for segment in met:
             if segment.keys:
-                self._refresh(segment)
+                self.refresh(segment)
         return None if chosen is None else Evicted(evicted, for_guests)
 
     def discard(self, keys: Iterable[Key]) -> None:
@@ -136,10 +135,18 @@ class RankedSegments:
             segment.num_busy -= len(self._busy.intersection(segment.keys) & gone)
             left = [key for key in segment.keys if key not in gone]
             num_gone, segment.keys = len(segment) - len(left), left
-            self._policy.dropped(segment, num_gone)
-            if not self._drop_if_empty(segment):
-                self._refresh(segment)
+            self._unlink_if_empty(segment)
+            self.after_drop(segment, num_gone, segment.parent)
+            if left:
+                self.refresh(segment)
         self._busy -= gone
+
+    def refresh(self, node: Segment) -> None:
+        """It may have become evictable, or not evictable; a guest is no candidate."""
+        if node in self._guests:
+            self._policy.leave(node)
+        else:
+            super().refresh(node)
 
     def check_invariants(self) -> None:
         """Segments, keys and policy agree. O(n); for tests."""
@@ -191,12 +198,6 @@ class RankedSegments:
                     met[parent] = None
         return chosen
 
-    def _refresh(self, segment: Segment) -> None:
-        if segment.is_evictable and segment not in self._guests:
-            self._policy.enter(segment)
-        else:
-            self._policy.leave(segment)
-
     def _hang(self, node: Segment | None, part: list[Key], busy: set[Key], as_guest: bool) -> Segment:
         """Put ``part`` at the end of ``node`` or in a new child of it."""
         if node is not None:
@@ -230,21 +231,11 @@ class RankedSegments:
             segment.num_busy -= new.num_busy
         if segment in self._guests:
             self._guests[new] = None
-        self._policy.leave(segment)
-        self._policy.inherit(new, segment)
-        self._refresh(segment)
-        self._refresh(new)
+        self.after_split(segment, new)
         return new if segment.parent is new else segment
 
-    def _drop_if_empty(self, segment: Segment) -> bool:
+    def _unlink_if_empty(self, segment: Segment) -> None:
         """An empty segment leaves its children to its parent."""
-        if segment.keys:
-            return False
-        segment.unlink()
-        parent = segment.parent
-        if parent is not None:
-            self._policy.inherit(parent, segment)
-            self._refresh(parent)
-        self._guests.pop(segment, None)
-        self._policy.forget(segment)
-        return True
+        if not segment.keys:
+            segment.unlink()
+            self._guests.pop(segment, None)
