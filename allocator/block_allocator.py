@@ -14,7 +14,7 @@ from allocator.ranking import Ranking
 from allocator.slot_pool import SlotPool, SlotState, flat
 from allocator.store_plans import StorePlans
 from allocator.uncached import UncachedBlocks
-from evictor import EvictionPolicy, KeepHints, LruPolicy, Newcomer
+from evictor import Admission, EvictionPolicy, KeepHints, LruPolicy, Newcomer
 
 _SLACK = 1024
 
@@ -210,10 +210,10 @@ class CpuOffloadingBlockAllocator:
             return None
         node = self._ranking.node_ending_at(place)
         self._policy.leave(node)
-        self._ranking.ask(node, hints, wanted)
+        admission = self._ranking.heed(node, hints, wanted)
         hashes = list(chain[place.depth : place.depth + wanted])
         data = self._tree.packed(hashes)
-        num_stored = self._admit(node, hashes)
+        num_stored = self._admit(node, hashes, admission)
         if not num_stored:
             self._ranking.refresh(node)
             return None
@@ -222,7 +222,8 @@ class CpuOffloadingBlockAllocator:
         slots = self._pool.take(num_stored * self.columns).reshape(num_stored, self.columns)
         stop = place.depth + num_stored
         next_hash = chain[stop] if stop < len(chain) else None
-        self._ranking.append(Place(node, place.depth), hashes, data[: num_stored * width], slots, next_hash)
+        end, data = Place(node, place.depth), data[: num_stored * width]
+        self._ranking.append(end, hashes, data, slots, next_hash, admission)
         lead = self._tree.lead(chain, place.depth)
         return self._stores.begin(place.depth, hashes, slots, lead)
 
@@ -264,7 +265,7 @@ class CpuOffloadingBlockAllocator:
         They may be a few more: 1/1024 of the pool at most, and what fills a position.
         """
         before = self.num_free
-        self._make_room(None, before + num_slots)
+        self._make_room(before + num_slots, None, self._policy)
         return self.num_free - before
 
     def drop(self, chain: Sequence[bytes], position: int) -> None:
@@ -335,17 +336,17 @@ class CpuOffloadingBlockAllocator:
     def _resident_part(self, chain: Sequence[bytes], stop: int) -> Place:
         return self._tree.resident_part(self._tree.find(chain, stop))
 
-    def _admit(self, parent: Node, hashes: Sequence[bytes]) -> int:
+    def _admit(self, parent: Node, hashes: Sequence[bytes], admission: Admission[Node]) -> int:
         """Evict for ``hashes`` below ``parent`` as far as that pays; return how many then fit."""
         for start, stop in self._ranking.stretches(hashes):
             num_slots = stop * self._tree.columns
             if self._pool.num_free < num_slots:
-                self._make_room(Newcomer(parent, hashes[start], stop - start), num_slots)
+                self._make_room(num_slots, Newcomer(parent, hashes[start], stop - start), admission)
                 if self._pool.num_free < num_slots:
                     return self._pool.num_free // self._tree.columns
         return len(hashes)
 
-    def _make_room(self, newcomer: Newcomer[Node] | None, num_slots: int) -> None:
+    def _make_room(self, num_slots: int, newcomer: Newcomer[Node] | None, admission: Admission[Node]) -> None:
         """Evict from the tails of leaves until ``num_slots`` are free or the policy would rather not.
 
         The last of them may lose a little more than that, 1/``_SLACK`` of the pool. A bite costs the same
@@ -356,7 +357,8 @@ class CpuOffloadingBlockAllocator:
                 growing = None if newcomer is None else newcomer.parent
                 self._take_away(-(-shortage // self._tree.columns), growing)
                 continue
-            removed = self._ranking.evict(newcomer, -(-shortage // self._tree.columns) + self._slack)
+            most = -(-shortage // self._tree.columns) + self._slack
+            removed = self._ranking.evict(most, newcomer, admission)
             if removed is None:
                 return
             self.num_evicted += len(removed.slots)

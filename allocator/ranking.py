@@ -6,7 +6,7 @@ from allocator.events import EventLog
 from allocator.node import Node, Place, Removed
 from allocator.prefix_tree import PrefixTree
 from allocator.slot_pool import Slots
-from evictor import EvictionPolicy, HintedPolicy, KeepHints, Newcomer
+from evictor import Admission, EvictionPolicy, KeepHints, Newcomer
 from evictor.caller import Caller
 
 _NODE_WORK = 256
@@ -23,11 +23,9 @@ class Ranking(Caller[Node]):
     """
 
     def __init__(self, tree: PrefixTree, policy: EvictionPolicy[Node], log: EventLog) -> None:
-        """``policy`` heeds hints if it is a ``HintedPolicy``."""
         super().__init__(policy)
         self._tree = tree
         self._log = log
-        self._hinted = policy if isinstance(policy, HintedPolicy) else None
         self._max_joined = _MAX_JOINED
         self._to_join: Node | None = None  # where a path ends that one call could not join whole
 
@@ -36,15 +34,12 @@ class Ranking(Caller[Node]):
         place = self._tree.find(chain, len(chain))
         path = self._tree.path(self.node_ending_at(place) if place.depth else self._tree.root)
         self._policy.used(path, chain, place.depth)
-        if self._hinted is not None:
-            self._hinted.ask(hints, path)
+        self._policy.heed(hints, path)
         self._join(path)
 
-    def ask(self, node: Node, hints: KeepHints | None, num_new: int) -> None:
+    def heed(self, node: Node, hints: KeepHints | None, num_new: int) -> Admission[Node]:
         """A request may store ``num_new`` positions below ``node`` and wants them kept so."""
-        if self._hinted is not None:
-            matters = hints is not None or self._hinted.is_in_use
-            self._hinted.ask(hints, self._tree.path(node) if matters else (), num_new)
+        return self._policy.heed(hints, self._tree.path(node), num_new)
 
     def node_ending_at(self, place: Place) -> Node:
         """Split so that ``place`` is the end of a node; return that node."""
@@ -56,7 +51,13 @@ class Ranking(Caller[Node]):
         return new if new.end == depth else node
 
     def append(
-        self, place: Place, hashes: list[bytes], data: bytes, slots: Slots, next_hash: bytes | None
+        self,
+        place: Place,
+        hashes: list[bytes],
+        data: bytes,
+        slots: Slots,
+        next_hash: bytes | None,
+        admission: Admission[Node],
     ) -> None:
         """Hang positions below ``place``, those of equal past in one node; ``next_hash`` comes after them.
 
@@ -66,15 +67,17 @@ class Ranking(Caller[Node]):
         node, depth = place
         for start, stop in self.stretches(hashes):
             part = hashes[start:stop]
-            may_grow = self._policy.joins(node, part[0])
+            may_grow = admission.joins(node, part[0])
             bytes_of_part = data[start * width : stop * width]
             place = Place(node, depth + start)
             node = self._tree.append(place, part, bytes_of_part, slots[start:stop], may_grow)
-            self._policy.stored(node, part, hashes[stop] if stop < len(hashes) else next_hash)
+            admission.stored(node, part, hashes[stop] if stop < len(hashes) else next_hash)
 
-    def evict(self, newcomer: Newcomer[Node] | None, num_positions: int) -> Removed | None:
+    def evict(
+        self, num_positions: int, newcomer: Newcomer[Node] | None, admission: Admission[Node]
+    ) -> Removed | None:
         """Up to that many positions of the leaf that is worth least; None if nothing should go."""
-        leaf = self._policy.choose(newcomer)
+        leaf = admission.choose(newcomer)
         if leaf is None:
             return None
         heir = self._heir_of(leaf)

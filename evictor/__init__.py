@@ -11,12 +11,13 @@ from evictor.hinted import HintedPolicy
 from evictor.hints import KeepHints, Worth
 from evictor.lfu import LfuPolicy
 from evictor.lru import LruPolicy
-from evictor.policy import EvictionPolicy, Newcomer
+from evictor.policy import Admission, EvictionPolicy, Newcomer
 from evictor.registry import UnknownPolicyError, available_policies, make_policy, register_policy
 from evictor.s3fifo import S3FifoPolicy
 
 __distribution__ = "kv-offload"  # offload.siblings asks for this line
 __all__ = [
+    "Admission",
     "ArcPolicy",
     "EvictionPolicy",
     "FifoPolicy",

@@ -8,9 +8,10 @@ from typing import Generic
 
 import numpy as np
 
+from evictor.hints import KeepHints
 from evictor.history import History, Past, Run
 from evictor.order import Key, Order
-from evictor.policy import L, Newcomer
+from evictor.policy import Admission, L, Newcomer
 from evictor.reuse import NUM_KINDS, NUM_USES, ReuseStatistics
 from evictor.untracked import untrack
 
@@ -62,14 +63,11 @@ class HazardPolicy(Generic[L]):
         self._unfiled: set[int] = set()  # kinds that may have another first, or value, than they are filed by
         self._steps_at: dict[int, float] = {}  # tick at which a kind's value changes
         self._next_step = math.inf
-        self._newcomer: Newcomer[L] | None = None  # who asked last
-        self._newcomer_value = 0.0
 
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
         if not chain:
             return
         self._tick += len(chain)
-        self._newcomer = None
         self._reuse.request(len(chain))
         runs = self._ask_history(chain, depth)
         num_known = runs[-1][0] if runs else depth
@@ -89,6 +87,9 @@ class HazardPolicy(Generic[L]):
         if self._reuse.is_due(self._tick):
             self._reuse.learn(self._tick)
             self._unfiled.update(self._filed)
+
+    def heed(self, hints: KeepHints | None, path: Sequence[L], num_new: int = 0) -> Admission[L]:
+        return self
 
     def num_alike(self, keys: Sequence[Hashable], start: int) -> int:
         num_left = len(keys) - start
@@ -147,10 +148,9 @@ class HazardPolicy(Generic[L]):
             return None
         value, _, kind = self._order[0]
         if newcomer is not None:
-            if newcomer is not self._newcomer:  # it asks again for every bite
-                self._newcomer = newcomer
-                self._newcomer_value, _ = self._reuse.value(self._kind_of(newcomer), 0)
-            if self._newcomer_value < value:
+            if newcomer.rank is None:  # it asks again for every bite
+                newcomer.rank, _ = self._reuse.value(self._kind_of(newcomer), 0)
+            if newcomer.rank < value:
                 return None
         return self._queues[kind].first
 
@@ -164,8 +164,6 @@ class HazardPolicy(Generic[L]):
     def forget(self, node: L) -> None:
         self.leave(node)
         node.rank = None
-        if self._newcomer is not None and self._newcomer.parent is node:
-            self._newcomer = None
 
     def check_invariants(self, nodes: Collection[L] | None = None) -> None:
         self._reuse.check_invariants()

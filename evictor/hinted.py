@@ -3,53 +3,18 @@
 import logging
 import math
 from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
 from itertools import count
-from typing import Final, Generic
+from typing import Generic
 
 from evictor.hints import PLAIN, Claims, KeepHints, Worth
-from evictor.order import Key, Order
-from evictor.policy import EvictionPolicy, L, Newcomer
-from evictor.untracked import untrack
+from evictor.marks import CANDIDATE, Mark, mark_of
+from evictor.order import Order
+from evictor.policy import Admission, EvictionPolicy, L, Newcomer
 
 logger = logging.getLogger(__name__)
 
-
 _NO_HINTS = KeepHints()
-
-CANDIDATE: Final = "candidate"
-"""The ``mark`` of a plain node between ``enter`` and ``leave``. That of other plain nodes is None."""
-
-
-class _Mark:
-    """What is known of a node that more, or less, is claimed for than by plain use, and where it is filed."""
-
-    __slots__ = (
-        "claims",
-        "due",
-        "high",
-        "is_candidate",
-        "key",
-        "last_use",
-        "num_protected",
-        "serial",
-        "stamp",
-        "state",
-    )
-
-    def __init__(
-        self, claims: Claims, serial: int, stamp: int, last_use: float, *, is_candidate: bool
-    ) -> None:
-        untrack(self)
-        self.claims = claims
-        self.serial = serial  # nodes have no order
-        self.stamp = stamp
-        self.last_use = last_use
-        self.is_candidate = is_candidate
-        self.state: Worth | None = Worth.NORMAL  # None while pinned
-        self.num_protected = 0
-        self.key: Key | None = None
-        self.high: Key | None = None
-        self.due: Key | None = None
 
 
 class HintedPolicy(Generic[L]):
@@ -71,8 +36,8 @@ class HintedPolicy(Generic[L]):
     the chain on.
 
     While no node has a hint, a call costs a look at the node's ``mark`` more than the inner policy's. Else it
-    is O(log n), and ``ask`` that for each node of the path. Pins and times to live end by themselves, at the
-    next ``ask`` or ``choose``: O(log n) for each that does.
+    is O(log n), and ``heed`` that for each node of the path. Pins and times to live end by themselves, at the
+    next ``heed`` or ``choose``: O(log n) for each that does.
     """
 
     def __init__(self, inner: EvictionPolicy[L], max_protected: int, clock: Callable[[], float]) -> None:
@@ -88,85 +53,75 @@ class HintedPolicy(Generic[L]):
         self._due: Order[L] = Order()  # nodes whose state changes by itself: time
         self._num_high = 0
         self._num_pinned = 0
-        self._asking = PLAIN
-        self._asked_at = 0.0
-        self._stamp = 0
         self._has_warned = False
 
-    @property
-    def is_in_use(self) -> bool:
-        """Whether any node has a hint."""
-        return self._num_marks > 0
+    def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
+        self._inner.used(path, chain, depth)
 
-    def ask(self, hints: KeepHints | None, path: Sequence[L], num_new: int = 0) -> None:
-        """A request with these hints uses the nodes of ``path``, the deepest first.
-
-        It may store up to ``num_new`` positions beyond them: what is joined, stored and chosen for newcomers
-        from now on is for it.
-        """
+    def heed(self, hints: KeepHints | None, path: Sequence[L], num_new: int = 0) -> Admission[L]:
         if not self._num_marks and (hints is None or hints == _NO_HINTS):
-            self._asking = PLAIN
-            return
-        now = self._asked_at = self._clock()
-        self._stamp = next(self._stamps)
+            return self._inner.heed(None, path, num_new)  # as long as no node has a hint
+        now = self._clock()
+        stamp = next(self._stamps)
         self._expire(now)
         asking = wanted = PLAIN if hints is None else Claims.of(hints).at(now, now)
         num_fixed = self._num_pinned
         for node in path:
-            mark = _mark_of(node)
+            mark = mark_of(node)
             if mark is not None:
                 mark.claims = mark.claims.at(now, mark.last_use)  # before the use renews what is left of them
-                mark.stamp, mark.last_use = self._stamp, now
+                mark.stamp, mark.last_use = stamp, now
                 self._file(node, mark, now)
                 num_fixed += mark.num_protected if mark.state is Worth.HIGH else 0
         for node in reversed(path):
-            mark = _mark_of(node)
+            mark = mark_of(node)
             if asking.wants_protection and not (mark is not None and mark.num_protected):
                 num_fixed += len(node)
                 asking = self._protect(asking, num_fixed, len(node), now)
-            self._raise(node, asking, now)
-        self._asking = (
-            self._protect(asking, num_fixed + num_new, num_new, now) if asking.wants_protection else asking
-        )
-        if self._asking is not wanted and not self._has_warned:
+            self._raise(node, asking, stamp, now)
+        if asking.wants_protection:
+            asking = self._protect(asking, num_fixed + num_new, num_new, now)
+        if asking is not wanted and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "requests ask for more than the %d positions that may be protected; the rest is kept as if "
                 "they had not, here and from now on",
                 self._max_protected,
             )
-
-    def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
-        self._inner.used(path, chain, depth)
+        return _HintedAdmission(self, asking, stamp, now)
 
     def num_alike(self, keys: Sequence[Hashable], start: int) -> int:
         return self._inner.num_alike(keys, start)
 
     def joins(self, node: L, key: Hashable) -> bool:
-        """As the inner policy, if both have the same hints."""
-        mark = _mark_of(node)
-        if mark is None:
-            return self._asking == PLAIN and self._inner.joins(node, key)
-        return self._asking == mark.claims and self._inner.joins(node, key)
+        return self.joins_as(node, key, PLAIN)
+
+    def joins_as(self, node: L, key: Hashable, claims: Claims) -> bool:
+        """As the inner policy, if the same is claimed for both."""
+        mark = mark_of(node)
+        return claims == (PLAIN if mark is None else mark.claims) and self._inner.joins(node, key)
 
     def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
         self._inner.stored(node, keys, next_key)
-        if (mark := _mark_of(node)) is not None:
+        if (mark := mark_of(node)) is not None:
             self._file(node, mark)
-        elif self._asking != PLAIN:
-            self._mark(node, self._asking)
+
+    def claim(self, node: L, claims: Claims, stamp: int, last_use: float) -> None:
+        """``node`` was stored by a request that claims this for it, at that time."""
+        if claims != PLAIN and mark_of(node) is None:
+            self._mark(node, claims, stamp, last_use)
 
     def inherit(self, heir: L, source: L) -> None:
         """Both parts of a split have the hints of what they were; a parent gets none from its child."""
         self._inner.inherit(heir, source)
-        if len(source) and (mark := _mark_of(source)) is not None:
+        if len(source) and (mark := mark_of(source)) is not None:
             self._file(source, mark)
-            if _mark_of(source) is not None:
-                self._mark(heir, mark.claims, mark)
+            if mark_of(source) is not None:
+                self._mark(heir, mark.claims, mark.stamp, mark.last_use)
 
     def may_join(self, head: L, tail: L) -> bool:
         """Those with the same claims and the same last use, or without any."""
-        mine, other = _mark_of(head), _mark_of(tail)
+        mine, other = mark_of(head), mark_of(tail)
         if mine is None or other is None:
             are_alike = mine is other
         else:
@@ -174,16 +129,16 @@ class HintedPolicy(Generic[L]):
         return are_alike and self._inner.may_join(head, tail)
 
     def joined(self, node: L, gone: L) -> None:
-        if (mark := _mark_of(gone)) is not None:
+        if (mark := mark_of(gone)) is not None:
             self._unfile(mark)
             self._num_marks -= 1
         gone.mark = None
         self._inner.joined(node, gone)
-        if (mark := _mark_of(node)) is not None:
+        if (mark := mark_of(node)) is not None:
             self._file(node, mark)
 
     def enter(self, leaf: L) -> None:
-        if (mark := _mark_of(leaf)) is None:
+        if (mark := mark_of(leaf)) is None:
             leaf.mark = CANDIDATE
             self._inner.enter(leaf)
         else:
@@ -192,25 +147,28 @@ class HintedPolicy(Generic[L]):
 
     def leave(self, leaf: L) -> None:
         self._inner.leave(leaf)
-        if (mark := _mark_of(leaf)) is None:
+        if (mark := mark_of(leaf)) is None:
             leaf.mark = None
         else:
             mark.is_candidate = False
             self._file(leaf, mark)
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
-        """As the protocol says; a ``newcomer`` is the last to ``ask``.
+        """As the protocol says. None can also mean that all candidates are pinned."""
+        return self.choose_for(newcomer, PLAIN)
+
+    def choose_for(self, newcomer: Newcomer[L] | None, claims: Claims) -> L | None:
+        """``choose`` for a newcomer that this is claimed for.
 
         One of low worth takes the place of others of low worth at most, an unwanted one that of unwanted
-        ones. One that is to be protected takes the place of anything that is not pinned. None can also mean
-        that all candidates are pinned.
+        ones. One that is to be protected takes the place of anything that is not pinned.
         """
-        if not self._num_marks and self._asking is PLAIN:
+        if not self._num_marks and claims is PLAIN:
             return self._inner.choose(newcomer)
         if len(self._due):
             self._expire(self._clock())
-        is_to_be_protected = newcomer is not None and self._asking.wants_protection
-        worth = Worth.NORMAL if newcomer is None or is_to_be_protected else self._asking.worth
+        is_to_be_protected = newcomer is not None and claims.wants_protection
+        worth = Worth.NORMAL if newcomer is None or is_to_be_protected else claims.worth
         state, ours = self._first_of_ours()
         if state <= min(worth, Worth.LOW):
             return ours
@@ -223,16 +181,16 @@ class HintedPolicy(Generic[L]):
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
         self._inner.evicted(leaf, keys)
-        if (mark := _mark_of(leaf)) is not None:
+        if (mark := mark_of(leaf)) is not None:
             self._file(leaf, mark)
 
     def dropped(self, node: L, num_positions: int) -> None:
         self._inner.dropped(node, num_positions)
-        if (mark := _mark_of(node)) is not None:
+        if (mark := mark_of(node)) is not None:
             self._file(node, mark)
 
     def forget(self, node: L) -> None:
-        if (mark := _mark_of(node)) is not None:
+        if (mark := mark_of(node)) is not None:
             self._unfile(mark)
             self._num_marks -= 1
         node.mark = None
@@ -253,7 +211,7 @@ class HintedPolicy(Generic[L]):
 
     def _check_nodes(self, nodes: Collection[L]) -> None:
         protected = {True: 0, False: 0}
-        marks = {node: mark for node in nodes if (mark := _mark_of(node)) is not None}
+        marks = {node: mark for node in nodes if (mark := mark_of(node)) is not None}
         for node, mark in marks.items():
             state, seen = mark.state, f"{node!r} of {len(node)} positions is {mark.state!r}, {mark.claims}"
             is_protected = state is None or state is Worth.HIGH
@@ -299,24 +257,23 @@ class HintedPolicy(Generic[L]):
                 self._file(node, node.mark, now)
         return asking
 
-    def _raise(self, node: L, asking: Claims, now: float) -> None:
+    def _raise(self, node: L, asking: Claims, stamp: int, now: float) -> None:
         """``node`` is used with these claims: it gets what is more of each."""
-        mark = _mark_of(node)
+        mark = mark_of(node)
         before = PLAIN if mark is None else mark.claims
         claims = before | asking
         if claims is before:
             return
         if mark is None:
-            self._mark(node, claims, None, now)
+            self._mark(node, claims, stamp, now, now)
         else:
             mark.claims = claims
             self._file(node, mark, now)
 
-    def _mark(self, node: L, claims: Claims, like: _Mark | None = None, now: float | None = None) -> None:
-        """File a plain node by its claims; its last use is the last ``ask``, or as what it is ``like``."""
-        stamp, last_use = (self._stamp, self._asked_at) if like is None else (like.stamp, like.last_use)
+    def _mark(self, node: L, claims: Claims, stamp: int, last_use: float, now: float | None = None) -> None:
+        """File a plain node by its claims and its last use."""
         is_candidate = node.mark is CANDIDATE
-        mark = _Mark(claims, next(self._serials), stamp, last_use, is_candidate=is_candidate)
+        mark = Mark(claims, next(self._serials), stamp, last_use, is_candidate=is_candidate)
         node.mark = mark
         self._num_marks += 1
         self._file(node, mark, now)
@@ -327,7 +284,7 @@ class HintedPolicy(Generic[L]):
             assert node is not None
             self._file(node, node.mark, now)
 
-    def _file(self, node: L, mark: _Mark, now: float | None = None) -> None:
+    def _file(self, node: L, mark: Mark, now: float | None = None) -> None:
         """Put ``node`` where it belongs by its claims, its length and the time."""
         now = self._clock() if now is None else now
         self._unfile(mark)
@@ -361,7 +318,7 @@ class HintedPolicy(Generic[L]):
                 mark.key = mark.state, mark.stamp, mark.serial
                 self._ours.add(mark.key, node)
 
-    def _unfile(self, mark: _Mark) -> None:
+    def _unfile(self, mark: Mark) -> None:
         if mark.state is None:
             self._num_pinned -= mark.num_protected
         elif mark.state is Worth.HIGH:
@@ -376,6 +333,21 @@ class HintedPolicy(Generic[L]):
         mark.high = mark.due = mark.key = None
 
 
-def _mark_of(node: L) -> _Mark | None:
-    mark = node.mark
-    return mark if type(mark) is _Mark else None
+@dataclass(frozen=True, slots=True)
+class _HintedAdmission(Generic[L]):
+    """An ``Admission``: ``claims`` are what is granted to positions that a request of ``now`` stores."""
+
+    policy: HintedPolicy[L]
+    claims: Claims
+    stamp: int
+    now: float
+
+    def joins(self, node: L, key: Hashable) -> bool:
+        return self.policy.joins_as(node, key, self.claims)
+
+    def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
+        self.policy.stored(node, keys, next_key)
+        self.policy.claim(node, self.claims, self.stamp, self.now)
+
+    def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
+        return self.policy.choose_for(newcomer, self.claims)

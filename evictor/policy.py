@@ -4,16 +4,20 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from evictor.hints import KeepHints
+
 L = TypeVar("L", bound=Any)
 """A node of the caller's tree. A policy may hash it, compare it by identity and take its ``len()``, which is
-its number of positions. Two attributes are for policies to keep what they know of it, None in a new node.
-``rank`` is of the policy that ranks it, ``mark`` of the ``HintedPolicy`` around that. All else is opaque.
+its number of positions. That changes right before the call that tells of it: ``stored``, ``evicted``,
+``dropped``, ``joined``, or ``inherit`` after a split. Two attributes are for policies to keep what they know
+of it, None in a new node. ``rank`` is of the policy that ranks it, ``mark`` of the ``HintedPolicy`` around
+that. All else is opaque.
 
 Nodes and what hangs on them may be out of the garbage collector's sight. So ``forget`` has to undo what
 refers back to the node, or neither is ever freed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Newcomer(Generic[L]):
     """Positions that ask to be stored while the pool is full.
 
@@ -22,14 +26,36 @@ class Newcomer(Generic[L]):
         key: name of the first of them. A position keeps its name for ever, also across evictions. A name
             stands for the position and all before it: a request for it is one for those too.
         num_positions: how many they are.
+        rank: for the policy to keep what it found, as in a node; it is asked again for every bite.
     """
 
     parent: L
     key: Hashable
     num_positions: int
+    rank: Any = None
 
 
-class EvictionPolicy(Protocol[L]):
+class Admission(Protocol[L]):
+    """What a policy says of the positions that one request is about to store. Over with the next ``heed``."""
+
+    def joins(self, node: L, key: Hashable) -> bool:
+        """Whether what begins with ``key`` has the past of ``node`` and may be stored in it, at its end."""
+
+    def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
+        """Positions named ``keys`` were appended to ``node``, which may be new.
+
+        ``next_key`` names the position after them, None if it is unknown.
+        """
+
+    def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
+        """Return the leaf whose tail is worth least, or None.
+
+        Mutates nothing that a caller can see. None says that nothing is worth evicting. Then no leaf is a
+        candidate, or the ``newcomer`` itself is worth less than every one of them and should stay out.
+        """
+
+
+class EvictionPolicy(Admission[L], Protocol[L]):
     """Ranks the leaves of a tree and says which one loses its tail next.
 
     The life of a node, as the policy sees it::
@@ -44,8 +70,10 @@ class EvictionPolicy(Protocol[L]):
     Between ``enter`` and ``leave`` a node is a candidate. Every other call may come at any time after
     the first ``stored``; ``forget`` ends the life of a node and implies ``leave``. A policy that keeps
     history of what was evicted keys it by the names given to ``evicted`` and meets them again in
-    ``used`` and ``stored``. No call costs more than O(log n) for n leaves, ``used`` that for each node of
-    its path, none scans.
+    ``used`` and ``stored``. No call costs more than O(log n) for n leaves, ``used`` and ``heed`` that for
+    each node of their path, none scans.
+
+    A policy is the ``Admission`` of requests without hints.
     """
 
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
@@ -55,17 +83,15 @@ class EvictionPolicy(Protocol[L]):
         The others are likely to be stored soon, or to ask for it. Once per request.
         """
 
+    def heed(self, hints: KeepHints | None, path: Sequence[L], num_new: int = 0) -> Admission[L]:
+        """A request with these hints uses the nodes of ``path``, the deepest first.
+
+        It may store up to ``num_new`` positions after them, and the result speaks for those. Called after
+        ``used``, and again before each store. A policy that knows no hints returns itself.
+        """
+
     def num_alike(self, keys: Sequence[Hashable], start: int) -> int:
         """How many of ``keys[start:]``, at least 1, have the same past and may be stored in one node."""
-
-    def joins(self, node: L, key: Hashable) -> bool:
-        """Whether what begins with ``key`` has the past of ``node`` and may be stored in it, at its end."""
-
-    def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
-        """Positions named ``keys`` were appended to ``node``, which may be new.
-
-        ``next_key`` names the position after them, None if it is unknown.
-        """
 
     def inherit(self, heir: L, source: L) -> None:
         """``heir`` is at least as valuable as ``source``: split off, or a parent that stays.
@@ -93,13 +119,6 @@ class EvictionPolicy(Protocol[L]):
 
     def leave(self, leaf: L) -> None:
         """``leaf`` is no longer evictable. Its rank is kept for the next ``enter``."""
-
-    def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
-        """Return the leaf whose tail is worth least, or None.
-
-        Mutates nothing that a caller can see. None says that nothing is worth evicting. Then no leaf is a
-        candidate, or the ``newcomer`` itself is worth less than every one of them and should stay out.
-        """
 
     def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
         """The last ``len(keys)`` positions of ``leaf``, so named, were evicted for new ones."""

@@ -4,8 +4,9 @@ from collections.abc import Collection, Hashable, Sequence
 from itertools import count
 from typing import Generic
 
+from evictor.hints import KeepHints
 from evictor.order import Key, Order
-from evictor.policy import L, Newcomer
+from evictor.policy import Admission, L, Newcomer
 from evictor.untracked import untrack
 
 Rank = tuple[int, ...]
@@ -41,11 +42,17 @@ class RankedPolicy(Generic[L]):
         self._serial = count()  # nodes have no order, and two may have the same rank
         self._candidates: Order[L] = Order()
 
+    def heed(self, hints: KeepHints | None, path: Sequence[L], num_new: int = 0) -> Admission[L]:
+        return self
+
     def num_alike(self, keys: Sequence[Hashable], start: int) -> int:
         return len(keys) - start
 
     def joins(self, node: L, key: Hashable) -> bool:
         return True
+
+    def stored(self, node: L, keys: Sequence[Hashable], next_key: Hashable | None) -> None:
+        raise NotImplementedError
 
     def inherit(self, heir: L, source: L) -> None:
         rank: Rank = source.rank.rank

@@ -28,14 +28,6 @@ class TwoQueues(RankedPolicy[L]):
         are_alike: bool = head.rank.rank[0] == tail.rank.rank[0]
         return are_alike and super().may_join(head, tail)
 
-    def enter(self, leaf: L) -> None:
-        super().enter(leaf)
-        self._count(leaf)
-
-    def leave(self, leaf: L) -> None:
-        super().leave(leaf)
-        self._count(leaf)
-
     def dropped(self, node: L, num_positions: int) -> None:
         super().dropped(node, num_positions)
         self._count(node)
@@ -66,7 +58,7 @@ class TwoQueues(RankedPolicy[L]):
         self._count(node)
 
     def _count(self, node: L) -> None:
-        """Note the size of ``node``: cuts and splits change it, and each is followed by a call here."""
+        """Note the size of ``node``, in every call that tells of a change of it."""
         known: Ranked | None = node.rank
         if known is not None:
             size = len(node) if known.rank[0] == NEW else 0

@@ -38,7 +38,8 @@ STATEFUL = {
 CHECKED_BY_THEIR_OWNER = {
     "evictor.hazard._State",  # by HazardPolicy
     "evictor.caller.Caller",  # by its subclasses: it has no state but the policy
-    "evictor.hinted._Mark",  # by HintedPolicy
+    "evictor.marks.Mark",  # by HintedPolicy
+    "evictor.policy.Newcomer",  # by whoever stores: no state but what the policy keeps in it
     "evictor.ranked.Ranked",  # by RankedPolicy
     "evictor.history.Past",  # by HazardPolicy
     "evictor.history.Run",  # by History

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from evictor import EvictionPolicy, HintedPolicy, Newcomer, available_policies, make_policy
+from evictor import Admission, EvictionPolicy, HintedPolicy, Newcomer, available_policies, make_policy
 from evictor.caller import Caller
 
 CONTRACTORS = [*available_policies(), "hinted(lru)"]
@@ -87,24 +87,29 @@ class PolicyDriver(Caller[Node]):
     def new_keys(self, num_keys: int) -> list[int]:
         return [next(self._keys) for _ in range(num_keys)]
 
+    def heed(self, node: Node, num_new: int = 0) -> Admission[Node]:
+        """A request uses what leads to ``node`` and may store so many keys after it."""
+        return self.policy.heed(None, node.path, num_new)
+
     def grow(self, parent: Node, num_keys: int) -> Node:
         return self.store(parent, self.new_keys(num_keys))
 
-    def store(self, parent: Node, keys: Sequence[int]) -> Node:
+    def store(self, parent: Node, keys: Sequence[int], admission: Admission[Node] | None = None) -> Node:
         """Append keys, new or evicted before, to ``parent``: in place where it is a leaf."""
         node = parent
         self.policy.leave(parent)
+        admission = admission or self.heed(parent, len(keys))
         for start, stop in self.stretches(keys):
             assert self.num_alike(keys, start) == stop - start
             part = list(keys[start:stop])
-            joins = self.policy.joins(node, part[0])
+            joins = admission.joins(node, part[0])
             if node is self.root or node.children or node.pinned or not joins:
                 node = Node(f"n{next(self._names)}", node)
                 assert node.parent is not None
                 node.parent.children.append(node)
             node.keys += part
             self._use(node)
-            self.policy.stored(node, part, keys[stop] if stop < len(keys) else None)
+            admission.stored(node, part, keys[stop] if stop < len(keys) else None)
         self.refresh(node)
         return node
 
@@ -113,6 +118,7 @@ class PolicyDriver(Caller[Node]):
         self._use(node)
         chain = [key for each in reversed(node.path) for key in each.keys]
         self.policy.used(node.path, [*chain, *more], len(chain))
+        self.heed(node)
 
     def split(self, node: Node, size: int, *, new_head: bool) -> None:
         """Cut ``node`` in two after ``size`` keys; the new node is the head or the tail."""
@@ -166,10 +172,13 @@ class PolicyDriver(Caller[Node]):
         node.pinned = False
         self.refresh(node)
 
-    def choose(self, newcomer: Newcomer[Node] | None = None) -> Node | None:
+    def choose(
+        self, newcomer: Newcomer[Node] | None = None, admission: Admission[Node] | None = None
+    ) -> Node | None:
         """Ask twice: the answer is a candidate, and asking changes nothing."""
-        chosen = self.policy.choose(newcomer)
-        assert self.policy.choose(newcomer) is chosen
+        admission = admission or self.policy
+        chosen = admission.choose(newcomer)
+        assert admission.choose(newcomer) is chosen
         assert chosen is None or chosen in self.candidates, f"{chosen} is none of {self.candidates}"
         if newcomer is None:
             assert (chosen is None) == (not self.victims)
@@ -182,9 +191,14 @@ class PolicyDriver(Caller[Node]):
         assert self.policy.num_alike(keys, start) == num_alike
         return num_alike
 
-    def evict(self, bite: int, newcomer: Newcomer[Node] | None = None) -> list[int]:
+    def evict(
+        self,
+        bite: int,
+        newcomer: Newcomer[Node] | None = None,
+        admission: Admission[Node] | None = None,
+    ) -> list[int]:
         """Take up to ``bite`` keys from the tail of the chosen leaf; return them, the tail last."""
-        leaf = self.choose(newcomer)
+        leaf = self.choose(newcomer, admission)
         if leaf is None:
             return []
         gone = leaf.keys[-bite:]

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from evictor import HintedPolicy, KeepHints, LruPolicy, Newcomer, Worth
-from evictor.hinted import CANDIDATE
+from evictor import Admission, HintedPolicy, KeepHints, LruPolicy, Newcomer, Worth
+from evictor.marks import CANDIDATE
 from tests.evictor.driver import Node, PolicyDriver
 
 UNLIMITED = 1 << 30
@@ -55,18 +55,18 @@ class HintedDriver(PolicyDriver):
         """How often a key was used after the high worth that some had asked for had ended."""
         self._asked = 0
 
-    def ask(self, node: Node, num_new: int = 0) -> None:
+    def heed(self, node: Node, num_new: int = 0) -> Admission[Node]:
         self._asked += 1
-        self.policy.ask(self.hints, node.path, num_new)
+        admission = self.policy.heed(self.hints, node.path, num_new)
         for each in node.path:
             self._wish(each.keys)
+        return admission
 
-    def store(self, parent: Node, keys: Sequence[int]) -> Node:
-        self.policy.leave(parent)
-        self.ask(parent, len(keys))
+    def store(self, parent: Node, keys: Sequence[int], admission: Admission[Node] | None = None) -> Node:
+        node = super().store(parent, keys, admission)
         self.wishes |= {key: Wish() for key in keys}
         self._wish(keys)
-        return super().store(parent, keys)
+        return node
 
     def _wish(self, keys: Sequence[int]) -> None:
         for wish in [self.wishes[key] for key in keys]:
@@ -74,10 +74,6 @@ class HintedDriver(PolicyDriver):
             is_high = any(hints.worth is Worth.HIGH for hints in wish.living(self.now))
             self.num_used_late += was_high and not is_high
             wish.use(self.hints or KeepHints(), self._asked, self.now)
-
-    def touch(self, node: Node, more: Sequence[int] = ()) -> None:
-        super().touch(node, more)
-        self.ask(node)
 
     def grown(self, num_keys: int, hints: KeepHints | None = None, parent: Node | None = None) -> Node:
         """What a request with ``hints`` stores; the driver's own stay as they are."""
@@ -93,8 +89,7 @@ class HintedDriver(PolicyDriver):
 
     def choose_for(self, hints: KeepHints | None) -> Node | None:
         """For a newcomer of one position."""
-        self.policy.ask(hints, [], 1)
-        return self.choose(Newcomer(self.root, -1, 1))
+        return self.choose(Newcomer(self.root, -1, 1), self.policy.heed(hints, [], 1))
 
     def state(self, node: Node) -> Worth | None:
         """What a node is worth now, None while it is pinned. One node, one state."""

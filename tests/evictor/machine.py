@@ -6,7 +6,7 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from evictor import Newcomer
+from evictor import Admission, Newcomer
 from tests.evictor.driver import Node, PolicyDriver, policy_named
 
 
@@ -84,7 +84,7 @@ class PolicyMachine(RuleBasedStateMachine):
 
     @rule(bite=st.integers(1, 3))
     def evict(self, bite: int) -> None:
-        self._evict(bite, None)
+        self._evict(bite)
 
     @rule(data=st.data(), bites=st.lists(st.integers(1, 3), max_size=3), num_keys=st.integers(1, 3))
     def make_room(self, data: st.DataObject, bites: list[int], num_keys: int) -> None:
@@ -93,10 +93,11 @@ class PolicyMachine(RuleBasedStateMachine):
         keys = self.gone.pop() if self.gone else self.driver.new_keys(num_keys)
         was_pinned, parent.pinned = parent.pinned, True
         self.driver.policy.leave(parent)
+        admission = self.driver.heed(parent, len(keys))
         for bite in bites:
-            self._evict(bite, Newcomer(parent, keys[0], len(keys)))
+            self._evict(bite, Newcomer(parent, keys[0], len(keys)), admission)
         parent.pinned = was_pinned
-        self.driver.store(parent, keys)
+        self.driver.store(parent, keys, admission)
 
     @precondition(lambda self: self.driver.nodes)
     @rule(data=st.data(), really=st.booleans())
@@ -116,8 +117,13 @@ class PolicyMachine(RuleBasedStateMachine):
     def expect_victim(self, leaf: Node) -> None:
         """Raise AssertionError if this policy must not choose ``leaf``."""
 
-    def _evict(self, bite: int, newcomer: Newcomer[Node] | None) -> None:
-        keys = self.driver.evict(bite, newcomer)
+    def _evict(
+        self,
+        bite: int,
+        newcomer: Newcomer[Node] | None = None,
+        admission: Admission[Node] | None = None,
+    ) -> None:
+        keys = self.driver.evict(bite, newcomer, admission)
         if keys:
             self.gone.append(keys)
             self.seen["evicted for a newcomer"] += newcomer is not None

@@ -144,7 +144,7 @@ def test_high_worth_for_what_is_plain_ends_with_its_time_to_live() -> None:
     assert driver.policy_state(node) is Worth.HIGH
     driver.now = 5
     assert driver.choose() is node
-    assert not driver.policy.is_in_use
+    assert not driver.policy._num_marks
 
 
 @pytest.mark.parametrize("hints", [LOW, KeepHints(ttl=10), KeepHints(Worth.LOW, ttl=10)], ids=str)

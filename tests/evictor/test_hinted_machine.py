@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
-from evictor import KeepHints, Newcomer, Worth
-from evictor.hinted import CANDIDATE
+from evictor import Admission, KeepHints, Newcomer, Worth
+from evictor.marks import CANDIDATE
 from tests.evictor.driver import Node
 from tests.evictor.hinted_driver import UNLIMITED, HintedDriver
 from tests.evictor.machine import PolicyMachine
@@ -93,13 +93,16 @@ class HintedMachine(PolicyMachine):
         self.driver.hints = data.draw(KEEPS)
         return super()._draw(data, nodes)
 
-    def _evict(self, bite: int, newcomer: Newcomer[Node] | None) -> None:
-        if newcomer is not None:
-            self.driver.ask(newcomer.parent, newcomer.num_positions)
-            chosen = self.driver.choose(newcomer)
-            if self.is_exact:
-                self._expect_for(self.driver.hints or KeepHints(), chosen)
-        super()._evict(bite, newcomer)
+    def _evict(
+        self,
+        bite: int,
+        newcomer: Newcomer[Node] | None = None,
+        admission: Admission[Node] | None = None,
+    ) -> None:
+        if newcomer is not None and self.is_exact:
+            chosen = self.driver.choose(newcomer, admission)
+            self._expect_for(self.driver.hints or KeepHints(), chosen)
+        super()._evict(bite, newcomer, admission)
 
     def _expect_for(self, hints: KeepHints, chosen: Node | None) -> None:
         most = hints.worth

@@ -211,5 +211,5 @@ def test_without_hints_it_is_the_inner_policy_and_keeps_nothing() -> None:
     reads: list[float] = []
     policy: HintedPolicy[Any] = HintedPolicy(LruPolicy(), 16, lambda: reads.append(0.0) or 0.0)
     hits(policy, 32, KeepHints())
-    assert not policy.is_in_use
+    assert not policy._num_marks
     assert not reads, "nobody asked what time it is"

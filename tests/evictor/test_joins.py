@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evictor import HintedPolicy, KeepHints, Worth, make_policy
+from evictor import KeepHints, Worth, make_policy
 from tests.evictor.driver import CONTRACTORS, Node, PolicyDriver, policy_named
 from tests.evictor.hinted_driver import HIGH, LOW, UNWANTED, HintedDriver, pinned
 
@@ -34,8 +34,7 @@ class History:
         hints = rng.choice([None, None, LOW, UNWANTED, HIGH, KeepHints(Worth.HIGH, ttl=9)])
         node, depth = self.find(chain)
         self.driver.policy.used(node.path, chain, depth)
-        if isinstance(self.driver.policy, HintedPolicy):
-            self.driver.policy.ask(hints if self.hints else None, node.path, len(chain) - depth)
+        admission = self.driver.policy.heed(hints if self.hints else None, node.path, len(chain) - depth)
         if self.joins:
             self.heal(node)
             node, depth = self.find(chain)
@@ -45,7 +44,7 @@ class History:
             self.evicted.append(self.driver.evict(1))
         node.pinned = held
         if depth < len(chain):
-            self.driver.store(node, chain[depth:])
+            self.driver.store(node, chain[depth:], admission)
         elif node is not self.driver.root:
             self.driver.refresh(node)
         self.driver.check()
@@ -144,7 +143,7 @@ def test_parts_with_the_same_hints_join(hints: KeepHints, keep_head: bool) -> No
     driver.now = 9
     assert driver.order() == [joined]
     driver.check()
-    assert not driver.policy.is_in_use
+    assert not driver.policy._num_marks
 
 
 def test_parts_with_other_hints_stay_apart() -> None:

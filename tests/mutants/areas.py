@@ -47,6 +47,7 @@ AREAS = {
     "evictor": Area(
         [
             "evictor.hinted",
+            "evictor.marks",
             "evictor.hints",
             "evictor.hazard",
             "evictor.ranked",
