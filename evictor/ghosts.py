@@ -12,7 +12,8 @@ class Ghosts:
 
     A run is the names of one bite, in chain order. It is found by the first of them: a request for the others
     asks for that one too. Names of 32 bytes are most of its memory. The garbage collector visits runs, not
-    their names.
+    their names. All names are kept: with a ``History``, which keeps some and forgets whole runs, ``s3fifo``
+    finds less.
     """
 
     def __init__(self, limit: int) -> None:
