@@ -294,8 +294,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def shutdown(self) -> None:
         if self._worker is not None:
             self._worker.close()
-        if self._scheduler is not None:
-            self._scheduler.close()
+        if self._side is not None:
+            self._side.close()
 
     @property
     def _scheduler(self) -> SchedulerSide | None:

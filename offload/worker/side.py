@@ -93,16 +93,16 @@ class _Restore:
     request_id: str
     parts_left: int
     unfilled: set[int] = field(default_factory=set)
-    is_stuck: bool = False
+    is_worthless: bool = False  # also what was filled
 
 
 class WorkerSide:
     """One rank's part of the pool and the copies into and out of it.
 
     No method raises towards the engine once ``register`` has returned: what goes wrong is the failed end
-    of a job. Every restore is reported exactly once, with its unfilled blocks in the same pass. A restore
-    with a stuck copy is reported as failed whole, because the engine must not compute into blocks that
-    may still be written.
+    of a job. Every restore is reported exactly once, with its unfilled blocks in the same pass. It is
+    reported as failed whole if a copy is stuck, because the engine must not compute into blocks that may
+    still be written. So it is if a part was cancelled: then the others are of old weights, too.
     """
 
     def __init__(
@@ -331,12 +331,12 @@ class WorkerSide:
         if restore is None:  # given up before
             return
         restore.parts_left -= 1
-        restore.is_stuck |= not end.is_over
+        restore.is_worthless |= not end.is_over or end.error == CANCELLED
         restore.unfilled.update(end.block_ids[end.num_blocks :].tolist())
         if restore.parts_left:
             return
         ended.requests.add(restore.request_id)
-        if restore.is_stuck:
+        if restore.is_worthless:
             ended.failed.add(restore.request_id)
         else:
             self._unfilled |= restore.unfilled

@@ -162,8 +162,9 @@ class TransferEngine:
             if job_id in self._held:
                 self._end(job_id, 0, CANCELLED)
         elif job_id in self._landed:
-            end = self._landed.pop(job_id)
-            self._ended.append(end._replace(num_blocks=0, error=CANCELLED))
+            self._ended.append(_void(self._landed.pop(job_id)))
+        else:  # ``rest`` may have found it to be done
+            self._ended = [_void(end) if end.job_id == job_id else end for end in self._ended]
 
     def poll(self) -> list[TransferEnd]:
         """Jobs that have ended, or were given up, since the last call; loads that landed bit by bit."""
@@ -365,6 +366,11 @@ class TransferEngine:
             job.is_given_up = True
             self._loads.discard(job_id)
             self._ended.append(TransferEnd(job_id, job.direction, 0, job.block_ids, error, is_over=False))
+
+
+def _void(end: TransferEnd) -> TransferEnd:
+    """That of a job whose bytes are not wanted after all."""
+    return end._replace(num_blocks=0, error=CANCELLED)
 
 
 def _describe(error: Exception) -> str:

@@ -1,12 +1,14 @@
 """A LoRA adapter that is loaded again in place: nothing stored before is served to it or after it."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from vllm.lora.request import LoRARequest
 
 from allocator import CpuOffloadingBlockAllocator, hash_chain
 from offload.scheduler.adapters import Adapters, _Roots
+from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine
 from tests.virtual import driver
 from tests.virtual.driver import Engines, depth_of, serve, tokens
@@ -108,6 +110,33 @@ def test_a_restore_in_flight_is_void(engine: VirtualEngine) -> None:
     driver.come_to_rest(engine)
     assert computed[waiting.request_id] == len(PROMPT)
     assert depth_of(engine, waiting) == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"step_landed": 1}, {"copies": CopySchedule(bytes_per_poll=1024)}],
+    ids=["one part told a step", "parts land one by one"],
+)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_restore_that_was_told_in_part_is_void(
+    engines: Engines, num_ranks: int, settings: dict[str, Any]
+) -> None:
+    """The parts that were told are of old weights, too."""
+    engine = engines(cpu_slots=200, gpu_blocks=60, chunk=64, first_part=2, num_ranks=num_ranks, **settings)
+    computed = driver.watch(engine)
+    serve(engine, PROMPT, lora=LORA)
+    driver.forget_gpu(engine)
+    driver.hold(engine, driver.LOAD)
+    waiting = engine.add(PROMPT, 1, lora=LORA)
+    driver.step_until(engine, lambda: waiting.status == driver.LOADING)
+    driver.release(engine)
+    [restore] = engine.side.restores
+    num_parts = restore.parts_left
+    driver.step_until(engine, lambda: restore.parts_left < num_parts)
+    assert restore.parts_left and restore.num_landed
+    engine.add(tokens(5, 3), 1, lora=RELOADED)
+    driver.come_to_rest(engine)
+    assert computed[waiting.request_id] == len(PROMPT)
 
 
 def test_a_restore_that_begins_in_the_same_step_is_void(engine: VirtualEngine) -> None:

@@ -384,6 +384,15 @@ def test_an_engine_that_sleeps_tells_what_landed_when_it_wakes_up(landed: Bench)
     assert sorted(told) == list(range(8))
 
 
+def test_what_landed_while_an_engine_fell_asleep_can_be_cancelled(landed: Bench) -> None:
+    assert landed.engine.rest(seconds=0) == 0
+    for job_id in range(8):
+        landed.engine.cancel(job_id)
+    ends = landed.settle()
+    assert sorted(end.job_id for end in ends) == list(range(8))
+    assert {(end.num_blocks, end.error) for end in ends} == {(0, "cancelled")}
+
+
 # Stores are held back
 
 SHORT_STORE = Job(Direction.STORE, [5, 6], [5, 6], Fault.NONE, cancelled=False)
