@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from offload.config import GIB
+from offload.config import GIB, OffloadConfig
 from offload.errors import OffloadError, without_vllm
 from offload.provenance import own_version
 from offload.sizing.command import add_size_command
 from offload.vllm.certification.command import add_certify_command
-from offload.worker.pool.host_limits import host_memory_bytes
+from offload.worker.pool.host_limits import free_memory_bytes, host_memory_bytes
 
 _NEW_WEIGHTS = """\
 note     After new weights, empty the pool: reset_prefix_cache(reset_connector=True), or over HTTP
@@ -72,6 +72,8 @@ def _check(options: argparse.Namespace) -> None:
     settings = None if options.config is None else _read_settings(options.config)
     if settings is None and not any(each.startswith("--kv-transfer-config") for each in arguments):
         settings = {"cpu_gib": 8}
+    if settings is not None:
+        OffloadConfig.from_mapping(settings)  # refused at once: it takes seconds to import vLLM
     vllm = _admitted_vllm()
     from offload.vllm.start_check import check_arguments, check_settings, flag_value
 
@@ -80,7 +82,8 @@ def _check(options: argparse.Namespace) -> None:
     else:
         assert settings is not None
         config = check_settings(settings)
-    print(f"memory   {host_memory_bytes() / GIB:.1f} GiB, {config.cpu_gib} of them for the pool")
+    memory, free = host_memory_bytes() / GIB, free_memory_bytes() / GIB
+    print(f"memory   {memory:.1f} GiB in all, {free:.1f} free, {config.cpu_gib} of them for the pool")
     print(f"vLLM     {vllm}")
     print(_NEW_WEIGHTS + ("" if arguments else _NO_ENGINE), end="")
     if settings is not None:
@@ -117,3 +120,7 @@ def _admitted_vllm() -> str:
     return (
         f"{admission.version}, not tested, but certified on {admission.certificate.date} ({admission.path})"
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -70,7 +70,9 @@ def _parse(line: str, where: str) -> TraceRequest:
     timestamp = _number(fields, "timestamp", where, int | float, 0)
     input_length = _number(fields, "input_length", where, int, 1)
     output_length = _number(fields, "output_length", where, int, 1)
-    ids = fields.get("hash_ids")
+    if "hash_ids" not in fields:
+        raise _lacks("hash_ids", where)
+    ids = fields["hash_ids"]
     if not isinstance(ids, list) or any(type(each) is not int for each in ids):
         raise TraceError(f"{where}: hash_ids={str(ids)[:80]}: must be a list of whole numbers")
     full, covering = input_length // IDS_BLOCK_TOKENS, -(-input_length // IDS_BLOCK_TOKENS)
@@ -83,8 +85,14 @@ def _parse(line: str, where: str) -> TraceRequest:
 
 
 def _number(fields: dict[str, Any], name: str, where: str, kind: Any, least: int) -> Any:
-    value = fields.get(name)
+    if name not in fields:
+        raise _lacks(name, where)
+    value = fields[name]
     if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < _TOO_LARGE:
         what = "whole number" if kind is int else "number"
         raise TraceError(f"{where}: {name}={value!r}: must be a {what}, at least {least} and below 2**63")
     return value
+
+
+def _lacks(name: str, where: str) -> TraceError:
+    return TraceError(f"{where} lacks {name}; give a trace of record_trace, or one in Mooncake's format")

@@ -106,6 +106,7 @@ def report(sizing: Sizing, token: TokenBytes) -> str:
             ],
         ),
         "",
+        "Sizes are rounded down to whole blocks; the last row is a pool without limit.",
         _answer(sizing),
     ]
     return "\n".join(lines)
@@ -158,7 +159,7 @@ def _check_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
         raise OffloadError(
-            '--plot needs matplotlib, which is not installed; pip install "kv-offload[bench]"'
+            "--plot needs matplotlib, which is not installed; pip install matplotlib"
         ) from None
 
 

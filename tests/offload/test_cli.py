@@ -1,6 +1,7 @@
 """The command ``kv-offload``: ``check``, and how wrong usage ends."""
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,9 @@ def test_a_good_configuration_prints_the_flag(capsys: pytest.CaptureFixture[str]
     assert main(["check", "--config", '{"cpu_gib": 0.5, "store_decode_blocks": false}']) == 0
     printed = capsys.readouterr().out
     assert f"vLLM     {vllm.__version__}" in printed
+    assert re.search(
+        r"^memory   [\d.]+ GiB in all, [\d.]+ free, 0\.5 of them for the pool$", printed, re.MULTILINE
+    )
     assert flag_as_a_shell_reads_it(printed) == {
         "kv_connector": "CpuOffloadConnector",
         "kv_role": "kv_both",
@@ -102,6 +106,20 @@ def test_vllm_is_looked_at(
         monkeypatch.setattr(vllm, "__version__", installed)
     assert main(["check", "--config", '{"cpu_gib": 0.5}']) == 1
     assert reason in capsys.readouterr().err
+
+
+def test_bad_settings_are_refused_before_vllm_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "offload.vllm.versions", raising=False)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    assert main(["check", "--config", '{"cpu_gb": 8}']) == 1
+    assert "did you mean 'cpu_gib'" in capsys.readouterr().err
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "offload.cli", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"kv-offload {version('kv-offload')}\n")
 
 
 def test_certify_needs_a_vllm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

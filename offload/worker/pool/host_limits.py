@@ -81,6 +81,16 @@ def host_memory_bytes(root: Path = Path("/")) -> int:
     return min(each.limit for each in limits)
 
 
+def free_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory this process may still take beside what is in use.
+
+    Raises:
+        HostMemoryError: as ``host_memory_bytes``.
+    """
+    host_memory_bytes(root)
+    return min(each.room for each in memory_limits(root))
+
+
 def check_host_memory(config: OffloadConfig, available: int | None = None) -> None:
     """Refuse a pool larger than the machine's memory.
 

@@ -40,7 +40,6 @@ def test_partial_blocks_of_a_trace_have_no_id(tmp_path: Path) -> None:
         ({**LINE, "output_length": 0}, "output_length=0"),
         ({**LINE, "hash_ids": [1, "2"]}, "hash_ids="),
         ({**LINE, "hash_ids": [1]}, "has 1 ids"),
-        ({"timestamp": 0}, "input_length=None"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: dict[str, Any] | str, value: str) -> None:
@@ -48,6 +47,13 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: dict[str, Any] | str, v
     with pytest.raises(TraceError) as caught:
         read_trace(path)
     assert f"{path}, line 2: " in str(caught.value) and value in str(caught.value)
+
+
+@pytest.mark.parametrize("key", LINE)
+def test_a_key_that_is_missing_is_named(tmp_path: Path, key: str) -> None:
+    path = write(tmp_path / "bad.jsonl", {name: value for name, value in LINE.items() if name != key})
+    with pytest.raises(TraceError, match=f"line 1 lacks {key}; give a trace of record_trace"):
+        read_trace(path)
 
 
 def test_requests_come_in_order_of_arrival(tmp_path: Path) -> None:

@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from offload import HostMemoryError
-from offload.worker.pool.host_limits import check_room, host_memory_bytes, memory_limits
+from offload.worker.pool.host_limits import (
+    check_room,
+    free_memory_bytes,
+    host_memory_bytes,
+    memory_limits,
+)
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -61,6 +66,7 @@ def test_the_machine_alone(machine: Machine) -> None:
         f"6.00 are free; lower cpu_gib, or stop what else uses this machine's memory"
     )
     assert host_memory_bytes(machine.root) == 8 * GIB
+    assert free_memory_bytes(machine.root) == 6 * GIB
 
 
 def test_free_swap_counts_as_available(machine: Machine) -> None:
@@ -73,6 +79,8 @@ def test_where_nothing_can_be_read_nothing_is_refused_for_room(tmp_path: Path) -
     check_room(1 << 60, tmp_path)
     with pytest.raises(HostMemoryError, match="mount /proc"):
         host_memory_bytes(tmp_path)
+    with pytest.raises(HostMemoryError, match="mount /proc"):
+        free_memory_bytes(tmp_path)
 
 
 def test_a_kernel_that_does_not_tell_what_is_available(machine: Machine) -> None:
