@@ -100,6 +100,11 @@ class CpuOffloadingBlockAllocator:
         """Slots that become free when the loads reading them end."""
         return self._pool.num_in(SlotState.LEAVING)
 
+    @property
+    def num_pins(self) -> int:
+        """Pins that have not ended."""
+        return len(self._pins)
+
     def lookup(self, chain: Sequence[bytes]) -> Hit:
         """The resident part of ``chain``. Mutates nothing. O(log n), O(segments), copies ``depth`` slots."""
         place = self._resident_part(chain, len(chain))

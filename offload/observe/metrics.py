@@ -75,3 +75,13 @@ class Metrics:
         """
         values, self._values = self._values, {}
         return self._shown | values if values else {}
+
+    def check_invariants(self) -> None:
+        """Only what is described is counted or shown, and counters only grow."""
+        is_counter = {spec.name: spec.is_counter for spec in METRICS}
+        unknown = (self._values.keys() | self._shown.keys()) - is_counter.keys()
+        assert not unknown, f"{unknown} are not described"
+        shown = [name for name in self._shown if is_counter[name]]
+        assert not shown, f"{shown} are counters, and shown as gauges"
+        fell = {name: value for name, value in self._values.items() if is_counter[name] and value < 0}
+        assert not fell, f"counters fell: {fell}"

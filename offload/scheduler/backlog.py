@@ -130,6 +130,10 @@ class Backlog:
         """Requests whose blocks may be stored."""
         return len(self._pending)
 
+    def __iter__(self) -> Iterator[str]:
+        """Their ids."""
+        return iter(self._pending)
+
     def get(self, request_id: Hashable) -> Pending | None:
         """What is known of a request; None if its blocks may not be stored, or it is over."""
         return self._pending.get(str(request_id))

@@ -77,6 +77,16 @@ class CircuitBreaker:
         if transfer == self._trial:
             self._trial = None
 
+    def check_invariants(self) -> None:
+        """An outage has a pause within its limits, and nothing is on trial without one."""
+        is_closed = not self._pause and self._trial is None
+        is_open = FIRST_PAUSE_SECONDS <= self._pause <= LONGEST_PAUSE_SECONDS
+        assert is_closed or is_open, f"{self._what}: a pause of {self._pause} s, {self._trial} on trial"
+        assert self._num_failures >= 0, f"{self._what}: {self._num_failures} failures in a row"
+        assert self._pause or self._num_failures < FAILURES_TO_OPEN, (
+            f"{self._what}: {self._num_failures} in a row failed, and none pauses"
+        )
+
     def _open(self, pause: float) -> None:
         self._pause, self._trial = pause, None
         self._open_until = self._clock() + pause

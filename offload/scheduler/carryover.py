@@ -32,6 +32,11 @@ class Carryover:
         return len(self._pins) + len(self._drops)
 
     @property
+    def num_pins(self) -> int:
+        """Pins that wait."""
+        return len(self._pins)
+
+    @property
     def has_drops(self) -> bool:
         """Whether the pool may still have slots that are known to be bad."""
         return bool(self._drops)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from offload.observe.metrics import Metrics
@@ -233,7 +233,12 @@ class Holds:
         )
         assert not (self.is_short or self._asking), "somebody asks since an earlier step"
         assert all(num >= 0 for num in self._restoring.values()), f"{self._restoring}"
-        queued = Counter(block.block_id for block in self._backlog.queued_blocks())
-        for block_id, num in queued.items():
+        in_flight = chain.from_iterable(job.blocks for job in self._ledger.stores())
+        ours = self._engine.ids([*self._backlog.queued_blocks(), *in_flight])
+        for block_id, num in Counter(ours.tolist()).items():
             held = self._engine.num_holds(block_id)
-            assert held >= num, f"GPU block {block_id} is queued {num} times and held {held} times"
+            assert held >= num, f"we hold GPU block {block_id} {num} times, all together {held} times"
+
+    def left_over(self) -> dict[str, object]:
+        """What has not ended, by name. For tests."""
+        return {"stores": list(self._in_flight), "requests that restore": list(self._restoring)}

@@ -188,6 +188,18 @@ class JobLedger:
         restore.parts_left += 1
         return job
 
+    def __contains__(self, job_id: int) -> bool:
+        """Whether that job is in flight."""
+        return job_id in self._jobs
+
+    def __iter__(self) -> Iterator[StoreJob | LoadJob]:
+        """Jobs in flight, in the order in which they began."""
+        return iter(self._jobs.values())
+
+    def stores(self) -> Iterator[StoreJob]:
+        """Stores in flight."""
+        return (job for job in self._jobs.values() if isinstance(job, StoreJob))
+
     def loads(self) -> Iterator[LoadJob]:
         """Loads in flight."""
         return (job for job in self._jobs.values() if isinstance(job, LoadJob))
@@ -197,10 +209,9 @@ class JobLedger:
 
         Which stores copied those blocks, or KV computed on top of them, cannot be told from ids.
         """
-        for job in self._jobs.values():
-            if isinstance(job, StoreJob):
-                job.num_copied = 0
-                job.is_spoiled = True
+        for job in self.stores():
+            job.num_copied = 0
+            job.is_spoiled = True
 
     def take_held(self, job: StoreJob) -> list[Any]:
         """The GPU blocks held by a store in flight, which from now on does without them."""
@@ -237,8 +248,7 @@ class JobLedger:
 
     def check_invariants(self) -> None:
         """Counters and jobs agree."""
-        stores = [job for job in self._jobs.values() if isinstance(job, StoreJob)]
-        held = sum(len(job.blocks) for job in stores)
+        held = sum(len(job.blocks) for job in self.stores())
         assert held == self.num_held_blocks, f"{held} blocks in jobs, {self.num_held_blocks} counted"
         stuck = sum(job.num_blocks for job in self.loads() if job.given_up)
         assert stuck == self.num_stuck_blocks, f"{stuck} blocks stuck, {self.num_stuck_blocks} counted"

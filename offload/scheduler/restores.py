@@ -207,7 +207,12 @@ class Restores:
             self._end(restore)
 
     def check_invariants(self) -> None:
-        """Index and filling blocks are those of the restores in flight."""
+        """Index, pins and filling blocks are those of the restores in flight."""
+        self.breaker.check_invariants()
+        in_flight = {job.restore.restore_id for job in self._ledger.loads()}
+        assert in_flight == self._restores.keys(), f"{in_flight} load, {list(self._restores)} have not ended"
+        num_pins = len(self._restores) + self.carryover.num_pins
+        assert num_pins == self._allocator.num_pins, f"{self._allocator.num_pins} pins, {num_pins} known"
         awaited = [restore for restore in self if not (restore.is_void or restore.is_cancelled)]
         self._index.check_invariants(awaited)
         filling = {each for restore in self if not restore.was_stuck for each in restore.block_ids.tolist()}
@@ -223,6 +228,15 @@ class Restores:
             assert not (restore.is_void or restore.request.is_finished()), f"nobody may wait for {restore}"
         for restore in self:
             assert restore.depths == sorted(set(restore.followers.values())), f"{restore} has other depths"
+
+    def left_over(self) -> dict[str, object]:
+        """What has not ended, by name. For tests."""
+        return {
+            "restores": list(self),
+            "restores to hand over": list(self._landed),
+            "requests that follow": list(self._followed),
+            "pins and drops": len(self.carryover),
+        }
 
     def _end(self, restore: Restore) -> None:
         self.carryover.unpin(restore.pin)

@@ -225,6 +225,30 @@ class SchedulerSide:
         self.metrics.show("paused", self.restores.breaker.is_outage or self.stores.breaker.is_outage)
         return self.metrics.take()
 
+    def check_invariants(self) -> None:
+        """All parts agree, and nobody is known who is not known here. O(pool); for tests."""
+        for part in (self.allocator, self.ledger, self.adapters, self.stores, self.restores, self.metrics):
+            part.check_invariants()
+        if self._recorder is not None:
+            self._recorder.check_invariants()
+        gone = [request_id for request_id in self.stores.backlog if request_id not in self._admitted]
+        assert not gone, f"blocks of {gone} may be stored, and they are not admitted"
+        planned = [store.job_id for store in self._next.stores]
+        planned += [part.job_id for load in self._next.loads for part in load.parts]
+        over = [job_id for job_id in planned if job_id not in self.ledger]
+        assert not over, f"jobs {over} are over before workers were told of them"
+
+    def left_over(self) -> dict[str, object]:
+        """What has not ended or is known of somebody, by name; nothing once all is over. For tests."""
+        left = {
+            "jobs": list(self.ledger),
+            "requests": [*self._admitted, *self._local_tokens, *self._hints],
+            "pins": self.allocator.num_pins,
+            "owners of uncached blocks": self.allocator.num_owners,
+        }
+        left |= self.stores.left_over() | self.restores.left_over()
+        return {name: each for name, each in left.items() if each}
+
     def close(self) -> None:
         """The engine shuts down."""
         if self._recorder is not None:

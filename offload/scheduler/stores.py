@@ -200,6 +200,26 @@ class Stores:
             self.holds.count_unstored(self.holds.release_held(job), "outage")
             self._ledger.take_held(job)
 
+    def check_invariants(self) -> None:
+        """Every store has slots of its own, and no more of them begin in a step than may."""
+        for part in (self.breaker, self.answers, self.backlog, self.holds):
+            part.check_invariants()
+        assert 0 <= self._num_ended_left <= _ENDED_AT_ONCE, f"{self._num_ended_left} may begin"
+        num_filling = 0
+        for job in self._ledger.stores():
+            slots = job.plan.slots[:, 0]
+            fills = set(self.filled_by[slots].tolist())
+            assert fills == {job.job_id}, f"job {job.job_id} fills slots {slots}, known of them is {fills}"
+            num_filling += len(slots)
+        assert num_filling <= self._allocator.num_filling, (
+            f"stores fill {num_filling} slots, the allocator knows of {self._allocator.num_filling}"
+        )
+
+    def left_over(self) -> dict[str, object]:
+        """What has not ended, by name. For tests."""
+        left = {"backlog": list(self.backlog), "queued blocks": self.backlog.num_queued}
+        return left | self.holds.left_over()
+
     # Which blocks
 
     def _look(self, pending: Pending, scheduled: dict[str, int], *, has_turn: bool) -> None:

@@ -1,1 +1,1 @@
-"""The testing kit: a virtual engine, and copiers that are faulty, paced or immediate on purpose."""
+"""The testing kit: engines virtual, in memory or real, and copiers that are faulty, paced or immediate."""
