@@ -80,6 +80,12 @@ class Seals:
                 return len(slots)
         return _num_leading(self._intact(block_ids, slots))
 
+    def check_invariants(self) -> None:
+        """A slot has a checksum and a generation; no generation is below that of a broken seal."""
+        assert len(self._sums) == len(self._fills), f"{len(self._sums)} sums of {len(self._fills)} slots"
+        wrong = np.flatnonzero(self._fills < _BROKEN)
+        assert not len(wrong), f"slots {wrong} have generations {self._fills[wrong]}"
+
     def _intact(self, block_ids: Ids, slots: Ids) -> npt.NDArray[np.bool_]:
         same: npt.NDArray[np.bool_] = self._checksums(block_ids, slots) == self._sums[slots]
         return same

@@ -289,6 +289,25 @@ class WorkerSide:
         report, self._report = self._report, WorkerReport()
         return report
 
+    def check_invariants(self) -> None:
+        """Every restore waits for as many jobs as are known to be its own. For tests."""
+        if self._engine is not None:
+            self._engine.check_invariants()
+        for restore in self._restores.values():
+            parts = sum(other is restore for other in self._restores.values())
+            assert parts == restore.parts_left, f"{parts} jobs of {restore} are under way"
+        both = [order.job_id for order in self._stores if order.job_id in self._report.jobs]
+        assert not both, f"stores {both} have ended, and were never begun"
+        assert (self._engine is None) == (self._memory is None), (
+            "a pool without copies into it, or the reverse"
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way, and nobody is remembered. For tests."""
+        num_jobs = 0 if self._engine is None else len(self._engine)
+        return not (num_jobs or self._restores or self._loads or self._stores or self._cancelled)
+
     def close(self) -> None:
         """Wait for copies in flight, then unpin and unmap. Calling it again does nothing.
 

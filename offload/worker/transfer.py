@@ -218,6 +218,31 @@ class TransferEngine:
             logger.warning("copies in flight were given up: %s", _describe(error))
             return True
 
+    def check_invariants(self) -> None:
+        """Every job stands in one place, and a job whose end is told is not known any more."""
+        self._seals.check_invariants()
+        ends = [end.job_id for end in self._ended if end.is_over]
+        places = [*self._jobs, *self._landed, *ends]
+        assert len(set(places)) == len(places), f"jobs have ended twice, or are under way and over: {places}"
+        for job_id in self._held:
+            job = self._jobs.get(job_id)
+            assert job is not None and job.direction is Direction.STORE, f"{job_id} waits, and is no store"
+            assert job.copied is None and not job.is_given_up, f"{job_id} waits, and was begun: {job}"
+        begun = {
+            job_id
+            for job_id, job in self._jobs.items()
+            if job.direction is Direction.LOAD and job.copied is None and not job.is_given_up
+        }
+        assert begun == self._loads, f"loads {begun} are under way, known are {self._loads}"
+        copied = {job_id for job_id, job in self._jobs.items() if job.copied is not None}
+        assert copied <= set(self._checking), f"{copied} are copied, {self._checking} are being checked"
+        given_up = [end.job_id for end in self._ended if not end.is_over]
+        for job_id in given_up:
+            is_known = job_id in self._jobs and self._jobs[job_id].is_given_up
+            assert is_known or job_id in ends, f"{job_id} was given up, and will never be over"
+        most = float(_STORE_BURST_BYTES)
+        assert self._allowance <= most, f"stores may take {self._allowance} bytes, {most} at most"
+
     # Private
 
     def _submit(

@@ -78,7 +78,7 @@ class Audit(SchedulerAudit):
         if not isinstance(envelope, ReportEnvelope):
             return
         report = envelope.report
-        jobs = self._engine.side.ledger._jobs
+        jobs = {job.job_id: job for job in self._engine.side.ledger}
         for job_id, ended in report.jobs.items():
             job = jobs.get(job_id)
             if ended.num_copied and self._load_epochs.get(job_id, pool_epoch) < pool_epoch:
@@ -96,14 +96,10 @@ class Audit(SchedulerAudit):
 
     def after_step(self) -> None:
         """Cheap checks always, the whole pool's bytes now and then."""
-        side = self._engine.side
-        side.allocator.check_invariants()
-        side.ledger.check_invariants()
-        side.adapters.check_invariants()
-        side.stores.backlog.check_invariants()
-        side.stores.holds.check_invariants()
-        side.stores.answers.check_invariants()
-        side.restores.check_invariants()
+        self._engine.side.check_invariants()
+        for rank in self._engine.ranks:
+            if rank.side is not None:
+                rank.side.check_invariants()
         self._check_failed_slots()
         self._check_pinned_slots()
         self._check_references()
@@ -149,22 +145,13 @@ class Audit(SchedulerAudit):
     def check_drained(self) -> None:
         """Everybody has let go of everything."""
         side = self._engine.side
+        side.check_invariants()
+        left = side.left_over()
+        assert not left, f"left over: {left}"
         allocator = side.allocator
-        allocator.check_invariants()
-        side.ledger.check_invariants()
-        assert len(side.ledger) == 0, f"jobs left: {side.ledger._jobs}"
-        assert not allocator._pins, f"pins left: {allocator._pins}"
         assert allocator.num_free + allocator.num_resident == allocator.capacity, (
             f"{allocator.num_filling} slots filling, {allocator.num_leaving} leaving with no job in flight"
         )
-        assert not (
-            side._admitted or side._local_tokens or len(side.stores.backlog) or list(side.restores)
-        ), f"{side._admitted} {side._local_tokens} {list(side.restores)} are gone"
-        assert not side.stores.holds._restoring, f"{side.stores.holds._restoring} are gone"
-        assert not (side._hints or side.restores._followed or side.restores._landed), (
-            f"{side._hints} {list(side.restores._followed)} {list(side.restores._landed)} are gone"
-        )
-        assert len(allocator._uncached) == 0, "owners of uncached blocks that are gone"
         super().check_drained()
         self.check_pool()
 

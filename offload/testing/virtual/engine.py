@@ -116,7 +116,7 @@ class VirtualEngine:
         """Copies in flight, as the connector's scheduler side knows them."""
         match self.settings.connector:
             case "offload":
-                return list(self.side.ledger._jobs.values())
+                return list(self.side.ledger)
             case "native":
                 return scheduler_jobs(self.scheduler.connector)
             case _:

@@ -126,9 +126,8 @@ class VirtualRank:
     def check_drained(self) -> None:
         """No job is left on this rank."""
         if self.side is not None:
-            engine = self.side._engine
-            assert engine is not None and len(engine) == 0, f"{self.side} has jobs left"
-            assert not self.side._restores, "a worker remembers restores that ended"
+            self.side.check_invariants()
+            assert self.side.is_idle, f"{self.side} has jobs or restores left"
         elif self.connector is not None:
             left = worker_jobs(self.connector)
             assert not left, f"jobs {left} are left on a worker"
