@@ -228,20 +228,15 @@ class TransferEngine:
             job = self._jobs.get(job_id)
             assert job is not None and job.direction is Direction.STORE, f"{job_id} waits, and is no store"
             assert job.copied is None and not job.is_given_up, f"{job_id} waits, and was begun: {job}"
-        begun = {
-            job_id
-            for job_id, job in self._jobs.items()
-            if job.direction is Direction.LOAD and job.copied is None and not job.is_given_up
-        }
+        copying = {job_id: job for job_id, job in self._jobs.items() if not (job.copied or job.is_given_up)}
+        begun = {job_id for job_id, job in copying.items() if job.direction is Direction.LOAD}
         assert begun == self._loads, f"loads {begun} are under way, known are {self._loads}"
         copied = {job_id for job_id, job in self._jobs.items() if job.copied is not None}
         assert copied <= set(self._checking), f"{copied} are copied, {self._checking} are being checked"
-        given_up = [end.job_id for end in self._ended if not end.is_over]
-        for job_id in given_up:
-            is_known = job_id in self._jobs and self._jobs[job_id].is_given_up
-            assert is_known or job_id in ends, f"{job_id} was given up, and will never be over"
-        most = float(_STORE_BURST_BYTES)
-        assert self._allowance <= most, f"stores may take {self._allowance} bytes, {most} at most"
+        given_up = {end.job_id for end in self._ended if not end.is_over}
+        for job_id in given_up.difference(ends):
+            assert self._jobs[job_id].is_given_up, f"{job_id} was given up, and will never be over"
+        assert self._allowance <= _STORE_BURST_BYTES, f"stores may take {self._allowance} bytes now"
 
     # Private
 

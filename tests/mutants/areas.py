@@ -67,6 +67,20 @@ AREAS = {
             "tests/mutants/machines.py",
         ],
     ),
+    "scheduler": Area(
+        [
+            "offload.scheduler.stores",
+            "offload.scheduler.holds",
+            "offload.scheduler.backlog",
+            "offload.scheduler.restores",
+            "offload.scheduler.side",
+        ],
+        [
+            "tests/offload/scheduler/test_stores_machine.py",
+            "tests/offload/scheduler/test_restores_machine.py",
+            "tests/offload/scheduler/test_side_machine.py",
+        ],
+    ),
     "ledger": Area(["offload.scheduler.jobs"], ["tests/offload/scheduler/test_jobs_machine.py"]),
     "amounts": Area(["offload.scheduler.amounts"], ["tests/offload/scheduler/test_amounts.py"]),
     "hints": Area(

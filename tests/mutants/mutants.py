@@ -18,6 +18,9 @@ _RANKED = "evictor.ranked:RankedPolicy"
 _CLAIMS = "evictor.hints:Claims"
 _EVENTS = "allocator.events:EventLog"
 _LEDGER = "offload.scheduler.jobs:JobLedger"
+_JOBS_OF_STORES = "offload.scheduler.stores:Stores"
+_HOLDS = "offload.scheduler.holds:Holds"
+_RESTORES = "offload.scheduler.restores:Restores"
 _TRANSFER = "offload.worker.transfer:TransferEngine"
 _SEALS = "offload.worker.seals:Seals"
 _REUSE = "offload.scheduler.answers:AnswerReuse"
@@ -76,6 +79,27 @@ _ROWS = [
     ("evictor", f"{_CLAIMS}.unprotected", "Claims(self.low, self.normal, 0.0)", "self.not_high"),
     ("evictor", f"{_RANKED}.enter", "if known.key is None", "if True"),
     ("evictor", f"{_RANKED}._rank", "self.leave(node)", "pass"),
+    ("scheduler", f"{_HOLDS}.release_held", "self._engine.release(reversed(job.blocks))", "pass"),
+    ("scheduler", f"{_HOLDS}.finish", "self._num_left += pending.num_in_flight", "pass"),
+    (
+        "scheduler",
+        f"{_HOLDS}.give_up",
+        "self.release(self._backlog.give_up(num_blocks), why)",
+        "self._backlog.give_up(num_blocks)",
+    ),
+    ("scheduler", f"{_JOBS_OF_STORES}.advance", "self._ledger.take_held(job)", "pass"),
+    ("scheduler", f"{_JOBS_OF_STORES}.finish", "self._engine.hold(blocks)", "pass"),
+    ("scheduler", f"{_JOBS_OF_STORES}._open", "self._engine.hold(blocks)", "pass"),
+    ("scheduler", f"{_JOBS_OF_STORES}._begin", "self.filled_by[slots] = job.job_id", "pass"),
+    ("scheduler", f"{_RESTORES}._end", "self.carryover.unpin(restore.pin)", "pass"),
+    ("scheduler", f"{_RESTORES}.advance", "self._engine.release(reversed(job.blocks))", "pass"),
+    ("scheduler", f"{_RESTORES}.advance", "self._engine.hold(job.blocks)", "pass"),
+    ("scheduler", f"{_RESTORES}.advance", "self._index.remove(restore)", "pass"),
+    ("scheduler", f"{_RESTORES}.cancel", "self._index.remove(restore)", "pass"),
+    ("scheduler", f"{_RESTORES}.open", "self._is_filling[block_ids] = True", "pass"),
+    ("scheduler", f"{_RESTORES}.still_waits", "not (is_awaited or self._has_landed(restore))", "False"),
+    ("scheduler", f"{_RESTORES}.went_on", "self._landed.pop(request_id, None)", "pass"),
+    ("scheduler", f"{_RESTORES}.forget", "self._followed.pop(request_id, None)", "pass"),
     ("ledger", f"{_LEDGER}.open_store", "self.num_held_blocks += len(blocks)", "pass"),
     ("ledger", f"{_LEDGER}.take_held", "self.num_held_blocks -= len(blocks)", "pass"),
     ("ledger", f"{_LEDGER}.take_held", "job.blocks, []", "job.blocks, job.blocks"),

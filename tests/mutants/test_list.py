@@ -21,7 +21,7 @@ pytestmark = [
 def test_there_are_as_many_as_the_documentation_says() -> None:
     number = sum(map(len, MUTANTS.values()))
     assert (
-        f"{number} mutants of the allocator, policies, ledger, planner, hints, answers and seals"
+        f"{number} mutants of the allocator, policies, scheduler, ledger, amounts, hints, answers and seals"
         in (ROOT / "docs" / "correctness.md").read_text()
     )
 

@@ -50,7 +50,7 @@ class _Told:
 
     left: set[int]
     unfilled: set[int] = field(default_factory=set)
-    is_stuck: bool = False
+    is_worthless: bool = False
 
 
 class Ranks:
@@ -142,13 +142,13 @@ class Ranks:
             return
         told = self._restores[request_id, rank]
         told.left.discard(copy.job_id)
-        told.is_stuck |= is_stuck
+        told.is_worthless |= is_stuck or copy.is_cancelled
         told.unfilled |= set(copy.block_ids[num_good:].tolist())
         if told.left:
             return
         del self._restores[request_id, rank]
         self._waiting[request_id] -= 1
-        if told.is_stuck:
+        if told.is_worthless:
             polled.failed.add(request_id)
         else:
             polled.invalid.update(told.unfilled)

@@ -210,4 +210,4 @@ class SideMachine(RuleBasedStateMachine):
 
 
 TestSideMachine = SideMachine.TestCase
-TestSideMachine.settings = thorough(100, steps=40)
+TestSideMachine.settings = thorough(60, steps=40)

@@ -1,0 +1,109 @@
+"""Each check of the scheduler's side can fail: state that contradicts itself is found, and shown."""
+
+from collections.abc import Callable
+
+import pytest
+
+from offload.messages import StoreOrder
+from tests.offload.scheduler.serving import Serving, Sizes
+
+
+def busy() -> Serving:
+    """One request runs, its store is in flight; another's restore is in flight; one is over and queued."""
+    serving = Serving(Sizes(num_blocks=40))
+    serving.send(range(8), [7])
+    serving.drain()
+    serving.engine.forget()
+    serving.send(range(8), [7])
+    serving.send(range(100, 108), [7] * 9)
+    serving.step()
+    serving.check()
+    assert list(serving.side.ledger.stores())
+    assert list(serving.side.ledger.loads())
+    return serving
+
+
+def store_of_nobody(serving: Serving) -> None:
+    serving.side.ledger._jobs.clear()
+
+
+def slots_of_others(serving: Serving) -> None:
+    (job,) = serving.side.ledger.stores()
+    serving.side.stores.filled_by[job.plan.slots[0, 0]] += 1
+
+
+def too_many_begin(serving: Serving) -> None:
+    serving.side.stores._num_ended_left = 17
+
+
+def released_too_early(serving: Serving) -> None:
+    (job,) = serving.side.ledger.stores()
+    while serving.engine.num_holds(job.blocks[0].block_id):
+        serving.engine.release(job.blocks[:1])
+
+
+def pin_of_nobody(serving: Serving) -> None:
+    hashes = next(iter(serving.side.restores)).chain
+    serving.side.allocator.pin(hashes, 0, 1)
+
+
+def restore_without_jobs(serving: Serving) -> None:
+    (restore,) = serving.side.restores
+    serving.side.restores._restores[restore.restore_id + 100] = restore
+
+
+def stored_without_admission(serving: Serving) -> None:
+    serving.side._admitted.clear()
+
+
+def planned_and_over(serving: Serving) -> None:
+    (job,) = serving.side.ledger.stores()
+    serving.side._next.stores.append(StoreOrder(job.job_id + 100, job.plan.slots[:, 0], job.plan.slots[:, 0]))
+
+
+def gauge_as_counter(serving: Serving) -> None:
+    serving.side.metrics.show("stored_bytes", 1)
+
+
+def unknown_metric(serving: Serving) -> None:
+    serving.side.metrics.count("stored_kilobytes")
+
+
+def trial_without_pause(serving: Serving) -> None:
+    serving.side.stores.breaker._trial = 3
+
+
+def endless_pause(serving: Serving) -> None:
+    serving.side.restores.breaker._pause = 1e9
+
+
+@pytest.mark.parametrize(
+    ("contradict", "shown"),
+    [
+        (store_of_nobody, "blocks"),
+        (slots_of_others, "known of them is"),
+        (too_many_begin, "17 may begin"),
+        (released_too_early, "we hold GPU block"),
+        (pin_of_nobody, "2 pins, 1 known"),
+        (restore_without_jobs, "have not ended"),
+        (stored_without_admission, "are not admitted"),
+        (planned_and_over, "over before workers were told"),
+        (gauge_as_counter, "shown as gauges"),
+        (unknown_metric, "stored_kilobytes"),
+        (trial_without_pause, "3 on trial"),
+        (endless_pause, "1000000000.0 s"),
+    ],
+)
+def test_a_contradiction_is_found_and_shown(contradict: Callable[[Serving], None], shown: str) -> None:
+    serving = busy()
+    contradict(serving)
+    with pytest.raises(AssertionError, match=shown):
+        serving.side.check_invariants()
+
+
+def test_what_is_left_over_is_named() -> None:
+    serving = busy()
+    left = serving.side.left_over()
+    assert {"jobs", "requests", "pins", "restores", "backlog"} <= left.keys()
+    serving.drain()
+    assert not serving.side.left_over()
