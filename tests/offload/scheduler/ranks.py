@@ -60,6 +60,8 @@ class Ranks:
         self.num_ranks = num_ranks
         self.slots: list[dict[int, Fill]] = [{} for _ in range(num_ranks)]
         self.copies: dict[int, Copy] = {}
+        self.may_seem_foreign = False
+        """A copy has hung on one of several ranks: what another rank did not fill may seem a sibling's."""
         self._engine = engine
         self._restores: dict[tuple[str, int], _Told] = {}
         self._waiting: dict[str, int] = {}
@@ -91,6 +93,7 @@ class Ranks:
         """That copy is past its deadline in the next step."""
         if rank in copy.ranks and rank not in copy.ends:
             copy.hung.add(rank)
+            self.may_seem_foreign |= self.num_ranks > 1
 
     def end_all(self) -> None:
         """All copies end well in the next step, as far as they still can."""

@@ -1,0 +1,157 @@
+"""Each check of the worker's side can fail: state that contradicts itself is found, and shown."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from offload.config import Verify
+from offload.messages import Fingerprint, JobReport, LoadOrder, LoadPart, StepPlan, StoreOrder
+from offload.testing.copiers.inline import InlineExecutor
+from offload.worker.copiers import CopyEnd, Direction
+from offload.worker.layout import BlockLayout, CopyBatch, Region
+from offload.worker.seals import Seals
+from offload.worker.side import Seams, WorkerSide
+from offload.worker.transfer import STORE_BYTES_PER_SECOND, TransferEngine
+
+NUM_SLOTS = 8
+MEMORY = np.zeros(1024, dtype=np.uint8)
+LAYOUT = BlockLayout([Region(MEMORY.ctypes.data, 8, 8)], MEMORY.ctypes.data + 512)
+IDS = np.arange(2)
+
+
+class EndlessCopier:
+    """Accepts everything and ends nothing."""
+
+    def fence(self, direction: Direction) -> None:
+        pass
+
+    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
+        pass
+
+    def poll(self) -> list[CopyEnd]:
+        return []
+
+    def drain(self) -> None:
+        pass
+
+    def close(self, seconds: float) -> bool:
+        return True
+
+
+def busy() -> TransferEngine:
+    """A load and a store are under way, and another store waits for its turn."""
+    seals = Seals(LAYOUT, NUM_SLOTS, Verify.NEVER)
+    seals.seal(77, np.arange(NUM_SLOTS), np.arange(NUM_SLOTS))
+    engine = TransferEngine(LAYOUT, EndlessCopier(), seals, clock=lambda: 0.0, make_executor=InlineExecutor)
+    engine.store(1, IDS + 2, IDS + 2)
+    engine.load(2, IDS, np.full(2, 77), IDS)
+    engine._allowance = 0.0
+    engine.store(3, IDS + 4, IDS + 4)
+    engine.check_invariants()
+    assert list(engine._held) == [3]
+    return engine
+
+
+def broken_seal(engine: TransferEngine) -> None:
+    engine._seals._fills[3] = -2
+
+
+def sums_of_others(engine: TransferEngine) -> None:
+    engine._seals._sums = engine._seals._sums[1:]
+
+
+def ended_and_under_way(engine: TransferEngine) -> None:
+    engine.refuse(2, Direction.LOAD, IDS, "")
+
+
+def load_that_waits(engine: TransferEngine) -> None:
+    engine._held[2] = None
+
+
+def load_forgotten(engine: TransferEngine) -> None:
+    engine._loads.clear()
+
+
+def copied_and_not_checked(engine: TransferEngine) -> None:
+    engine._jobs[1].copied = CopyEnd(1, 1, None)
+
+
+def given_up_for_ever(engine: TransferEngine) -> None:
+    engine._give_up(1, engine._jobs[1], "")
+    engine._jobs[1].is_given_up = False
+
+
+def too_much_at_once(engine: TransferEngine) -> None:
+    engine._allowance = float(STORE_BYTES_PER_SECOND)
+
+
+@pytest.mark.parametrize(
+    ("contradict", "shown"),
+    [
+        (broken_seal, "generations"),
+        (sums_of_others, "7 sums of 8"),
+        (ended_and_under_way, "under way and over"),
+        (load_that_waits, "2 waits, and is no store"),
+        (load_forgotten, "known are set"),
+        (copied_and_not_checked, "are copied"),
+        (given_up_for_ever, "1 was given up"),
+        (too_much_at_once, "bytes now"),
+    ],
+)
+def test_a_contradiction_is_found_and_shown(contradict: Callable[[TransferEngine], None], shown: str) -> None:
+    engine = busy()
+    contradict(engine)
+    with pytest.raises(AssertionError, match=shown):
+        engine.check_invariants()
+
+
+class OneBlock:
+    """A cache of which nobody asks more than a block's size."""
+
+    num_blocks, block_bytes = 8, 8
+
+    def regions(self, kv_caches: Any) -> list[Region]:
+        return []
+
+
+def side() -> WorkerSide:
+    """It has a load of two parts, and a store that is yet to begin."""
+    fingerprint = Fingerprint("", "", 1, 1, "", "")
+    made = WorkerSide(OneBlock(), 64, fingerprint, Seams(lambda *_: EndlessCopier()))
+    made._engine, made._memory = busy(), MEMORY  # type: ignore[assignment]
+    parts = [LoadPart(10, 0, 1), LoadPart(11, 1, 2)]
+    made.bind(StepPlan(fingerprint, loads=[LoadOrder("r", parts, IDS, np.full(2, 77), IDS)]))
+    made.start_loads()
+    made.bind(StepPlan(fingerprint, stores=[StoreOrder(12, IDS + 6, IDS + 6)]))
+    made.check_invariants()
+    assert not made.is_idle
+    return made
+
+
+def part_forgotten(side: WorkerSide) -> None:
+    del side._restores[10]
+
+
+def ended_before_it_began(side: WorkerSide) -> None:
+    side._report.add(12, JobReport(1, 2))
+
+
+def pool_without_copies(side: WorkerSide) -> None:
+    side._engine = None
+
+
+@pytest.mark.parametrize(
+    ("contradict", "shown"),
+    [
+        (part_forgotten, "1 jobs of"),
+        (ended_before_it_began, "never begun"),
+        (pool_without_copies, "a pool without copies"),
+    ],
+)
+def test_a_contradiction_of_the_side_is_found(contradict: Callable[[WorkerSide], None], shown: str) -> None:
+    made = side()
+    contradict(made)
+    with pytest.raises(AssertionError, match=shown):
+        made.check_invariants()
