@@ -185,7 +185,8 @@ def test_a_flag_that_somebody_wrote(config: dict[str, Any], models: dict[str, st
 def test_a_good_flag_that_somebody_wrote(models: dict[str, str], check: Check) -> None:
     config = transfer({"cpu_gib": 0.01})
     assert check.refusal("--", models["llama"], *options(kv_transfer_config=config)) is None
-    twice = check.refusal("--config", "{}", "--", models["llama"], *options(kv_transfer_config=config))
+    given = ["--config", '{"cpu_gib": 0.01}', "--", models["llama"], *options(kv_transfer_config=config)]
+    twice = check.refusal(*given)
     assert twice is not None
     assert "given twice" in twice
 
