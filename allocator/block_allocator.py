@@ -3,20 +3,21 @@
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from allocator.conservation import check_pins, check_slots
-from allocator.errors import ChainError, StalePlanError
+from allocator.bags import BagState
+from allocator.conservation import check_leaves, check_slots
+from allocator.errors import CapacityError, ChainError
 from allocator.events import EventLog
-from allocator.giving_back import give_back
-from allocator.node import NO_PINS, Node, Pin, Place
+from allocator.node import Node, Pin, Place
+from allocator.pins import Pins
+from allocator.planning import Planning
 from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
 from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
-from allocator.slot_pool import SlotPool, SlotState, flat
+from allocator.room import Room
+from allocator.slot_pool import SlotPool, SlotState
 from allocator.store_plans import StorePlans
 from allocator.uncached import UncachedBlocks
-from evictor import Admission, EvictionPolicy, KeepHints, LruPolicy, Newcomer
-
-_SLACK = 1024
+from evictor import EvictionPolicy, KeepHints, LruPolicy
 
 _STEP_WORK = 1 << 15
 """How much of what was cut off is taken away in one step; see ``Ranking.take_away``."""
@@ -31,7 +32,8 @@ class CpuOffloadingBlockAllocator:
                                       |                    |
                                       +--abort()--> gone   +--pin()/unpin() around each load
 
-    A position is resident only if every earlier one of its chain is. It moves no bytes and reads no
+    A position is resident only if every earlier one of its chain is. Models with windows or states can go on
+    at *checkpoints* only: depths of a chain with a *bag* of slots. It moves no bytes and reads no
     clock; every method is a function of its arguments and the calls before. Not thread-safe.
     """
 
@@ -40,6 +42,7 @@ class CpuOffloadingBlockAllocator:
         capacity: int,
         *,
         columns: int = 1,
+        bag_slots: int = 0,
         policy: EvictionPolicy[Any] | None = None,
         record_events: bool = False,
     ) -> None:
@@ -47,26 +50,31 @@ class CpuOffloadingBlockAllocator:
 
         Args:
             capacity: slots in the pool.
-            columns: slots per chain position; one for models with a single cache group.
+            columns: slots per chain position; one for models with a single cache group, none for those
+                without full attention.
+            bag_slots: most slots that a bag has; none for models without windows or states.
             policy: ranks leaves; LRU by default. It must be fresh and is the allocator's alone. Hints of
                 requests are heeded by a ``HintedPolicy``.
             record_events: keep ``Stored`` and ``Evicted`` events for ``take_events``.
 
         Raises:
-            CapacityError: a capacity below 1.
+            CapacityError: a capacity too small for a position and a bag, or neither columns nor bags.
         """
+        _check_sizes(capacity, columns, bag_slots)
         self._pool = SlotPool(capacity)
-        self._tree = PrefixTree(columns)
+        self._bag_slots = bag_slots
+        self._tree = PrefixTree(columns, has_checkpoints=bag_slots > 0)
         self._policy: EvictionPolicy[Node] = LruPolicy() if policy is None else policy
         self._log = EventLog(record_events)
         self._ranking = Ranking(self._tree, self._policy, self._log)
         self._uncached = UncachedBlocks()
-        self._pins: set[Pin] = set()
         self._stores = StorePlans(self._tree, self._ranking, self._pool)
-        self._slack = capacity // columns // _SLACK
+        self._room = Room(self._tree, self._ranking, self._pool, self._policy, self._log)
+        self._pins = Pins(self._tree, self._ranking, self._pool, self._policy, self._room)
+        self._planning = Planning(
+            self._tree, self._ranking, self._pool, self._policy, self._room, self._stores
+        )
         self._step_work = self._work_left = _STEP_WORK
-        self.num_evicted = 0
-        """Positions evicted for new ones, ever."""
 
     @property
     def capacity(self) -> int:
@@ -79,6 +87,16 @@ class CpuOffloadingBlockAllocator:
         return self._tree.columns
 
     @property
+    def num_evicted(self) -> int:
+        """Positions evicted for new ones, ever."""
+        return self._room.num_evicted
+
+    @property
+    def num_thinned(self) -> int:
+        """Bags evicted for new ones, ever, of checkpoints that others went on behind."""
+        return self._room.num_thinned
+
+    @property
     def num_free(self) -> int:
         """Slots that are free."""
         self._stores.orphan()
@@ -86,8 +104,13 @@ class CpuOffloadingBlockAllocator:
 
     @property
     def num_resident(self) -> int:
-        """Slots that can serve a hit, and those that a cut has yet to give back."""
+        """Slots of positions that can serve a hit, and those that a cut has yet to give back."""
         return self._pool.num_in(SlotState.RESIDENT)
+
+    @property
+    def num_bagged(self) -> int:
+        """Slots of complete bags, and those that a cut has yet to give back."""
+        return self._pool.num_in(SlotState.BAGGED)
 
     @property
     def num_filling(self) -> int:
@@ -116,6 +139,18 @@ class CpuOffloadingBlockAllocator:
         """``lookup(chain).depth`` without the slots. O(log n)."""
         return self._resident_part(chain, len(chain)).depth
 
+    def usable_depth(self, chain: Sequence[bytes], limit: int, beyond: int = 0) -> int:
+        """The deepest place up to ``limit``, and behind ``beyond``, where a request for ``chain`` can go on.
+
+        With windows or states that is the last checkpoint there, without any the last resident position. 0 if
+        there is none. O(log n), with checkpoints and O(segments).
+        """
+        if self._tree.has_checkpoints:
+            checkpoint = self._tree.last_checkpoint(self._tree.find(chain, limit), beyond)
+            return 0 if checkpoint is None else checkpoint.depth
+        depth = self._resident_part(chain, limit).depth
+        return depth if depth > beyond else 0
+
     def known_depth(self, chain: Sequence[bytes], stop: int) -> int:
         """How many of the first ``stop`` positions of ``chain`` are resident or filling. O(log n)."""
         return self._tree.find(chain, stop).depth
@@ -126,26 +161,20 @@ class CpuOffloadingBlockAllocator:
         O(log n) to find it, then O(log n) at most for each of its segments.
         """
         self._ranking.use(chain, hints)
+        if self._ranking.loose:
+            self._room.trim_loose()
 
     def pin(self, chain: Sequence[bytes], start: int, stop: int) -> Pin:
         """Promise the slots of resident positions ``start <= p < stop`` to a load.
 
         Until ``unpin`` neither they nor anything before them is evicted or reused. O(log n), O(segments),
-        plus copying the slots, which the pin carries as ``int64[stop - start, columns]``.
+        plus copying the slots, which the pin carries as ``int64[stop - start, columns]``. With windows or
+        states there has to be a checkpoint at ``stop``. Its bag is promised, too.
 
         Raises:
-            ChainError: not all of these positions are resident, or there are none.
+            ChainError: not all of these positions are resident, or there are none, or no checkpoint.
         """
-        place = self._resident_part(chain, stop)
-        if place.depth != stop or not 0 <= start < stop:
-            raise ChainError(
-                f"cannot pin positions {start} to {stop}: {place.depth} are resident; look the chain up first"
-            )
-        node = self._ranking.node_ending_at(place)
-        pin = Pin(node, self._tree.slots_of(place, start))
-        self._pins.add(pin)
-        self._policy.leave(node)
-        return pin
+        return self._pins.make(chain, start, stop)
 
     def unpin(self, pin: Pin) -> None:
         """End a pin's promise. Slots whose positions left the tree meanwhile become free.
@@ -155,14 +184,7 @@ class CpuOffloadingBlockAllocator:
         Raises:
             StalePlanError: the pin was ended before.
         """
-        if pin not in self._pins:
-            raise StalePlanError("this pin was ended before, or belongs to another allocator")
-        self._pins.remove(pin)
-        if pin.node is not None:
-            pin.node.pins = pin.node.pins - {pin} or NO_PINS
-            self._ranking.refresh(pin.node)
-        if pin.kept < len(pin.slots):
-            self._pool.end_read(flat(pin.slots[pin.kept :]))
+        self._pins.end(pin)
 
     def note_full(self, owner: Hashable, chain: Sequence[bytes], num_full: int) -> None:
         """``owner`` holds full GPU blocks for the first ``num_full`` positions of ``chain``.
@@ -187,9 +209,14 @@ class CpuOffloadingBlockAllocator:
         return self._uncached.runs(self._tree)
 
     def plan_store(
-        self, chain: Sequence[bytes], stop: int, limit: int | None = None, hints: KeepHints | None = None
+        self,
+        chain: Sequence[bytes],
+        stop: int,
+        limit: int | None = None,
+        hints: KeepHints | None = None,
+        num_bag: int | None = None,
     ) -> StorePlan | None:
-        """Give slots to the unknown ones of the first ``stop`` positions of ``chain``.
+        """Give slots to the unknown ones of the first ``stop`` positions of ``chain``, and to a bag.
 
         Evicts others where that pays, for one stretch of equal past after the other.
 
@@ -198,39 +225,33 @@ class CpuOffloadingBlockAllocator:
             stop: how many of its positions are full blocks.
             limit: store at most that many.
             hints: how to keep all of the chain.
+            num_bag: slots of the bag of a checkpoint at ``stop``, where it needs one; perhaps 0.
 
         Returns:
             What to copy where: a run that begins at the first unknown position. It is shorter than asked for
-            where the pool has nothing worth less to evict. None if nothing is stored. End it with ``commit``
-            or ``abort``. O(log n) plus O(1) array work per position stored and evicted.
+            where the pool has nothing worth less to evict. With windows or states it is all or nothing, and
+            has a bag if it reaches ``stop``. None if nothing is stored. End it with ``commit`` or ``abort``.
+            O(log n) plus O(1) array work per position stored and evicted.
 
         Raises:
-            ChainError: more full blocks than hashes.
+            ChainError: more full blocks than hashes, or more slots than a bag has.
         """
         _check_full(stop, chain)
+        if num_bag is not None and not 0 <= num_bag <= self._bag_slots:
+            raise ChainError(f"a bag of {num_bag} slots: one has at most {self._bag_slots}")
         self._stores.orphan()
-        place = self._tree.find(chain, stop)
-        wanted = min(stop - place.depth, stop if limit is None else limit)
-        if wanted <= 0 or not (self.num_free or self._tree.has_dead or self._policy.choose() is not None):
-            return None
-        node = self._ranking.node_ending_at(place)
-        self._policy.leave(node)
-        admission = self._ranking.heed(node, hints, wanted)
-        hashes = list(chain[place.depth : place.depth + wanted])
-        data = self._tree.packed(hashes)
-        num_stored = self._admit(node, hashes, admission)
-        if not num_stored:
+        return self._planning.plan(chain, stop, limit, hints, num_bag)
+
+    def close(self, chain: Sequence[bytes]) -> None:
+        """The request for ``chain`` stores no more: what is behind its last checkpoint leaves. O(log n).
+
+        Unless others go on behind it.
+        """
+        node, depth = self._tree.find(chain, len(chain))
+        if depth == node.end and node.bags is not None and node.bags.is_open:
+            self._tree.checkpoints.close(node)
             self._ranking.refresh(node)
-            return None
-        width = len(data) // len(hashes)
-        del hashes[num_stored:]
-        slots = self._pool.take(num_stored * self.columns).reshape(num_stored, self.columns)
-        stop = place.depth + num_stored
-        next_hash = chain[stop] if stop < len(chain) else None
-        end, data = Place(node, place.depth), data[: num_stored * width]
-        self._ranking.append(end, hashes, data, slots, next_hash, admission)
-        lead = self._tree.lead(chain, place.depth)
-        return self._stores.begin(place.depth, hashes, slots, lead)
+            self._room.trim_loose()
 
     def commit(self, plan: StorePlan) -> bool:
         """The bytes of ``plan`` are complete. They serve hits as soon as all earlier ones do.
@@ -243,10 +264,14 @@ class CpuOffloadingBlockAllocator:
         settled = self._stores.commit(plan)
         for each in settled or ():
             self._log.record(Stored(each.hashes, each.parent_hash))
+        if self._ranking.loose:
+            self._room.trim_loose()
         return settled is not None
 
     def abort(self, plan: StorePlan) -> None:
         """The bytes of ``plan`` will not come: its positions and all after them leave the pool.
+
+        Where it has a bag only, nothing leaves but that.
 
         Raises:
             StalePlanError: the plan was ended before.
@@ -261,16 +286,20 @@ class CpuOffloadingBlockAllocator:
             StalePlanError: the plan was ended before.
         """
         node = self._stores.abandon(plan)
-        if node is not None:
+        if node is None:
+            return
+        if plan.hashes:
             self._cut(Place(node, plan.start))
+        else:
+            self._room.remove_bag(node, plan.stop, BagState.FILLING)
 
     def evict(self, num_slots: int) -> int:
         """Evict until ``num_slots`` more are free or nothing is evictable; return how many became free.
 
-        They may be a few more: 1/1024 of the pool at most, and what fills a position.
+        They may be more: 1/1024 of the pool at most, and what fills a position, or goes back to a checkpoint.
         """
         before = self.num_free
-        self._make_room(before + num_slots, None, self._policy)
+        self._room.make(before + num_slots, None, self._policy)
         return self.num_free - before
 
     def drop(self, chain: Sequence[bytes], position: int) -> None:
@@ -282,6 +311,15 @@ class CpuOffloadingBlockAllocator:
         node = self._tree.node_at(chain, 0, position)
         if node is not None and node.start + node.resident > position:
             self._cut(Place(node, position))
+
+    def drop_bag(self, chain: Sequence[bytes], depth: int) -> None:
+        """The bag of the checkpoint at ``depth`` holds wrong bytes: it leaves the pool alone.
+
+        Nothing happens unless it is complete. O(log n).
+        """
+        node = self._tree.node_at(chain, 0, depth - 1) if depth > 0 else None
+        if node is not None:
+            self._room.remove_bag(node, depth, BagState.COMPLETE)
 
     def forget(self, first_hash: bytes) -> None:
         """All chains that begin so leave the pool, also what is on its way into it.
@@ -308,7 +346,7 @@ class CpuOffloadingBlockAllocator:
         self._stores.orphan()
         self._ranking.join_more()
         had_dead = self._tree.has_dead
-        self._work_left = self._take_away(self._step_work)
+        self._work_left = self._room.take_away(self._step_work)
         return had_dead
 
     def take_events(self) -> list[Stored | Evicted]:
@@ -326,13 +364,13 @@ class CpuOffloadingBlockAllocator:
     def check_invariants(self) -> None:
         """Tree, pool, policy, pins and plans agree. O(pool); for tests."""
         self._stores.orphan()
-        for part in (self._tree, self._uncached, self._stores):
+        for part in (self._tree, self._uncached, self._stores, self._pins):
             part.check_invariants()
         self._policy.check_invariants([*self._tree.nodes(), *self._tree.dead_nodes()])
-        check_pins(self._pins, self._tree, self._pool)
         self._pool.check_invariants()
         self._log.check_invariants(self._tree.num_cuts)
         check_slots(self._tree, self._pool, self._stores.plans)
+        check_leaves(self._tree)
         candidate = self._policy.choose()
         assert candidate is None or candidate.is_evictable, f"policy offers {candidate!r}"
 
@@ -341,48 +379,22 @@ class CpuOffloadingBlockAllocator:
     def _resident_part(self, chain: Sequence[bytes], stop: int) -> Place:
         return self._tree.resident_part(self._tree.find(chain, stop))
 
-    def _admit(self, parent: Node, hashes: Sequence[bytes], admission: Admission[Node]) -> int:
-        """Evict for ``hashes`` below ``parent`` as far as that pays; return how many then fit."""
-        for start, stop in self._ranking.stretches(hashes):
-            num_slots = stop * self._tree.columns
-            if self._pool.num_free < num_slots:
-                self._make_room(num_slots, Newcomer(parent, hashes[start], stop - start), admission)
-                if self._pool.num_free < num_slots:
-                    return self._pool.num_free // self._tree.columns
-        return len(hashes)
-
-    def _make_room(self, num_slots: int, newcomer: Newcomer[Node] | None, admission: Admission[Node]) -> None:
-        """Evict from the tails of leaves until ``num_slots`` are free or the policy would rather not.
-
-        The last of them may lose a little more than that, 1/``_SLACK`` of the pool. A bite costs the same
-        whatever its size, and the leaf that loses its tail is likely to be next, too.
-        """
-        while (shortage := num_slots - self._pool.num_free) > 0:
-            if self._tree.has_dead:
-                growing = None if newcomer is None else newcomer.parent
-                self._take_away(-(-shortage // self._tree.columns), growing)
-                continue
-            most = -(-shortage // self._tree.columns) + self._slack
-            removed = self._ranking.evict(most, newcomer, admission)
-            if removed is None:
-                return
-            self.num_evicted += len(removed.slots)
-            self._pool.move(flat(removed.slots), SlotState.RESIDENT, SlotState.FREE)
-            self._log.record(Evicted(removed.hashes))
-
     def _cut(self, place: Place) -> None:
         """Everything after ``place`` is unknown from now on, and goes as soon as there is time for that."""
         self._ranking.cut(place)
         self._stores.note_cut()
-        self._work_left = self._take_away(self._work_left)
-
-    def _take_away(self, work: int, growing: Node | None = None) -> int:
-        """Give back slots of what was cut off; return how much of ``work`` is left."""
-        removed, work = self._ranking.take_away(work, growing)
-        give_back(self._pool, removed)
-        return work
+        self._work_left = self._room.take_away(self._work_left)
 
 
 def _check_full(num_full: int, chain: Sequence[bytes]) -> None:
     if not 0 <= num_full <= len(chain):
         raise ChainError(f"{num_full} full blocks do not fit {len(chain)} prefix hashes")
+
+
+def _check_sizes(capacity: int, columns: int, bag_slots: int) -> None:
+    if columns < 1 and bag_slots < 1:
+        raise CapacityError(f"{columns} columns and bags of {bag_slots} slots: nothing is ever stored")
+    if 0 < capacity < columns + bag_slots and bag_slots:
+        raise CapacityError(
+            f"a pool of {capacity} slots cannot hold a position of {columns} and a bag of {bag_slots}"
+        )

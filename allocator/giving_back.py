@@ -1,10 +1,11 @@
 """Slots of what left the tree: free, or leaving while loads read them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from allocator.node import Removed
+from allocator.bags import BagState, Checkpoint
+from allocator.node import Pin, Removed
 from allocator.slot_pool import SlotPool, SlotState, flat
 
 
@@ -23,5 +24,20 @@ def give_back(pool: SlotPool, removed: Sequence[Removed]) -> None:
             pool.move(flat(part.slots[first : part.resident]), SlotState.RESIDENT, SlotState.LEAVING)
             for start in starts:
                 pool.read(flat(part.slots[start : part.resident]))
+        for checkpoint in part.bags or ():
+            give_back_bag(pool, checkpoint, part.pins)
     if unread:
         pool.move(np.concatenate(unread), SlotState.RESIDENT, SlotState.FREE)
+
+
+def give_back_bag(pool: SlotPool, checkpoint: Checkpoint, pins: Collection[Pin] = ()) -> None:
+    """Slots of a bag that left the tree become free, or leaving while loads with some of ``pins`` read them.
+
+    Those of a bag that was filling are its store's to give back.
+    """
+    if checkpoint.state is BagState.COMPLETE:
+        num_readers = sum(pin.checkpoint is checkpoint for pin in pins)
+        pool.move(checkpoint.slots, SlotState.BAGGED, SlotState.LEAVING if num_readers else SlotState.FREE)
+        for _ in range(num_readers):
+            pool.read(checkpoint.slots)
+    checkpoint.state = BagState.GONE

@@ -76,11 +76,11 @@ class PlansInFlight:
         return chain(self._copying.values(), self._landed.values())
 
     def wanted_slots(self) -> Slots:
-        """Slots of all plans but orphans, absent columns left out."""
+        """Slots of all plans but orphans, those of bags too, absent columns left out."""
         return _slots_of(self.wanted())
 
     def orphaned_slots(self) -> Slots:
-        """Slots of orphans, absent columns left out."""
+        """Slots of orphans, those of bags too, absent columns left out."""
         return _slots_of(self._orphans.values())
 
     def check_invariants(self) -> None:
@@ -92,8 +92,14 @@ class PlansInFlight:
         assert len(set(plan_ids)) == len(plan_ids), f"store plans {sorted(plan_ids)} are in several states"
 
 
+def all_slots(plan: StorePlan) -> Slots:
+    """Slots of a plan, those of its bag too, absent columns left out."""
+    slots = flat(plan.slots)
+    return slots if plan.bag is None else np.concatenate([slots, plan.bag])
+
+
 def _slots_of(plans: Iterable[StorePlan]) -> Slots:
-    return np.concatenate([*(flat(plan.slots) for plan in plans), np.empty(0, dtype=np.int64)])
+    return np.concatenate([*map(all_slots, plans), np.empty(0, dtype=np.int64)])
 
 
 def _stale(plan: StorePlan) -> StalePlanError:

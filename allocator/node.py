@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
+from allocator.bags import Bags, Checkpoint
 from allocator.slot_pool import Slots
 from evictor.untracked import untrack
 
@@ -28,6 +29,7 @@ class Node:
         "_buffer",
         "_data",
         "_size",
+        "bags",
         "child",
         "id",
         "is_dead",
@@ -51,6 +53,7 @@ class Node:
         self.pins: frozenset[Pin] = NO_PINS
         self.resident = 0
         self.is_dead = False  # what begins here was cut off and is yet to be taken away
+        self.bags: Bags | None = None  # None where there is no checkpoint, as in plain models
         self.rank: Any = None  # what policies keep; see evictor.policy
         self.mark: Any = None
         self._size = len(slots)
@@ -87,9 +90,26 @@ class Node:
         return self._data
 
     @property
+    def weight(self) -> int:
+        """Slots of its positions and bags."""
+        of_positions: int = self._size * self._buffer.shape[1]
+        return of_positions if self.bags is None else of_positions + self.bags.num_slots
+
+    @property
     def is_evictable(self) -> bool:
         """Whether its tail may go: a leaf, unpinned, with nothing on its way into it."""
-        return not self.child and not self.pins and 0 < self.resident == self._size
+        if self.child or self.pins or not 0 < self.resident == self._size:
+            return False
+        return self.bags is None or not self.bags.num_filling
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether it is such a leaf that does not end at a checkpoint, and nobody goes on with it.
+
+        Of models with windows or states: what is behind the last checkpoint serves no hit.
+        """
+        bags = self.bags
+        return self.is_evictable and (bags is None or not (bags.is_open or bags.is_complete_at(self.end)))
 
     def hash_at(self, index: int) -> bytes:
         """The prefix hash of one of its positions."""
@@ -121,9 +141,9 @@ class Node:
         """
         num_bytes = len(self._data) // self._size * size if size else 0
         data, slots = self._data[num_bytes:], self.slots[size:]
-        removed = Removed(
-            self, self.start + size, bytes(data), slots.copy(), max(0, self.resident - size), self.pins
-        )
+        start, resident = self.start + size, max(0, self.resident - size)
+        bags = self.bags.take_behind(start) if self.bags is not None else None
+        removed = Removed(self, start, bytes(data), slots.copy(), resident, self.pins, bags)
         if not size:
             self._data = b""
         elif isinstance(self._data, bytes):
@@ -172,24 +192,31 @@ class Pin:
     """A promise that ``slots``, of positions that end where ``node`` ends, stay what they are.
 
     Pins hang, like children, at the end of a node: nothing before them is evictable. Splits carry them
-    along; a cut leaves them at the end of what is left, and with no ``node`` when nothing is.
+    along; a cut leaves them at the end of what is left, and with no ``node`` when nothing is. With a
+    ``checkpoint``, which is there when the pin is made, they promise its bag as well.
     """
 
-    __slots__ = ("kept", "node", "slots", "start")
+    __slots__ = ("checkpoint", "kept", "node", "slots", "start")
 
-    def __init__(self, node: Node, slots: Slots) -> None:
+    def __init__(self, node: Node, slots: Slots, checkpoint: Checkpoint | None = None) -> None:
         self.node: Node | None = node
+        self.checkpoint = checkpoint
         self.slots = slots
         self.start = node.end - len(slots)
         self.kept = len(slots)  # how many of them the tree still has; the others are leaving
         node.pins |= {self}
+
+    @property
+    def bag(self) -> Slots | None:
+        """Slots of its checkpoint, in the order in which the store named them; None without one."""
+        return None if self.checkpoint is None else self.checkpoint.slots
 
 
 class Removed(NamedTuple):
     """Positions from ``start`` on that left ``node``: ``resident`` ones first, the others were filling.
 
     ``data`` are their prefix hashes one after the other, ``slots`` theirs by position and column. Loads with
-    ``pins`` read them, each from the pin's start on.
+    ``pins`` read them, each from the pin's start on. ``bags``: of the checkpoints that left with them.
     """
 
     node: Node
@@ -198,6 +225,7 @@ class Removed(NamedTuple):
     slots: Slots
     resident: int
     pins: "frozenset[Pin]"
+    bags: Bags | None = None
 
     @property
     def hashes(self) -> "Hashes":

@@ -103,7 +103,7 @@ class NodeTable:
 
     def end(self, node: Node) -> None:
         """Nothing refers to ``node`` any more, and it refers to no other."""
-        node.parent = None
+        node.parent = node.bags = None
         self._nodes[node.id] = None
         self._free_ids.append(node.id)
 

@@ -19,14 +19,15 @@ class Hit(NamedTuple):
 
 
 class StorePlan(NamedTuple):
-    """Chain positions that were given slots and wait for their bytes.
+    """Chain positions that were given slots and wait for their bytes, and the bag of a checkpoint after them.
 
     Attributes:
         plan_id: unique within one allocator.
         start: chain position of the first hash.
-        hashes: prefix hashes of positions ``start, start + 1, ...``.
+        hashes: prefix hashes of positions ``start, start + 1, ...``; none where only a bag is to be stored.
         slots: where each goes, ``int64[len(hashes), columns]``.
         lead: prefix hashes of a few positions right before ``start``; none only at the start of a chain.
+        bag: where the bag of the checkpoint at ``stop`` goes, ``int64[num_bag]``; None without one.
     """
 
     plan_id: int
@@ -34,6 +35,12 @@ class StorePlan(NamedTuple):
     hashes: list[bytes]
     slots: Slots
     lead: list[bytes]
+    bag: Slots | None = None
+
+    @property
+    def stop(self) -> int:
+        """The chain position after the last hash, where the checkpoint is."""
+        return self.start + len(self.hashes)
 
     @property
     def parent_hash(self) -> bytes | None:

@@ -17,6 +17,8 @@ from itertools import islice
 
 import numpy as np
 
+from allocator.bags import Checkpoint
+from allocator.checkpoints import Checkpoints
 from allocator.errors import ChainError
 from allocator.index import STRIDE, PositionIndex
 from allocator.node import NO_PINS, NOBODY, Node, Place, Removed
@@ -25,13 +27,19 @@ from allocator.slot_pool import Slots
 
 
 class PrefixTree:
-    """Segments and their index. Columns: slots per chain position, one for models with one cache group."""
+    """Segments, their checkpoints and their index.
 
-    def __init__(self, columns: int = 1, stride: int = STRIDE) -> None:
+    Columns: slots per chain position, one for models with one cache group. Without any, positions are
+    *hollow*: they have a hash and no slot. ``has_checkpoints``: of models with windows or states.
+    """
+
+    def __init__(self, columns: int = 1, stride: int = STRIDE, has_checkpoints: bool = False) -> None:
         self.columns = columns
+        self.has_checkpoints = has_checkpoints
         self._width: int | None = None  # bytes per prefix hash, all of one length
         self._table = NodeTable(columns)
         self._index = PositionIndex(self._table, stride)
+        self.checkpoints = Checkpoints(self._table)
 
     @property
     def root(self) -> Node:
@@ -77,6 +85,37 @@ class PrefixTree:
                 break
             node = node.parent
         return Place(node, depth)
+
+    def last_checkpoint(self, place: Place, beyond: int = 0) -> Checkpoint | None:
+        """The deepest complete one up to ``place`` that is deeper than ``beyond``. O(log n + segments)."""
+        node, depth = place
+        while node.parent is not None and node.end > beyond:
+            found = None if node.bags is None else node.bags.last_complete(depth)
+            if found is not None:
+                return found if found.depth > beyond else None
+            node = node.parent
+        return None
+
+    def bite(self, leaf: Node, num_slots: int, slack: int) -> int:
+        """How many of the last positions of ``leaf`` to evict so that so many slots become free.
+
+        It may be all there are. Without checkpoints it is ``slack`` positions more. With them it is back to a
+        checkpoint. O(checkpoints that go).
+        """
+        if not self.has_checkpoints:
+            return -(-num_slots // self.columns) + slack
+        num_freed = 0
+        for checkpoint in () if leaf.bags is None else reversed(leaf.bags):
+            size = leaf.end - checkpoint.depth
+            if size and num_freed + size * self.columns >= num_slots:
+                return size
+            num_freed += len(checkpoint.slots)
+        return len(leaf)
+
+    def num_loose(self, leaf: Node) -> int:
+        """How many of the last positions of ``leaf`` are behind its last checkpoint. O(log n)."""
+        last = None if leaf.bags is None else leaf.bags.last_complete(leaf.end)
+        return len(leaf) if last is None else leaf.end - last.depth
 
     def slots_of(self, place: Place, start: int) -> Slots:
         """Slots of positions ``start <= p < place.depth``, as a fresh array of one row per position."""
@@ -129,11 +168,14 @@ class PrefixTree:
         """
         node, depth = place
         assert depth == node.end, f"{place} is not at the end of its node; split first"
+        before = node
         if node.parent is None or node.child or node.pins or not may_grow:
             node = self._table.make(node, depth, data, slots.copy())
             self._index.point_first(node)
         else:
             node.extend(data, slots)
+        if before.bags is not None:
+            self.checkpoints.continued(before, depth)
         self._index.point(hashes, depth, node)
         return node
 
@@ -187,7 +229,10 @@ class PrefixTree:
             for pin in heir.pins:
                 pin.node = heir
         self._index.join(path, heir)
+        parts = [(node.end, node.bags) for node in reversed(path)] if self.has_checkpoints else []
         heir.absorb(path[::-1])
+        if parts:
+            self.checkpoints.joined(heir, parts)
         for node in path:
             if node is not heir:
                 self._table.end(node)
@@ -196,8 +241,11 @@ class PrefixTree:
     def settle(self, last: Node, start: int, stop: int) -> bool:
         """Make filling positions ``start <= p < stop`` resident, if everything before them is.
 
-        ``last`` is the node of the last of them. Returns whether it was done. O(segments).
+        ``last`` is the node of the last of them, or of the one before them if there are none. Returns whether
+        it was done. O(segments).
         """
+        if start == stop:
+            return last.start + last.resident >= start
         node, full = last, []
         while node.start > start and node.parent is not None:
             node = node.parent
@@ -224,6 +272,8 @@ class PrefixTree:
             for pin in node.pins:
                 pin.kept = max(0, node.end - pin.start)
         self._index.remove(entries, node)
+        if removed.bags is not None:
+            self.checkpoints.trimmed(node, removed.bags)
         if not left:
             self._table.remove(node)
         return removed
@@ -257,6 +307,8 @@ class PrefixTree:
             )
             for pin in node.pins:
                 assert pin.node is node, f"a pin of {node!r} says it hangs on {pin.node!r}"
+            self.checkpoints.check_node(node)
+        self.checkpoints.check_invariants()
         self._index.check_invariants()
 
     # Private
@@ -279,6 +331,8 @@ class PrefixTree:
             child.parent = tail
         for pin in tail.pins:
             pin.node = tail
+        if part.bags is not None:
+            self.checkpoints.split_tail(node, tail, part.bags)
         self._index.point_all(tail)
         return tail
 
@@ -291,6 +345,8 @@ class PrefixTree:
         head.resident = min(node.resident, size)
         node.behead(size)
         self._table.link(node, head)
+        if node.bags is not None:
+            self.checkpoints.split_head(head, node, node.bags)
         self._index.point_all(head)
         self._index.point_first(node)
         return head

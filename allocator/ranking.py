@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from allocator.bags import Checkpoint
 from allocator.events import EventLog
 from allocator.node import Node, Place, Removed
 from allocator.prefix_tree import PrefixTree
@@ -28,18 +29,32 @@ class Ranking(Caller[Node]):
         self._log = log
         self._max_joined = _MAX_JOINED
         self._to_join: Node | None = None  # where a path ends that one call could not join whole
+        self.loose: list[Node] = []
+        """Leaves that are to be trimmed back to their last checkpoints; see ``trim_loose``."""
+
+    def refresh(self, node: Node) -> None:
+        """It may have become evictable, or not evictable, or loose."""
+        if self._tree.has_checkpoints and node.is_loose:
+            self._policy.leave(node)
+            self.loose.append(node)
+        elif node.is_evictable:
+            self._policy.enter(node)
+        else:
+            self._policy.leave(node)
 
     def use(self, chain: Sequence[bytes], hints: KeepHints | None) -> None:
         """A request asks for ``chain``. O(log n), O(segments) of the chain."""
         place = self._tree.find(chain, len(chain))
+        if self._tree.has_checkpoints and (checkpoint := self._tree.last_checkpoint(place)) is not None:
+            self._tree.checkpoints.use(checkpoint)
         path = self._tree.path(self.node_ending_at(place) if place.depth else self._tree.root)
         self._policy.used(path, chain, place.depth)
         self._policy.heed(hints, path)
         self._join(path)
 
-    def heed(self, node: Node, hints: KeepHints | None, num_new: int) -> Admission[Node]:
-        """A request may store ``num_new`` positions below ``node`` and wants them kept so."""
-        return self._policy.heed(hints, self._tree.path(node), num_new)
+    def heed(self, node: Node, hints: KeepHints | None, num_slots: int) -> Admission[Node]:
+        """A request may fill so many slots below ``node`` and wants them kept so."""
+        return self._policy.heed(hints, self._tree.path(node), num_slots)
 
     def node_ending_at(self, place: Place) -> Node:
         """Split so that ``place`` is the end of a node; return that node."""
@@ -58,10 +73,10 @@ class Ranking(Caller[Node]):
         slots: Slots,
         next_hash: bytes | None,
         admission: Admission[Node],
-    ) -> None:
+    ) -> Node:
         """Hang positions below ``place``, those of equal past in one node; ``next_hash`` comes after them.
 
-        ``data``: their ``hashes``, one after the other.
+        ``data``: their ``hashes``, one after the other. Returns the node of the last one.
         """
         width = len(data) // len(hashes)
         node, depth = place
@@ -72,18 +87,47 @@ class Ranking(Caller[Node]):
             place = Place(node, depth + start)
             node = self._tree.append(place, part, bytes_of_part, slots[start:stop], may_grow)
             admission.stored(node, part, hashes[stop] if stop < len(hashes) else next_hash)
+        return node
+
+    def begin_bag(self, node: Node, depth: int, slots: Slots) -> None:
+        """The bag of a checkpoint in ``node`` is on its way. It keeps ``node`` from eviction."""
+        self._tree.checkpoints.begin(node, depth, slots)
+        self._policy.leave(node)
+        self._policy.resized(node)
+
+    def remove_bag(self, checkpoint: Checkpoint) -> None:
+        """Take a bag out of the tree, and nothing else."""
+        self._policy.resized(self._tree.checkpoints.remove(checkpoint))
 
     def evict(
-        self, num_positions: int, newcomer: Newcomer[Node] | None, admission: Admission[Node]
+        self,
+        num_slots: int,
+        slack: int,
+        newcomer: Newcomer[Node] | None,
+        admission: Admission[Node],
+        growing: Node | None,
     ) -> Removed | None:
-        """Up to that many positions of the leaf that is worth least; None if nothing should go."""
+        """The tail of the leaf that is worth least; None if nothing should go.
+
+        As much of it as gives so many slots, or less. ``slack``: of ``PrefixTree.bite``. ``growing``: of
+        ``take_away``.
+        """
         leaf = admission.choose(newcomer)
-        if leaf is None:
-            return None
-        heir = self._heir_of(leaf)
-        removed = self._tree.trim(leaf, num_positions)
-        self.after_eviction(leaf, removed.hashes, heir, None if newcomer is None else newcomer.parent)
-        return removed
+        return None if leaf is None else self._bite(leaf, self._tree.bite(leaf, num_slots, slack), growing)
+
+    def trim_loose(self, growing: Node | None = None) -> Removed | None:
+        """What is behind the last checkpoint of a leaf, where nobody goes on; None if there is no more.
+
+        ``growing``: of ``take_away``.
+        """
+        while self.loose:
+            node = self.loose.pop()
+            if node.parent is not None and node.is_loose:
+                removed = self._bite(node, self._tree.num_loose(node), growing)
+                if len(node):
+                    self.refresh(node)
+                return removed
+        return None
 
     def cut(self, place: Place) -> None:
         """Nobody finds what comes after ``place`` from now on; ``take_away`` removes it.
@@ -123,6 +167,13 @@ class Ranking(Caller[Node]):
             self._join(self._tree.path(node))
 
     # Private
+
+    def _bite(self, leaf: Node, num_positions: int, growing: Node | None) -> Removed:
+        heir = self._heir_of(leaf)
+        removed = self._tree.trim(leaf, num_positions)
+        weight = removed.slots.size + (0 if removed.bags is None else removed.bags.num_slots)
+        self.after_eviction(leaf, removed.hashes, weight, heir, growing)
+        return removed
 
     def _join(self, path: Sequence[Node]) -> None:
         """Make one node of neighbours on ``path``, the last first, that nothing keeps apart any more.

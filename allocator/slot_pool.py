@@ -19,15 +19,18 @@ class SlotState(IntEnum):
     RESIDENT = 2
     """Bytes are complete; a position of the tree owns it."""
     LEAVING = 3
-    """Its position left the tree while a job still reads it; free when the last such job ends."""
+    """Its position, or bag, left the tree while a job still reads it; free when the last such job ends."""
+    BAGGED = 4
+    """Bytes are complete; a checkpoint of the tree owns it."""
 
 
 class SlotPool:
     """Hands out slots and counts their states. Whole-array operations, no loop over slots.
 
-    ``free + filling + resident + leaving == capacity`` at all times. ``take`` prefers the slots given back
-    last. A fresh pool hands them out in ascending order, so neighbours on the GPU become neighbours in the
-    pool. It remembers only which of the slots in use are leaving: the owners of the others know theirs.
+    ``free + filling + resident + bagged + leaving == capacity`` at all times. ``take`` prefers the slots
+    given back last. A fresh pool hands them out in ascending order, so neighbours on the GPU become
+    neighbours in the pool. It remembers only which of the slots in use are leaving: the owners of the others
+    know theirs.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -41,7 +44,7 @@ class SlotPool:
         self._stack: Slots = np.arange(capacity - 1, -1, -1, dtype=np.int64)
         self._is_leaving = np.zeros(capacity, dtype=np.bool_)
         self._num_readers = np.zeros(capacity, dtype=np.int32)  # loads that read a slot that is leaving
-        self._count = {SlotState.FILLING: 0, SlotState.RESIDENT: 0, SlotState.LEAVING: 0}
+        self._count: dict[SlotState, int] = {state: 0 for state in SlotState if state is not SlotState.FREE}
 
     def num_in(self, state: SlotState) -> int:
         """How many slots are in ``state``."""

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from allocator.in_flight import PlansInFlight
+from allocator.in_flight import PlansInFlight, all_slots
 from allocator.node import Node
 from allocator.plans import StorePlan
 from allocator.prefix_tree import PrefixTree
@@ -27,9 +27,14 @@ class StorePlans:
         self.plans = PlansInFlight()
         """Those that have not ended."""
 
-    def begin(self, start: int, hashes: list[bytes], slots: Slots, lead: list[bytes]) -> StorePlan:
-        """A plan for positions from ``start`` on, filling in the tree. ``lead``: of ``PrefixTree``."""
-        plan = StorePlan(next(self._plan_ids), start, hashes, slots, lead)
+    def begin(
+        self, start: int, hashes: list[bytes], slots: Slots, lead: list[bytes], bag: Slots | None = None
+    ) -> StorePlan:
+        """A plan for positions from ``start`` on, filling in the tree. ``lead``: of ``PrefixTree``.
+
+        ``bag``: of a checkpoint after them, filling in the tree too.
+        """
+        plan = StorePlan(next(self._plan_ids), start, hashes, slots, lead, bag)
         self.plans.begin(plan)
         return plan
 
@@ -68,7 +73,7 @@ class StorePlans:
     def end_orphan(self, plan: StorePlan) -> bool:
         """Free the slots of an orphaned plan. False if the plan is still wanted."""
         if is_orphan := self.plans.end_orphan(plan):
-            self._pool.move(flat(plan.slots), SlotState.FILLING, SlotState.FREE)
+            self._pool.move(all_slots(plan), SlotState.FILLING, SlotState.FREE)
         return is_orphan
 
     def note_cut(self) -> None:
@@ -84,7 +89,7 @@ class StorePlans:
             return
         self._has_cut = False
         for plan in self.plans.orphan_all(lambda plan: self._node_of(plan) is None):
-            self._pool.move(flat(plan.slots), SlotState.FILLING, SlotState.FREE)
+            self._pool.move(all_slots(plan), SlotState.FILLING, SlotState.FREE)
 
     def check_invariants(self) -> None:
         """Each plan is in one state, and what is wanted is in the tree."""
@@ -95,8 +100,9 @@ class StorePlans:
     # Private
 
     def _node_of(self, plan: StorePlan) -> Node | None:
-        """Where the positions of a plan begin; None once they have left the tree."""
-        return self._tree.node_at(plan.hashes, plan.start, plan.start, plan.lead)
+        """Where the positions of a plan begin, or its checkpoint hangs; None once they have left the tree."""
+        position = plan.start if plan.hashes else plan.start - 1
+        return self._tree.node_at(plan.hashes, plan.start, position, plan.lead)
 
     def _is_gone(self, plan: StorePlan) -> bool:
         """Whether its positions have left the tree since plans were last asked. Asks no other plan."""
@@ -106,12 +112,15 @@ class StorePlans:
         """Make a landed plan resident, if what is before it is, and if it is wanted still."""
         if self._is_gone(plan):
             return False
-        stop = plan.start + len(plan.hashes)
+        stop = plan.stop
         last = self._tree.node_at(plan.hashes, plan.start, stop - 1, plan.lead)
         assert last is not None, f"store plan {plan.plan_id} has landed but is not in the tree"
         if not self._tree.settle(last, plan.start, stop):
             return False
         self.plans.end_landed(plan)
         self._pool.move(flat(plan.slots), SlotState.FILLING, SlotState.RESIDENT)
+        if plan.bag is not None:
+            self._tree.checkpoints.complete(last, stop)
+            self._pool.move(plan.bag, SlotState.FILLING, SlotState.BAGGED)
         self._ranking.refresh(last)
         return True

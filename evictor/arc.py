@@ -16,17 +16,17 @@ class ArcPolicy(TwoQueues[L]):
 
     Deviations:
 
-    - All is counted in positions, but one decision moves a leaf's tail. So T1 may fall short of its target by
+    - All is counted in slots, but one decision moves a leaf's tail. So T1 may fall short of its target by
       a bite. A run of ghosts moves the target by its length at once, at the ratio from before.
     - What is asked for below a gap in the ghosts counts as new. Ghosts are looked up from the first missing
       position on, and no further than they go.
     - A ghost moves the target whenever it is asked for, stored again or not.
     - A queue without a candidate passes its turn to the other.
-    - B1 and B2 remember ``capacity`` names together also while the pool is not full.
+    - B1 and B2 remember names of ``capacity`` slots together also while the pool is not full.
     """
 
     def __init__(self, capacity: int) -> None:
-        """For a pool of ``capacity`` positions."""
+        """For a pool of ``capacity`` slots."""
         super().__init__()
         self._capacity = capacity
         self._target = 0.0
@@ -37,11 +37,12 @@ class ArcPolicy(TwoQueues[L]):
         for node in path:
             self._rank(node, (PROVEN, now))
         once, again = self._lost
-        for ghosts, _, size in runs(chain, depth, once, again):
+        for ghosts, start, size in runs(chain, depth, once, again):
+            weight = size * ghosts.weight_of(chain[start])
             if ghosts is once:
-                self._target += size * max(1.0, len(again) / len(once))
+                self._target += weight * max(1.0, again.weight / once.weight)
             else:
-                self._target -= size * max(1.0, len(once) / len(again))
+                self._target -= weight * max(1.0, once.weight / again.weight)
             self._target = min(max(self._target, 0.0), float(self._capacity))
 
     def num_alike(self, keys: Sequence[Hashable], start: int) -> int:
@@ -64,9 +65,13 @@ class ArcPolicy(TwoQueues[L]):
             exceeds = self._num_new > self._target
         return self._first(NEW if exceeds else PROVEN)
 
-    def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
+    def resized(self, node: L) -> None:
+        super().resized(node)
+        self._trim()
+
+    def evicted(self, leaf: L, keys: Sequence[Hashable], weight: int) -> None:
         self._count(leaf)
-        self._lost[leaf.rank.rank[0]].add(keys)
+        self._lost[leaf.rank.rank[0]].add(keys, weight)
         self._trim()
 
     def check_invariants(self, nodes: Collection[L] | None = None) -> None:
@@ -75,16 +80,18 @@ class ArcPolicy(TwoQueues[L]):
         once.check_invariants()
         again.check_invariants()
         assert 0 <= self._target <= self._capacity, f"target {self._target} of {self._capacity}"
-        assert not once or self._num_new + len(once) <= self._capacity, (
-            f"{self._num_new} positions and {len(once)} ghosts were asked for once"
+        assert not once.weight or self._num_new + once.weight <= self._capacity + 1e-6, (
+            f"{self._num_new} slots and {once.weight} of ghosts were asked for once"
         )
-        assert len(once) + len(again) <= self._capacity, f"{len(once)} and {len(again)} ghosts"
+        assert once.weight + again.weight <= self._capacity + 1e-6, (
+            f"{once.weight} and {again.weight} slots of ghosts"
+        )
 
     def _queue_of(self, key: Hashable) -> int:
         return PROVEN if any(key in ghosts for ghosts in self._lost) else NEW
 
     def _trim(self) -> None:
-        """T1 and B1 have at most ``capacity`` positions, so have B1 and B2."""
+        """T1 and B1 have at most ``capacity`` slots, so have B1 and B2."""
         once, again = self._lost
         once.trim(self._capacity - self._num_new)
-        again.trim(self._capacity - len(once))
+        again.trim(self._capacity - once.weight)

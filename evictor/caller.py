@@ -47,14 +47,14 @@ class Caller(Generic[L]):
         self.refresh(node)
 
     def after_eviction(
-        self, leaf: L, keys: Sequence[Hashable], heir: L | None, growing: L | None = None
+        self, leaf: L, keys: Sequence[Hashable], weight: int, heir: L | None, growing: L | None = None
     ) -> None:
-        """``leaf`` has lost its last positions, named ``keys``, to make room.
+        """``leaf`` has lost its last positions, named ``keys``, and so many slots, to make room.
 
         If none is left, it is out of the tree. ``growing``, at whose end something is about to be stored,
         does not become a candidate.
         """
-        self._policy.evicted(leaf, keys)
+        self._policy.evicted(leaf, keys, weight)
         if not len(leaf):
             self._after_end(leaf, heir, growing)
 

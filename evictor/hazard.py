@@ -19,6 +19,8 @@ _HISTORY_CAPACITIES = 4
 _MIN_HISTORY = 1 << 17
 _MANY_USES = NUM_USES - 1  # or more: then how many does not matter, so that parts of a chain become alike
 
+_MAX_LEVEL = 20
+
 _Filed = tuple[float, int, int]
 
 
@@ -27,7 +29,8 @@ class _State(Past):
 
     Attributes:
         is_fresh: stored, and not used since.
-        key: of a candidate, which is in the queue of its kind: last use, and a number of its own.
+        key: of a candidate, which is in the queue of its kind and level: last use, and a number of its own.
+            Behind these the level, if it is not 0.
     """
 
     __slots__ = ("is_fresh", "key")
@@ -47,21 +50,27 @@ class HazardPolicy(Generic[L]):
     order is that of leaf-LRU and nobody stays out. A segment has one past: what was asked for another
     number of times is another segment.
 
+    The index says what a position earns, and a leaf is worth that per slot. Where positions and slots are
+    not as many, the leaf has a *level*: the power of two nearest to its slots per position. Leaves of one
+    kind and level are in one queue, and their index is divided by that power. So is a newcomer's.
+
     The history also holds what was asked for and has not been stored. So a use of what a larger pool would
     hold counts as much as a hit.
     """
 
     def __init__(self, capacity: int) -> None:
-        """``capacity``: positions that fit the pool."""
+        """``capacity``: slots of the pool."""
         self._reuse = ReuseStatistics(capacity)
         self._history = History(max(_HISTORY_CAPACITIES * capacity, _MIN_HISTORY))
         self._tick = 0
         self._serial = count()
-        self._queues: list[Order[L]] = [Order() for _ in range(NUM_KINDS)]
-        self._order: list[_Filed] = []  # of kinds: value and last use of the first, kind
+        self._queues: dict[int, Order[L]] = {queue: Order() for queue in range(NUM_KINDS)}  # see _queue_of
+        self._order: list[_Filed] = []  # of queues: value and last use of the first, queue
         self._filed: dict[int, _Filed] = {}
-        self._unfiled: set[int] = set()  # kinds that may have another first, or value, than they are filed by
-        self._steps_at: dict[int, float] = {}  # tick at which a kind's value changes
+        self._unfiled: set[int] = (
+            set()
+        )  # queues that may have another first, or value, than they are filed by
+        self._steps_at: dict[int, float] = {}  # tick at which a queue's value changes
         self._next_step = math.inf
 
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
@@ -130,15 +139,20 @@ class HazardPolicy(Generic[L]):
     def enter(self, leaf: L) -> None:
         state: _State = leaf.rank
         if state.key is None:
-            state.key = key = state.last_use, next(self._serial)
-            if self._queues[state.kind].add(key, leaf):
-                self._unfiled.add(state.kind)
+            weight, size = leaf.weight, len(leaf)
+            level = 0 if weight == size else _level_of(weight, size)
+            key = state.last_use, next(self._serial)
+            state.key = (*key, level) if level else key
+            queue = state.kind + level * NUM_KINDS
+            if self._queue(queue).add(state.key, leaf):
+                self._unfiled.add(queue)
 
     def leave(self, leaf: L) -> None:
         state: _State | None = leaf.rank
         if state is not None and state.key is not None:
-            if self._queues[state.kind].remove(state.key):
-                self._unfiled.add(state.kind)
+            queue = _queue_of(state.kind, state.key)
+            if self._queues[queue].remove(state.key):
+                self._unfiled.add(queue)
             state.key = None
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
@@ -146,20 +160,31 @@ class HazardPolicy(Generic[L]):
             self._file_kinds()
         if not self._order:
             return None
-        value, _, kind = self._order[0]
+        value, _, queue = self._order[0]
         if newcomer is not None:
             if newcomer.rank is None:  # it asks again for every bite
-                newcomer.rank, _ = self._reuse.value(self._kind_of(newcomer), 0)
+                newcomer.rank = self._value_of(newcomer)
             if newcomer.rank < value:
                 return None
-        return self._queues[kind].first
+        return self._queues[queue].first
 
-    def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
+    def resized(self, node: L) -> None:
+        """It may be of another level now."""
+        state: _State | None = node.rank
+        if state is None or state.key is None or not len(node):
+            return
+        if _queue_of(state.kind, state.key) != state.kind + _level_of(node.weight, len(node)) * NUM_KINDS:
+            self.leave(node)
+            self.enter(node)
+
+    def evicted(self, leaf: L, keys: Sequence[Hashable], weight: int) -> None:
         self._remember(Run.of(keys, 0, len(keys), leaf.rank))
+        self.resized(leaf)
 
     def dropped(self, node: L, num_positions: int) -> None:
         past: Past = node.rank
         self._reuse.forgotten(past.kind, self._tick - past.last_use, num_positions)
+        self.resized(node)
 
     def forget(self, node: L) -> None:
         self.leave(node)
@@ -168,16 +193,20 @@ class HazardPolicy(Generic[L]):
     def check_invariants(self, nodes: Collection[L] | None = None) -> None:
         self._reuse.check_invariants()
         self._history.check_invariants()
-        for kind, queue in enumerate(self._queues):
+        for number, queue in self._queues.items():
             queue.check_invariants()
-            filed, first = self._filed.get(kind), queue.first_key
-            assert kind in self._unfiled or (filed and filed[1]) == (first and first[0]), (
-                f"{kind}: {filed}, {first}"
+            filed, first = self._filed.get(number), queue.first_key
+            assert number in self._unfiled or (filed and filed[1]) == (first and first[0]), (
+                f"{number}: {filed}, {first}"
             )
             for key, leaf in queue.items():
-                state = leaf.rank
+                state, level = leaf.rank, _level_of(leaf.weight, len(leaf))
                 assert state.key == key, f"{leaf!r} is filed under {key}, not {state.key}"
-                assert (state.kind, state.last_use) == (kind, key[0]), f"{leaf!r} is filed as {kind}, {key}"
+                assert _queue_of(state.kind, key) == number, f"{leaf!r} is filed as {number}, {key}"
+                assert state.last_use == key[0], f"{leaf!r} is filed as {number}, {key}"
+                assert state.kind + level * NUM_KINDS == number, (
+                    f"{leaf!r} is of level {level}, not of {number}"
+                )
         assert self._order == sorted(self._filed.values()), f"{self._order} and {self._filed} differ"
         if nodes is not None:
             self._check_nodes(nodes)
@@ -191,7 +220,9 @@ class HazardPolicy(Generic[L]):
             known[run.past.kind] += run.size
         under_way = self._reuse.num_under_way()
         assert np.allclose(known, under_way, atol=1e-3), f"{known} positions are known, {under_way} counted"
-        assert sum(map(len, self._queues)) == num_candidates, f"{num_candidates} candidates, not as filed"
+        assert sum(map(len, self._queues.values())) == num_candidates, (
+            f"{num_candidates} candidates, not as filed"
+        )
 
     def _ask_history(self, chain: Sequence[Hashable], depth: int) -> list[tuple[int, int]]:
         """Episodes of what is known beyond ``depth`` end with a use: where runs end, and their uses."""
@@ -238,6 +269,18 @@ class HazardPolicy(Generic[L]):
         for lost in self._history.add(run):
             self._reuse.forgotten(lost.past.kind, self._tick - lost.past.last_use, lost.size)
 
+    def _queue(self, number: int) -> Order[L]:
+        queue = self._queues.get(number)
+        if queue is None:
+            queue = self._queues[number] = Order()
+        return queue
+
+    def _value_of(self, newcomer: Newcomer[L]) -> float:
+        value, _ = self._reuse.value(self._kind_of(newcomer), 0)
+        if newcomer.weight is None:
+            return value
+        return value / 2.0 ** _level_of(newcomer.weight, newcomer.num_positions)
+
     def _kind_of(self, newcomer: Newcomer[L]) -> int:
         past = self._history.past_of(newcomer.key)
         if past is not None:
@@ -252,24 +295,38 @@ class HazardPolicy(Generic[L]):
         return self._reuse.kinds(num_positions, num_positions)[0]
 
     def _file_kinds(self) -> None:
-        """Put every kind where the value of its first leaf says, if that may have changed."""
+        """Put every queue where the value of its first leaf says, if that may have changed."""
         if is_step := self._tick >= self._next_step:
-            self._unfiled.update(kind for kind, tick in self._steps_at.items() if tick <= self._tick)
-        for kind in self._unfiled:
-            filed = self._filed.pop(kind, None)
+            self._unfiled.update(queue for queue, tick in self._steps_at.items() if tick <= self._tick)
+        for queue in self._unfiled:
+            filed = self._filed.pop(queue, None)
             if filed is not None:
                 del self._order[bisect_left(self._order, filed)]
-                del self._steps_at[kind]
-            queue = self._queues[kind]
-            first = queue.first_key
+                del self._steps_at[queue]
+            first = self._queues[queue].first_key
             if first is not None:
+                level, kind = divmod(queue, NUM_KINDS)
                 last_use = first[0]
                 value, step = self._reuse.value(kind, self._tick - last_use)
-                filed = self._filed[kind] = value, last_use, kind
+                filed = self._filed[queue] = value / 2.0**level, last_use, queue
                 insort(self._order, filed)
-                self._steps_at[kind] = tick = last_use + step
+                self._steps_at[queue] = tick = last_use + step
                 if tick < self._next_step:
                     self._next_step = tick
         self._unfiled.clear()
         if is_step:
             self._next_step = min(self._steps_at.values(), default=math.inf)
+
+
+def _level_of(weight: int, num_positions: int) -> int:
+    """The power of two nearest to the slots per position."""
+    if weight == num_positions:
+        return 0
+    if not weight:
+        return -_MAX_LEVEL
+    return max(-_MAX_LEVEL, min(round(math.log2(weight / num_positions)), _MAX_LEVEL))
+
+
+def _queue_of(kind: int, key: Key) -> int:
+    """The number of the queue of a candidate: its kind, and ``NUM_KINDS`` times its level."""
+    return kind if len(key) == 2 else kind + key[2] * NUM_KINDS

@@ -30,7 +30,7 @@ class HintedPolicy(Generic[L]):
     had ended before it. Hints that ask for less than others did change nothing. So a request can only
     lower nodes that it alone uses, and an ancestor is protected at least as long as what hangs below it.
 
-    *Protected* nodes, pinned or of high worth, have ``max_protected`` positions together at most, those
+    *Protected* nodes, pinned or of high worth, have ``max_protected`` slots together at most, those
     before a protected one included. Where a request asks for more, what is of high worth and was used
     longest ago becomes normal; a pin is never taken back. What still does not fit is normal, from the end of
     the chain on.
@@ -41,7 +41,7 @@ class HintedPolicy(Generic[L]):
     """
 
     def __init__(self, inner: EvictionPolicy[L], max_protected: int, clock: Callable[[], float]) -> None:
-        """``inner`` must be fresh; ``max_protected`` in positions; ``clock`` in seconds."""
+        """``inner`` must be fresh; ``max_protected`` in slots; ``clock`` in seconds."""
         self._inner = inner
         self._max_protected = max_protected
         self._clock = clock
@@ -76,15 +76,15 @@ class HintedPolicy(Generic[L]):
         for node in reversed(path):
             mark = mark_of(node)
             if asking.wants_protection and not (mark is not None and mark.num_protected):
-                num_fixed += len(node)
-                asking = self._protect(asking, num_fixed, len(node), now)
+                num_fixed += node.weight
+                asking = self._protect(asking, num_fixed, node.weight, now)
             self._raise(node, asking, stamp, now)
         if asking.wants_protection:
             asking = self._protect(asking, num_fixed + num_new, num_new, now)
         if asking is not wanted and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "requests ask for more than the %d positions that may be protected; the rest is kept as if "
+                "requests ask for more than the %d slots that may be protected; the rest is kept as if "
                 "they had not, here and from now on",
                 self._max_protected,
             )
@@ -179,8 +179,15 @@ class HintedPolicy(Generic[L]):
         theirs = self._inner.choose()
         return ours if theirs is None else theirs
 
-    def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
-        self._inner.evicted(leaf, keys)
+    def resized(self, node: L) -> None:
+        """A bag that comes to a protected node may displace what is of high worth, but no pin."""
+        self._inner.resized(node)
+        if (mark := mark_of(node)) is not None:
+            self._file(node, mark)
+            self._make_fit(0, self._clock())
+
+    def evicted(self, leaf: L, keys: Sequence[Hashable], weight: int) -> None:
+        self._inner.evicted(leaf, keys, weight)
         if (mark := mark_of(leaf)) is not None:
             self._file(leaf, mark)
 
@@ -203,7 +210,7 @@ class HintedPolicy(Generic[L]):
         if nodes is not None:
             self._check_nodes(nodes)
         num_protected = self._num_pinned + self._num_high
-        assert num_protected <= self._max_protected, (
+        assert num_protected <= self._max_protected or not self._num_high, (
             f"{num_protected} protected, more than {self._max_protected}"
         )
 
@@ -216,7 +223,7 @@ class HintedPolicy(Generic[L]):
             state, seen = mark.state, f"{node!r} of {len(node)} positions is {mark.state!r}, {mark.claims}"
             is_protected = state is None or state is Worth.HIGH
             assert mark.claims != PLAIN, f"{seen}: needs no mark"
-            assert mark.num_protected == (len(node) if is_protected else 0), (
+            assert mark.num_protected == (node.weight if is_protected else 0), (
                 f"{seen}: {mark.num_protected} protected"
             )
             protected[state is None] += mark.num_protected
@@ -241,13 +248,18 @@ class HintedPolicy(Generic[L]):
         return (Worth.HIGH, None) if key is None else (key[0], self._ours.first)
 
     def _protect(self, asking: Claims, num_fixed: int, num_more: int, now: float) -> Claims:
-        """Make sure that ``num_more`` positions can be protected, ``num_fixed`` with what is not taken back.
+        """Make sure that ``num_more`` slots can be protected, ``num_fixed`` with what is not taken back.
 
         Returns what may be asked for them.
         """
         if num_fixed > self._max_protected:
             return asking.unprotected
-        while self._num_pinned + self._num_high + num_more > self._max_protected:
+        self._make_fit(num_more, now)
+        return asking
+
+    def _make_fit(self, num_more: int, now: float) -> None:
+        """Take back what is of high worth, longest unused first, until so many slots can be protected."""
+        while self._num_pinned + self._num_high + num_more > self._max_protected and self._num_high:
             oldest = self._high.first_key
             assert oldest is not None, f"{self._num_high} of high worth, but no node"
             while (key := self._high.first_key) is not None and key[0] == oldest[0]:  # ancestors as well
@@ -255,7 +267,6 @@ class HintedPolicy(Generic[L]):
                 assert node is not None
                 node.mark.claims = node.mark.claims.not_high
                 self._file(node, node.mark, now)
-        return asking
 
     def _raise(self, node: L, asking: Claims, stamp: int, now: float) -> None:
         """``node`` is used with these claims: it gets what is more of each."""
@@ -297,10 +308,10 @@ class HintedPolicy(Generic[L]):
             mark.due = when, mark.serial
             self._due.add(mark.due, node)
         if is_pinned:
-            mark.num_protected = len(node)
+            mark.num_protected = node.weight
             self._num_pinned += mark.num_protected
         elif mark.state is Worth.HIGH:
-            mark.num_protected = len(node)
+            mark.num_protected = node.weight
             self._num_high += mark.num_protected
             mark.high = mark.stamp, mark.serial
             self._high.add(mark.high, node)

@@ -8,8 +8,9 @@ from evictor.hints import KeepHints
 
 L = TypeVar("L", bound=Any)
 """A node of the caller's tree. A policy may hash it, compare it by identity and take its ``len()``, which is
-its number of positions. That changes right before the call that tells of it: ``stored``, ``evicted``,
-``dropped``, ``joined``, or ``inherit`` after a split. Two attributes are for policies to keep what they know
+its number of positions, and its ``weight``, which is its number of slots. Both change right before the call
+that tells of it: ``stored``, ``evicted``, ``dropped``, ``joined``, or ``inherit`` after a split. The weight
+alone may change before ``resized``. Two attributes are for policies to keep what they know
 of it, None in a new node. ``rank`` is of the policy that ranks it, ``mark`` of the ``HintedPolicy`` around
 that. All else is opaque.
 
@@ -26,12 +27,14 @@ class Newcomer(Generic[L]):
         key: name of the first of them. A position keeps its name for ever, also across evictions. A name
             stands for the position and all before it: a request for it is one for those too.
         num_positions: how many they are.
+        weight: slots that they need; None for one each.
         rank: for the policy to keep what it found, as in a node; it is asked again for every bite.
     """
 
     parent: L
     key: Hashable
     num_positions: int
+    weight: int | None = None
     rank: Any = None
 
 
@@ -86,7 +89,7 @@ class EvictionPolicy(Admission[L], Protocol[L]):
     def heed(self, hints: KeepHints | None, path: Sequence[L], num_new: int = 0) -> Admission[L]:
         """A request with these hints uses the nodes of ``path``, the deepest first.
 
-        It may store up to ``num_new`` positions after them, and the result speaks for those. Called after
+        It may fill up to ``num_new`` slots after them, and the result speaks for those. Called after
         ``used``, and again before each store. A policy that knows no hints returns itself.
         """
 
@@ -120,8 +123,14 @@ class EvictionPolicy(Admission[L], Protocol[L]):
     def leave(self, leaf: L) -> None:
         """``leaf`` is no longer evictable. Its rank is kept for the next ``enter``."""
 
-    def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
-        """The last ``len(keys)`` positions of ``leaf``, so named, were evicted for new ones."""
+    def resized(self, node: L) -> None:
+        """``node``, a candidate or not, has got or lost slots, and no position."""
+
+    def evicted(self, leaf: L, keys: Sequence[Hashable], weight: int) -> None:
+        """The last ``len(keys)`` positions of ``leaf``, so named, were evicted for new ones.
+
+        With them it lost ``weight`` slots.
+        """
 
     def dropped(self, node: L, num_positions: int) -> None:
         """The last so many positions of ``node`` are gone for another reason: a fault, or a reset."""

@@ -18,7 +18,7 @@ class Ranked:
     Attributes:
         rank: where it stands among the others, the lowest first. As many numbers as those of all candidates.
         key: of a candidate: its rank, and a number of its own.
-        size: for policies that count the positions of some nodes: how many are counted here.
+        size: for policies that count the slots of some nodes: how many are counted here.
     """
 
     __slots__ = ("key", "rank", "size")
@@ -83,7 +83,10 @@ class RankedPolicy(Generic[L]):
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
         return self._candidates.first
 
-    def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
+    def resized(self, node: L) -> None:
+        """No slot is counted."""
+
+    def evicted(self, leaf: L, keys: Sequence[Hashable], weight: int) -> None:
         """No history is kept."""
 
     def dropped(self, node: L, num_positions: int) -> None:

@@ -16,7 +16,7 @@ Clock = Callable[[], float]
 """Seconds since some moment, never going back."""
 
 Factory = Callable[[int, Clock], EvictionPolicy[Any]]
-"""Makes a policy for a pool of so many positions that reads the time there."""
+"""Makes a policy for a pool of so many slots that reads the time there."""
 
 _FACTORIES: dict[str, Factory] = {
     "arc": lambda capacity, clock: ArcPolicy(capacity),
@@ -53,7 +53,7 @@ def make_policy(name: str, capacity: int, clock: Clock = time.monotonic) -> Evic
 
     Args:
         name: one of ``available_policies()``.
-        capacity: positions that fit the pool; what a policy remembers of the past is in proportion to it.
+        capacity: slots of the pool; what a policy remembers of the past is in proportion to it.
         clock: the time, for policies that learn how long it takes until something is used again.
 
     Raises:

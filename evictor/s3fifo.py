@@ -8,7 +8,7 @@ from evictor.policy import L, Newcomer
 from evictor.two_queues import NEW, PROVEN, TwoQueues
 
 _SMALL_SHARE = 10
-"""The small queue has one position in so many."""
+"""The small queue has one slot in so many."""
 
 _MAX_FREQUENCY = 3
 
@@ -34,7 +34,7 @@ class S3FifoPolicy(TwoQueues[L]):
     """
 
     def __init__(self, capacity: int) -> None:
-        """For a pool of ``capacity`` positions."""
+        """For a pool of ``capacity`` slots."""
         super().__init__()
         self._small = max(1, capacity // _SMALL_SHARE)
         self._ghosts = Ghosts(max(0, capacity - self._small))
@@ -82,10 +82,10 @@ class S3FifoPolicy(TwoQueues[L]):
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
         return self._first(NEW if self._num_new >= self._small else PROVEN)
 
-    def evicted(self, leaf: L, keys: Sequence[Hashable]) -> None:
+    def evicted(self, leaf: L, keys: Sequence[Hashable], weight: int) -> None:
         self._count(leaf)
         if leaf.rank.rank[0] == NEW:
-            self._ghosts.add(keys)
+            self._ghosts.add(keys, weight)
         else:
             self._go_around(leaf)
 

@@ -9,7 +9,7 @@ NEW, PROVEN = 0, 1
 
 
 class TwoQueues(RankedPolicy[L]):
-    """The first number of a rank is the queue; how many positions are in NEW is counted.
+    """The first number of a rank is the queue; how many slots are in NEW is counted.
 
     Nodes that are no candidates keep their place in their queue, and are counted. Rank order is queue
     order. When a node in PROVEN is removed, its parent moves to PROVEN.
@@ -28,6 +28,9 @@ class TwoQueues(RankedPolicy[L]):
         are_alike: bool = head.rank.rank[0] == tail.rank.rank[0]
         return are_alike and super().may_join(head, tail)
 
+    def resized(self, node: L) -> None:
+        self._count(node)
+
     def dropped(self, node: L, num_positions: int) -> None:
         super().dropped(node, num_positions)
         self._count(node)
@@ -43,10 +46,10 @@ class TwoQueues(RankedPolicy[L]):
         if nodes is None:
             return
         for node in nodes:
-            size = len(node) if node.rank.rank[0] == NEW else 0
-            assert node.rank.size == size, f"{node!r} counts as {node.rank.size} new positions, not {size}"
+            size = node.weight if node.rank.rank[0] == NEW else 0
+            assert node.rank.size == size, f"{node!r} counts as {node.rank.size} new slots, not {size}"
         num_new = sum(node.rank.size for node in nodes)
-        assert num_new == self._num_new, f"{num_new} new positions, not {self._num_new}"
+        assert num_new == self._num_new, f"{num_new} new slots, not {self._num_new}"
 
     def _first(self, queue: int) -> L | None:
         """The candidate whose turn it is, from ``queue`` if it has one, else from the other."""
@@ -61,6 +64,6 @@ class TwoQueues(RankedPolicy[L]):
         """Note the size of ``node``, in every call that tells of a change of it."""
         known: Ranked | None = node.rank
         if known is not None:
-            size = len(node) if known.rank[0] == NEW else 0
+            size = node.weight if known.rank[0] == NEW else 0
             self._num_new += size - known.size
             known.size = size

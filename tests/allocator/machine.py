@@ -47,7 +47,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         kind = LruPair if self.policy == "lru" else Pair
         self.pair = kind(capacity, columns, make_policy(self.policy, capacity // columns), stride)
         self.pair.seen = self.seen
-        self.pair.allocator._slack = slack  # that of a larger pool
+        self.pair.allocator._room.slack = slack  # that of a larger pool
         self.pair.allocator._step_work = self.pair.allocator._work_left = work  # as of a large pool
 
     @invariant()

@@ -203,7 +203,7 @@ class Pair:
             if not self._is_eviction(event):
                 continue
             for prefix_hash in reversed(event.hashes):
-                enough = num_slots + self.allocator._slack * self.allocator.columns
+                enough = num_slots + self.allocator._room.slack * self.allocator.columns
                 assert len(self.model.free) < enough, "evicted without need"
                 victim = self.model.tree.positions[prefix_hash]
                 self.expect_victim(victim, self.model.candidates(path))

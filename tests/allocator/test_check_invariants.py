@@ -129,7 +129,7 @@ def pin_on_another_node(allocator: CpuOffloadingBlockAllocator) -> None:
 
 @seen_as("a pin hangs on the wrong node")
 def pin_forgotten(allocator: CpuOffloadingBlockAllocator) -> None:
-    allocator._pins.clear()
+    allocator._pins._pins.clear()
 
 
 @seen_as("are pinned and free")

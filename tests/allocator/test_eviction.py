@@ -90,8 +90,8 @@ def test_a_newcomer_is_named_to_the_policy_and_history_by_hash() -> None:
             calls.append(("newcomer", [newcomer.key, newcomer.num_positions] if newcomer else []))
             return super().choose(newcomer)
 
-        def evicted(self, leaf: Any, keys: Any) -> None:
-            calls.append(("evicted", list(keys)))
+        def evicted(self, leaf: Any, keys: Any, weight: int) -> None:
+            calls.append(("evicted", [*keys, weight]))
 
         def stored(self, node: Any, keys: Any, next_key: Any) -> None:
             calls.append(("stored", list(keys)))
@@ -103,7 +103,7 @@ def test_a_newcomer_is_named_to_the_policy_and_history_by_hash() -> None:
     assert calls == [
         ("stored", OTHER),
         ("newcomer", [LONG[0], 3]),
-        ("evicted", OTHER[-1:]),
+        ("evicted", [*OTHER[-1:], 1]),
         ("stored", LONG[:3]),
     ]
 

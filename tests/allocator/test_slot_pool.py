@@ -10,7 +10,7 @@ from allocator.slot_pool import SlotPool, Slots, SlotState
 from tests.models import SlotPoolModel
 from tests.strategies import thorough
 
-FREE, FILLING, RESIDENT, LEAVING = SlotState
+FREE, FILLING, RESIDENT, LEAVING, BAGGED = SlotState
 
 
 class SlotPoolMachine(RuleBasedStateMachine):
@@ -29,8 +29,8 @@ class SlotPoolMachine(RuleBasedStateMachine):
 
     @rule(
         data=st.data(),
-        before=st.sampled_from([FILLING, RESIDENT]),
-        after=st.sampled_from([FREE, FILLING, RESIDENT]),
+        before=st.sampled_from([FILLING, RESIDENT, BAGGED]),
+        after=st.sampled_from([FREE, FILLING, RESIDENT, BAGGED]),
     )
     def move(self, data: st.DataObject, before: SlotState, after: SlotState) -> None:
         if before is after:

@@ -27,6 +27,7 @@ class Node:
         self.keys: list[int] = []
         self.children: list[Node] = []
         self.pinned = False
+        self.bag = 0  # slots that belong to none of its keys alone
         self.rank: Any = None
         self.mark: Any = None
 
@@ -38,6 +39,10 @@ class Node:
 
     def __bool__(self) -> bool:
         return True
+
+    @property
+    def weight(self) -> int:
+        return len(self.keys) + self.bag
 
     @property
     def path(self) -> "list[Node]":
@@ -133,6 +138,7 @@ class PolicyDriver(Caller[Node]):
             new.children, new.parent, new.pinned, node.pinned = node.children, node, node.pinned, False
             for child in new.children:
                 child.parent = new
+        head.bag, tail.bag = 0, node.bag
         head.children = [tail]
         self.after_split(node, new)
 
@@ -160,6 +166,7 @@ class PolicyDriver(Caller[Node]):
             head.parent.children[head.parent.children.index(head)] = tail
             tail.parent = head.parent
         node.keys, gone.keys = keys, []
+        node.bag, gone.bag = head.bag + tail.bag, 0
         self.after_join(node, [gone])
         return node
 
@@ -204,14 +211,21 @@ class PolicyDriver(Caller[Node]):
         gone = leaf.keys[-bite:]
         del leaf.keys[-bite:]
         heir = self._unlink_if_empty(leaf)
-        self.after_eviction(leaf, gone, heir, None if newcomer is None else newcomer.parent)
+        weight, leaf.bag = len(gone) + leaf.bag, 0
+        self.after_eviction(leaf, gone, weight, heir, None if newcomer is None else newcomer.parent)
         return gone
+
+    def resize(self, node: Node, bag: int) -> None:
+        """``node`` has so many slots besides one for each key; the tail's share of a split, all of a join."""
+        node.bag = bag
+        self.policy.resized(node)
 
     def cut(self, node: Node) -> None:
         """``node`` and all below it go, but not to make room."""
         for each in node.subtree:
             num_keys = len(each.keys)
             each.keys.clear()
+            each.bag = 0
             heir = self._unlink_if_empty(each)
             self.after_drop(each, num_keys, heir)
 

@@ -60,6 +60,13 @@ class PolicyMachine(RuleBasedStateMachine):
         self.seen["asked for what is missing, and stored"] += do_store
         self.seen["asked for what is missing, and not stored"] += not do_store
 
+    @precondition(lambda self: self.driver.nodes)
+    @rule(data=st.data(), bag=st.sampled_from([0, 1, 7, 40]))
+    def resize(self, data: st.DataObject, bag: int) -> None:
+        node = self._draw(data, self.driver.nodes)
+        self.seen["resized a candidate"] += node.is_evictable
+        self.driver.resize(node, bag)
+
     @precondition(lambda self: any(len(node.keys) > 1 for node in self.driver.nodes))
     @rule(data=st.data(), new_head=st.booleans())
     def split(self, data: st.DataObject, new_head: bool) -> None:

@@ -40,12 +40,12 @@ def filed_elsewhere(policy: Any, driver: PolicyDriver) -> None:
     driver.nodes[0].rank.key = 100, 0
 
 
-@seen_as("arc", "new positions, not 3")
+@seen_as("arc", "new slots, not 3")
 def new_position_counted_twice(policy: Any, driver: PolicyDriver) -> None:
     policy._num_new += 1
 
 
-@seen_as("s3fifo", "counts as 0 new positions, not 2")
+@seen_as("s3fifo", "counts as 0 new slots, not 2")
 def new_node_not_counted(policy: Any, driver: PolicyDriver) -> None:
     driver.nodes[0].rank.size = 0
 
@@ -55,12 +55,12 @@ def target_beyond_the_pool(policy: Any, driver: PolicyDriver) -> None:
     policy._target = 17
 
 
-@seen_as("arc", "2 positions and 15 ghosts were asked for once")
+@seen_as("arc", "2 slots and 15 of ghosts were asked for once")
 def too_many_ghosts_of_one_list(policy: Any, driver: PolicyDriver) -> None:
     policy._lost[0].add([*range(100, 109)])
 
 
-@seen_as("arc", "6 and 11 ghosts")
+@seen_as("arc", "6 and 11 slots of ghosts")
 def too_many_ghosts_together(policy: Any, driver: PolicyDriver) -> None:
     policy._lost[1].add([*range(100, 111)])
 
@@ -71,12 +71,12 @@ def too_many_uses(policy: Any, driver: PolicyDriver) -> None:
     policy._rank(node, (0, node.rank.rank[1], 9))
 
 
-@seen_as("s3fifo", "6 ghosts, not 7")
+@seen_as("s3fifo", "6 slots of ghosts, not 7")
 def ghost_counted_twice(policy: Any, driver: PolicyDriver) -> None:
-    policy._ghosts._num_names += 1
+    policy._ghosts.weight += 1
 
 
-@seen_as("s3fifo", "6 ghosts are more than 5")
+@seen_as("s3fifo", "6 slots of ghosts are more than 5")
 def ghosts_beyond_the_limit(policy: Any, driver: PolicyDriver) -> None:
     policy._ghosts.limit = 5
 

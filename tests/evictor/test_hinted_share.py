@@ -31,7 +31,7 @@ def test_pins_and_high_priorities_are_bounded_together(caplog: pytest.LogCapture
         assert driver.policy_state(late) is Worth.NORMAL
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "more than the 10 positions" in record.getMessage()
+    assert "more than the 10 slots" in record.getMessage()
     driver.now = 50
     assert driver.choose() is not None
     driver.use(late, HIGH)

@@ -22,6 +22,7 @@ SITUATIONS = {
     "asked for what is missing, and stored",
     "cut of several nodes",
     "evicted",
+    "resized a candidate",
     "touch of a candidate",
     "touch of an inner node",
 }
@@ -185,7 +186,7 @@ def test_no_call_visits_every_leaf(name: str, num_leaves: int) -> None:
             lambda number=number: policy.choose(Newcomer(leaves[0], number, 1)),
             lambda leaf=leaf: policy.leave(leaf),
             lambda leaf=leaf: policy.enter(leaf),
-            lambda leaf=leaf, number=number: policy.evicted(leaf, [number]),
+            lambda leaf=leaf, number=number: policy.evicted(leaf, [number], 1),
             lambda leaf=leaf: policy.forget(leaf),
         ]
     CountedNode.num_hashes = 0

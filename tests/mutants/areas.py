@@ -29,6 +29,11 @@ AREAS = {
             "allocator.conservation",
             "allocator.giving_back",
             "allocator.node_table",
+            "allocator.bags",
+            "allocator.checkpoints",
+            "allocator.room",
+            "allocator.planning",
+            "allocator.pins",
             "evictor.caller",
         ],
         [
@@ -40,6 +45,7 @@ AREAS = {
             "tests/allocator/test_slot_pool.py",
             "tests/allocator/test_uncached.py",
             "tests/allocator/test_joins.py",
+            "tests/allocator/test_checkpoints.py",
             "tests/allocator/test_prefix_tree_machine.py",
             "tests/mutants/machines.py",
         ],
@@ -55,6 +61,8 @@ AREAS = {
             "evictor.order",
             "evictor.reuse",
             "evictor.history",
+            "evictor.arc",
+            "evictor.ghosts",
         ],
         [
             "tests/evictor/test_hinted.py",
@@ -62,6 +70,7 @@ AREAS = {
             "tests/evictor/test_hazard.py",
             "tests/evictor/test_lru.py",
             "tests/evictor/test_joins.py",
+            "tests/evictor/test_weights.py",
             "tests/evictor/test_policy_contract.py",
             "tests/evictor/test_golden_hits.py",
             "tests/mutants/machines.py",
@@ -101,6 +110,7 @@ AREAS = {
 LEFT_OUT = {
     "test_any_order_of_calls",  # they count what they have met, and here they are cut short;
     "test_the_allocator_does_what_its_model_does",  # their machines are in tests/mutants/machines.py
+    "test_the_allocator_with_checkpoints_does_what_its_model_does",
     "test_the_tree_does_what_its_model_does",
     "test_leaf_lru_is_lru_over_single_keys",
     "test_a_long_history_leaves_nothing_behind",  # these take long

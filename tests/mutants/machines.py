@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from tests.allocator.bag_machine import BagMachine
 from tests.allocator.machine import AllocatorMachine
 from tests.allocator.test_prefix_tree_machine import PrefixTreeMachine
 from tests.evictor.machine import PolicyMachine
@@ -17,6 +18,7 @@ from tests.strategies import thorough
     [
         (AllocatorMachine, "lru"),
         (AllocatorMachine, "hazard"),
+        (BagMachine, "lru"),
         (PolicyMachine, "lru"),
         (PolicyMachine, "hazard"),
         (PolicyMachine, "arc"),
