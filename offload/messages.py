@@ -7,7 +7,31 @@ import numpy as np
 import numpy.typing as npt
 
 Ids = npt.NDArray[np.int64]
-"""Ids of GPU blocks, or of slots."""
+"""Ids of GPU blocks, of slots, or of what another place keeps."""
+
+
+class Route(NamedTuple):
+    """The way between two places, in one direction.
+
+    Attributes:
+        verb: what it is called to move blocks along it.
+        source: the place that blocks come from.
+        target: the place that they are copied to.
+    """
+
+    verb: str
+    source: str
+    target: str
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics."""
+        return f"{self.source}_to_{self.target}"
+
+
+GPU, POOL = "gpu", "pool"
+STORE, LOAD = Route("store", GPU, POOL), Route("load", POOL, GPU)
+GPU_ROUTES = (STORE, LOAD)
 
 
 class Fingerprint(NamedTuple):
@@ -30,30 +54,32 @@ class Fingerprint(NamedTuple):
     layout: str
 
 
-class StoreOrder(NamedTuple):
-    """Copy GPU ``block_ids`` down into ``slots``."""
-
-    job_id: int
-    block_ids: Ids
-    slots: Ids
-
-
-class LoadPart(NamedTuple):
-    """Job ``job_id`` loads blocks ``start <= i < stop`` of an order."""
+class Part(NamedTuple):
+    """Job ``job_id`` moves blocks ``start <= i < stop`` of an order."""
 
     job_id: int
     start: int
     stop: int
 
 
-class LoadOrder(NamedTuple):
-    """Copy ``slots``, as store jobs ``fills`` left them, up into GPU ``block_ids``, for one request."""
+class Order(NamedTuple):
+    """Copy blocks along a route.
 
-    request_id: str
-    parts: list[LoadPart]
-    slots: Ids
-    fills: Ids
-    block_ids: Ids
+    Attributes:
+        route: where from and where to.
+        parts: the jobs that do it.
+        sources: ids of the blocks to copy, ``int64[n]``, in chain order.
+        targets: ids of where they go, ``int64[n]``.
+        fills: where slots are read, the jobs that filled them, ``int64[n]``.
+        request_id: the request that waits for it; None if none does.
+    """
+
+    route: Route
+    parts: list[Part]
+    sources: Ids
+    targets: Ids
+    fills: Ids | None = None
+    request_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -61,10 +87,9 @@ class StepPlan:
     """Scheduler to workers, once a step, the same for every rank."""
 
     fingerprint: Fingerprint
-    loads: list[LoadOrder] = field(default_factory=list)
-    stores: list[StoreOrder] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
-    """Loads in flight whose bytes are no longer wanted."""
+    """Jobs in flight whose bytes are no longer wanted."""
 
 
 class JobReport(NamedTuple):
@@ -72,20 +97,26 @@ class JobReport(NamedTuple):
 
     Attributes:
         num_ranks: ranks where it is over.
-        num_copied: leading blocks that are good on the worst rank heard of.
+        num_good: leading blocks that are good on the worst rank heard of.
         given_up: a rank's copy is past its deadline; it is over there when ``num_ranks`` says so.
+        seconds: that the copy took on the slowest rank heard of.
+        nbytes: that were copied, on these ranks together.
     """
 
     num_ranks: int
-    num_copied: int
+    num_good: int
     given_up: bool = False
+    seconds: float = 0.0
+    nbytes: int = 0
 
     def merged(self, other: "JobReport") -> "JobReport":
         """Both reports as one."""
         return JobReport(
             self.num_ranks + other.num_ranks,
-            min(self.num_copied, other.num_copied),
+            min(self.num_good, other.num_good),
             self.given_up or other.given_up,
+            max(self.seconds, other.seconds),
+            self.nbytes + other.nbytes,
         )
 
 

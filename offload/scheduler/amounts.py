@@ -14,12 +14,12 @@ def storable_blocks(num_computed: int, num_tokens: int, num_hashes: int, block_s
     bound it.
 
     Args:
-        num_computed: tokens computed when this step has run.
-        num_tokens: tokens whose ids are known.
+        num_computed: tokens computed when this step has run, without those that draft layers write again.
+        num_tokens: tokens whose ids are known, without those neither.
         num_hashes: prefix hashes that exist.
         block_size: tokens per block.
     """
-    return min(min(num_computed, num_tokens) // block_size, num_hashes)
+    return min(max(min(num_computed, num_tokens), 0) // block_size, num_hashes)
 
 
 def is_worth_storing(num_full: int, num_seen: int, num_prompt_blocks: int, run: int) -> bool:
@@ -35,7 +35,7 @@ def is_worth_storing(num_full: int, num_seen: int, num_prompt_blocks: int, run: 
 def tokens_to_next_look(
     num_tokens: int, num_seen: int, num_prompt_blocks: int, run: int, block_size: int
 ) -> int:
-    """Tokens until ``is_worth_storing`` may turn true, for a request with ``num_tokens`` computed."""
+    """Tokens until ``is_worth_storing`` may turn true, for a request with ``num_tokens`` computed at most."""
     target = num_tokens // block_size + 1 if num_seen < num_prompt_blocks else num_seen + run
     return target * block_size - num_tokens
 
@@ -52,14 +52,15 @@ def storable_blocks_at_finish(
     num_tokens: int,
     num_hashes: int,
     block_size: int,
+    num_unsettled: int = 0,
 ) -> int:
     """Leading blocks of a finishing request that are full and confirmed.
 
     The last sampled token was never computed, though hashes may cover it; ``num_unconfirmed`` tokens
-    were counted as computed before they were sampled.
+    were counted as computed before they were sampled. The KV of ``num_unsettled`` tokens is not final.
     """
     computed = min(num_computed - num_unconfirmed, max(num_prompt, num_tokens - 1))
-    return min(max(computed, 0) // block_size, num_hashes)
+    return min(max(computed - num_unsettled, 0) // block_size, num_hashes)
 
 
 def loadable_tokens(
@@ -74,6 +75,16 @@ def loadable_tokens(
     if most is not None:
         stop = min(stop, (num_local + most) // block_size)
     return max(stop * block_size - num_local, 0)
+
+
+def restorable_blocks(num_resident: int, num_gpu_blocks: int, num_volatile: int, num_step_blocks: int) -> int:
+    """Leading blocks that may be restored of ``num_resident`` ones in the pool.
+
+    The engine computes the last ``num_volatile`` ones again. It admits a restore only while
+    ``num_step_blocks`` are free beside it, so one that leaves fewer of all GPU blocks would wait for ever.
+    One GPU block is never given out.
+    """
+    return max(0, min(num_resident - num_volatile, num_gpu_blocks - 1 - num_step_blocks))
 
 
 def load_range(num_local: int, num_external: int, block_size: int) -> range:
@@ -120,9 +131,12 @@ def blocks_to_admit(num_tokens: int, num_local: int, block_size: int) -> int:
     return -(-num_tokens // block_size) - num_local // block_size
 
 
-def blocks_to_run(num_running: int, num_prefill: int, block_size: int) -> int:
-    """GPU blocks that running requests can take in a step that computes ``num_prefill`` tokens of prompts."""
-    return num_running + -(-num_prefill // block_size)
+def blocks_to_run(num_running: int, num_prefill: int, block_size: int, num_drafts: int = 0) -> int:
+    """GPU blocks that running requests can take in a step that computes ``num_prefill`` tokens of prompts.
+
+    Each computes a token and ``num_drafts`` drafts.
+    """
+    return num_running * -(-(1 + num_drafts) // block_size) + -(-num_prefill // block_size)
 
 
 def may_load(num_gpu_blocks: int, num_stuck: int, num_blocks: int) -> bool:

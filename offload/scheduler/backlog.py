@@ -105,6 +105,7 @@ class Backlog:
         clock: Callable[[], float],
         *,
         block_size: int,
+        tokens_per_step: int = 1,
     ) -> None:
         """Begin with none.
 
@@ -112,10 +113,12 @@ class Backlog:
             allocator: lists which of the noted blocks have no copy.
             clock: in seconds.
             block_size: tokens per block.
+            tokens_per_step: by which an answer grows at most.
         """
         self.answer_run = amounts.answer_run_blocks(block_size)
         self._allocator = allocator
         self._block_size = block_size
+        self._tokens_per_step = tokens_per_step
         self._pending: dict[str, Pending] = {}
         self._lookout: Lookout[str] = Lookout()
         self._line: dict[str, None] = {}  # answers with a run of full blocks
@@ -248,8 +251,8 @@ class Backlog:
     def due(self, busy: Iterable[str]) -> list[Pending]:
         """A step begins: whom to look at, each with ``look``.
 
-        ``busy`` compute more than one token in it. The others are those whose turn it is by the lookout. It
-        counts on a token per step, so it may be early, and never late.
+        ``busy`` compute more in it than answers do. The others are those whose turn it is by the lookout. It
+        counts on as many tokens per step as there can be, so it may be early, and never late.
         """
         now = self._clock()
         self._moved_at += max(0.0, now - self._stepped_at - _LONGEST_STEP_SECONDS)
@@ -273,7 +276,7 @@ class Backlog:
         self._lookout.expect(pending.request_id, 1)
 
     def look(self, pending: Pending, num_tokens: int, num_full: int, *, has_turn: bool = False) -> None:
-        """Once this step has run, ``num_tokens`` of it are computed and ``num_full`` of its blocks are full.
+        """Once this step has run, ``num_tokens`` of it at most are computed, ``num_full`` blocks are full.
 
         Note these blocks, or have the request stand in line, if there are enough of them.
         """
@@ -292,10 +295,10 @@ class Backlog:
         if is_last or pending.request_id in self._line:
             self._lookout.forget(pending.request_id)
         elif num_full < num_prompt_blocks or pending.stores_answer:
-            steps = amounts.tokens_to_next_look(
+            tokens_left = amounts.tokens_to_next_look(
                 num_tokens, pending.num_full, num_prompt_blocks, run, self._block_size
             )
-            self._lookout.expect(pending.request_id, steps)
+            self._lookout.expect(pending.request_id, -(-tokens_left // self._tokens_per_step))
 
     @property
     def has_runs(self) -> bool:

@@ -13,7 +13,7 @@ LONGEST_PAUSE_SECONDS = 60.0
 
 
 class CircuitBreaker:
-    """Watches the transfers of one direction.
+    """Watches the transfers of one route.
 
     Closed, it lets all begin. ``FAILURES_TO_OPEN`` failures in a row, or one that hangs, open it for
     ``FIRST_PAUSE_SECONDS``: an outage begins. After the pause a single transfer may begin, the trial. If

@@ -6,7 +6,7 @@ what is read of them.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from offload.messages import Ids
 from offload.scheduler.hints import RequestHints
@@ -65,6 +65,30 @@ class Step(Protocol):
     preempted_req_ids: Collection[str] | None
 
 
+class Drafts(NamedTuple):
+    """What speculative decoding changes for whoever keeps KV. All 0: there is none.
+
+    Layers that draft may read tokens behind a position before they write the KV of that position. So KV at
+    the end of a block may depend on tokens that its prefix hash does not cover.
+
+    Attributes:
+        num_tokens: drafted per request and step, at most. They may all be rejected.
+        num_lookahead: tokens behind those of a step for which a running request has blocks, too.
+        num_volatile_blocks: at the end of a hit, which the engine computes again for their draft layers.
+        num_unsettled_tokens: at the end of the computed ones, whose KV in draft layers is yet to be final.
+    """
+
+    num_tokens: int = 0
+    num_lookahead: int = 0
+    num_volatile_blocks: int = 0
+    num_unsettled_tokens: int = 0
+
+    def step_blocks(self, block_size: int) -> int:
+        """GPU blocks that must be free beside its own before a request is restored; 0 without drafts."""
+        num_tokens = 1 + self.num_tokens + self.num_lookahead if self.num_tokens else 0
+        return -(-num_tokens // block_size)
+
+
 class Engine(Protocol):
     """What is asked of the engine. Blocks are those of one cache group."""
 
@@ -72,6 +96,8 @@ class Engine(Protocol):
     """GPU blocks."""
     num_spare: int
     """Blocks that must be left when a request is admitted."""
+    drafts: Drafts
+    """What speculative decoding changes."""
 
     @property
     def num_free(self) -> int:

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from itertools import chain, islice
 from typing import Any
 
-from offload.observe.metrics import Metrics
 from offload.scheduler import amounts
 from offload.scheduler.backlog import Backlog, Pending
-from offload.scheduler.engine import Engine, Request, Step
-from offload.scheduler.jobs import JobLedger, StoreJob
+from offload.scheduler.common import Common
+from offload.scheduler.engine import Request, Step
+from offload.scheduler.flow import Job
 from offload.scheduler.patience import Patience
+from offload.scheduler.store import Store
 
 
 class Holds:
@@ -20,36 +21,17 @@ class Holds:
     there is no patience left, and after every step to those that run. Blocks in flight cannot give way.
     """
 
-    def __init__(
-        self,
-        backlog: Backlog,
-        ledger: JobLedger,
-        engine: Engine,
-        metrics: Metrics,
-        clock: Callable[[], float],
-        *,
-        block_size: int,
-        step_tokens: int,
-    ) -> None:
-        """Begin with nothing held.
-
-        Args:
-            backlog: has the queue.
-            ledger: of the jobs.
-            engine: whose blocks these are.
-            metrics: counts what is not stored.
-            clock: in seconds.
-            block_size: tokens per block.
-            step_tokens: tokens that a step computes at most.
-        """
+    def __init__(self, backlog: Backlog, common: Common, *, step_tokens: int) -> None:
+        """Begin with nothing held; ``backlog`` has the queue, a step computes ``step_tokens`` at most."""
         self._backlog = backlog
-        self._ledger = ledger
-        self._engine = engine
-        self._metrics = metrics
-        self._block_size = block_size
+        self._engine = common.engine
+        self._metrics = common.metrics
+        self._block_size = common.block_size
         self._step_tokens = step_tokens
-        self._patience = Patience(clock)
-        self._in_flight: dict[StoreJob, Pending] = {}  # whose blocks a store job holds
+        self._patience = Patience(common.clock)
+        self._in_flight: dict[Job[Store], Pending] = {}  # whose blocks a store job holds
+        self.num_held = 0
+        """GPU blocks held by stores in flight."""
         self._num_left = 0  # of these, blocks of requests that are over
         self._restoring: dict[str, int] = {}  # blocks that requests need when their KV has been loaded
         self._asking: str | None = None  # who asked last in this step, and has got no blocks yet
@@ -62,8 +44,7 @@ class Holds:
     def num_holdable(self) -> int:
         """GPU blocks that stores may hold now beside those in flight."""
         is_patient = not self._patience.is_over
-        num_held = self._ledger.num_held_blocks
-        return amounts.holdable_blocks(self._engine.num_blocks, num_held, is_patient=is_patient)
+        return amounts.holdable_blocks(self._engine.num_blocks, self.num_held, is_patient=is_patient)
 
     # Requests
 
@@ -85,7 +66,7 @@ class Holds:
         if not num_held:
             return
         num_free = self._engine.num_free
-        num_needed = amounts.blocks_to_admit(request.num_tokens, num_local, self._block_size)
+        num_needed = self._num_to_admit(request.num_tokens, num_local, num_external)
         num_needed += self._engine.num_spare
         might_suffice = num_free >= num_needed + num_local // self._block_size
         if num_needed > num_free + num_held or (might_suffice and not num_external):
@@ -111,8 +92,7 @@ class Holds:
         self._restoring.pop(request.request_id, None)
         if num_external:
             num_computed = num_local + num_external
-            num_needed = amounts.blocks_to_admit(request.num_tokens, num_computed, self._block_size)
-            self._restoring[request.request_id] = num_needed
+            self._restoring[request.request_id] = self._num_to_admit(request.num_tokens, num_computed, 0)
 
     def finish(self, request_id: str, pending: Pending | None) -> None:
         """It is over: what its stores in flight hold is held by nobody else."""
@@ -123,28 +103,31 @@ class Holds:
 
     # Jobs
 
-    def begin(self, job: StoreJob, pending: Pending) -> None:
+    def begin(self, job: Job[Store], pending: Pending) -> None:
         """A store has begun."""
         self._in_flight[job] = pending
         self._count_in_flight(pending, len(job.blocks))
 
-    def release_held(self, job: StoreJob) -> int:
+    def release_held(self, job: Job[Store]) -> int:
         """A store has ended, or is given up: release its blocks.
 
         Returns how many of them no request has any more.
         """
         pending = self._in_flight.pop(job, None)
-        if pending is not None:
-            self._count_in_flight(pending, -len(job.blocks))
-        self._engine.release(reversed(job.blocks))
-        return len(job.blocks) if pending is not None and pending.is_over else 0
+        if pending is None:
+            return 0
+        blocks, job.blocks = job.blocks, []
+        self._count_in_flight(pending, -len(blocks))
+        self._engine.release(reversed(blocks))
+        return len(blocks) if pending.is_over else 0
 
     def drop(self, is_meant: Callable[[Request], bool] = lambda request: True) -> None:
         """What stores in flight copy for these requests has become worthless. O(stores in flight)."""
         for job, pending in self._in_flight.items():
-            job.is_dropped |= is_meant(pending.request)
+            job.task.is_dropped |= is_meant(pending.request)
 
     def _count_in_flight(self, pending: Pending, num_blocks: int) -> None:
+        self.num_held += num_blocks
         pending.num_in_flight += num_blocks
         if pending.is_over:
             self._num_left += num_blocks
@@ -165,7 +148,7 @@ class Holds:
 
         Args:
             output: the step's.
-            busy: requests that compute more than one token in it.
+            busy: requests that compute more in it than a token and drafts.
             num_admitted: requests that have begun and are not over.
         """
         self.is_short = False
@@ -175,13 +158,25 @@ class Holds:
             del self._restoring[request_id]
         num_without_turn = num_admitted - len(self._restoring) - len(output.num_scheduled_tokens)
         num_prefill = self._step_tokens if num_without_turn > 0 else self._tokens_to_prefill(output, busy)
-        num_blocks = amounts.blocks_to_run(num_admitted, num_prefill, self._block_size)
+        num_drafts = self._engine.drafts.num_tokens
+        num_blocks = amounts.blocks_to_run(num_admitted, num_prefill, self._block_size, num_drafts)
         self._to_run_with = num_blocks + sum(self._restoring.values())
         self.let_run()
 
     def let_run(self) -> None:
         """Give up what running requests can take in a step, so that none is preempted for the queue."""
         self._give_way(self._to_run_with)
+
+    def _num_to_admit(self, num_tokens: int, num_local: int, num_external: int) -> int:
+        """GPU blocks that it takes to admit a request, beside those of ``num_local`` tokens.
+
+        One that runs at once has blocks for its drafts, too. One that is restored first needs some left.
+        """
+        drafts, size = self._engine.drafts, self._block_size
+        if not num_external:
+            return amounts.blocks_to_admit(num_tokens + drafts.num_lookahead, num_local, size)
+        num_beside = num_external // size + drafts.step_blocks(size)
+        return max(amounts.blocks_to_admit(num_tokens, num_local, size), num_beside)
 
     def _tokens_to_prefill(self, output: Step, busy: list[str]) -> int:
         """Prompt tokens that the next step computes at most, of requests that run already."""
@@ -228,13 +223,13 @@ class Holds:
         num_left = sum(pending.num_in_flight for pending in over)
         assert num_left == self._num_left, f"{num_left} blocks left in flight, {self._num_left} counted"
         num_held = sum(pending.num_in_flight for pending in set(self._in_flight.values()))
-        assert num_held == self._ledger.num_held_blocks, (
-            f"{num_held} of requests, {self._ledger.num_held_blocks}"
+        in_jobs = list(chain.from_iterable(job.blocks for job in self._in_flight))
+        assert num_held == len(in_jobs) == self.num_held, (
+            f"{num_held} blocks of requests, {len(in_jobs)} of jobs, {self.num_held} counted"
         )
         assert not (self.is_short or self._asking), "somebody asks since an earlier step"
         assert all(num >= 0 for num in self._restoring.values()), f"{self._restoring}"
-        in_flight = chain.from_iterable(job.blocks for job in self._ledger.stores())
-        ours = self._engine.ids([*self._backlog.queued_blocks(), *in_flight])
+        ours = self._engine.ids([*self._backlog.queued_blocks(), *in_jobs])
         for block_id, num in Counter(ours.tolist()).items():
             held = self._engine.num_holds(block_id)
             assert held >= num, f"we hold GPU block {block_id} {num} times, all together {held} times"

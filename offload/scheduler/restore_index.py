@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from offload.scheduler.jobs import Restore
+from offload.scheduler.restore import Restore
 
 STRIDE = 16
 """Chain positions between two marks of a restore."""

@@ -1,18 +1,21 @@
 """Restores: loads under way for requests that wait for them, and what others may make of them."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from allocator import CpuOffloadingBlockAllocator
-from offload.messages import Ids, LoadOrder, LoadPart
-from offload.observe.metrics import Metrics
+from offload.messages import LOAD, Order, Part
 from offload.scheduler import amounts
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.carryover import Carryover
-from offload.scheduler.engine import Engine, Request, State
-from offload.scheduler.jobs import JobLedger, LoadJob, Progress, Restore
+from offload.scheduler.common import Common
+from offload.scheduler.engine import Request, State, Step
+from offload.scheduler.flow import Job, Progress
+from offload.scheduler.hints import RequestHints
+from offload.scheduler.offer import COMING, NOTHING, Offer, Why
+from offload.scheduler.restore import LoadPart, Restore
 from offload.scheduler.restore_index import RestoreIndex
 
 SHARED_AT_ONCE = 512
@@ -27,7 +30,7 @@ class _Followed(NamedTuple):
 
 
 class Restores:
-    """All restores in flight.
+    """The flow from the pool to the GPU: all restores in flight.
 
     A restore is loaded in parts, each a job of its own. A request with the same beginning waits for no more
     than what it shares and loads none of it again. As soon as that has landed, it is handed to the GPU's
@@ -39,41 +42,24 @@ class Restores:
     requests that follow it wait, or are given it in one of the next steps.
     """
 
-    def __init__(
-        self,
-        allocator: CpuOffloadingBlockAllocator,
-        ledger: JobLedger,
-        engine: Engine,
-        breaker: CircuitBreaker,
-        metrics: Metrics,
-        *,
-        block_size: int,
-        slot_bytes: int,
-        first_part: int,
-    ) -> None:
-        """Begin with none.
+    route = LOAD
 
-        Args:
-            allocator: of the pool.
-            ledger: of the jobs.
-            engine: whose blocks these are.
-            breaker: pauses restores.
-            metrics: counts them.
-            block_size: tokens per block.
-            slot_bytes: bytes of a block on all ranks.
-            first_part: blocks in the first part of a restore.
-        """
-        self.breaker = breaker
+    def __init__(self, common: Common, *, first_part: int) -> None:
+        """Begin with none; ``first_part``: blocks in the first part of a restore."""
+        self.breaker = CircuitBreaker("restores", common.clock)
         self.first_part = first_part
-        self._metrics = metrics
-        self._slot_bytes = slot_bytes
-        self._allocator = allocator
-        self._ledger = ledger
-        self._engine = engine
-        self._block_size = block_size
-        self.carryover = Carryover(allocator)
+        self._common = common
+        self._metrics = common.metrics
+        self._allocator = common.allocator
+        self._ledger = common.ledger
+        self._engine = common.engine
+        self._block_size = common.block_size
+        self.carryover = Carryover(common.allocator)
         self.shared_at_once = self._may_share = SHARED_AT_ONCE
         self._restores: dict[int, Restore] = {}
+        self._failed: set[str] = set()  # requests that no KV may be loaded for once more
+        self.num_stuck = 0
+        """GPU blocks that loads past their deadline may still write to."""
         self._landed: dict[str, Restore] = {}  # by request: have ended, and are yet to be handed over
         self._followed: dict[str, _Followed] = {}  # what requests were last told to wait for
         self._index = RestoreIndex()  # of those that somebody may wait for
@@ -81,6 +67,39 @@ class Restores:
 
     def __iter__(self) -> Iterator[Restore]:
         return iter(self._restores.values())
+
+    def early_offer(self, request: Request, num_local: int) -> Offer | None:
+        """What to answer before any source is asked: it waits for a restore, or may have none now.
+
+        None: ask. ``num_local``: leading tokens that the GPU has.
+        """
+        if request.request_id in self._failed:
+            return NOTHING[Why.FAILED]
+        if self.follow(request, num_local // self._block_size):
+            return COMING
+        if self.carryover.has_drops:
+            return NOTHING[Why.DROPPING]
+        if not self.breaker.allows:
+            return NOTHING[Why.PAUSED]
+        return None
+
+    def offer(self, request: Request, num_local: int, hints: RequestHints) -> Offer:
+        """What the pool has behind the ``num_local`` leading tokens of the GPU. The last to be asked."""
+        drafts, num_gpu_blocks = self._engine.drafts, self._engine.num_blocks
+        depth = amounts.restorable_blocks(
+            self._allocator.resident_depth(request.block_hashes),
+            num_gpu_blocks,
+            drafts.num_volatile_blocks,
+            drafts.step_blocks(self._block_size),
+        )
+        num_tokens = amounts.loadable_tokens(
+            depth, num_local, request.num_tokens, self._block_size, hints.max_load_tokens
+        )
+        if not num_tokens:
+            return NOTHING[Why.ABSENT]
+        if not amounts.may_load(num_gpu_blocks, self.num_stuck, num_tokens // self._block_size):
+            return NOTHING[Why.STUCK]
+        return Offer(num_tokens, Why.RESIDENT)
 
     def follow(self, request: Request, position: int) -> bool:
         """Have the request wait for the restore that brings the block at that position of its chain.
@@ -121,10 +140,16 @@ class Restores:
             self._share(restore, depth)
         return True
 
-    def forget(self, request_id: str) -> None:
+    def plan(self, step: Step, num_admitted: int) -> list[Order]:
+        """None: they begin when the scheduler gives blocks to their requests."""
+        return []
+
+    def finish(self, request: Request) -> list[Order]:
         """That request is over: it waits for nothing, and nobody for it."""
-        self._followed.pop(request_id, None)
-        self.went_on(request_id)
+        self._followed.pop(request.request_id, None)
+        self._failed.discard(request.request_id)
+        self.went_on(request.request_id)
+        return []
 
     def went_on(self, request_id: str) -> None:
         """That request is admitted, so vLLM has handed over what was restored for it before."""
@@ -136,11 +161,10 @@ class Restores:
         self._may_share = self.shared_at_once
         return self.carryover.tidy()
 
-    def open(self, request: Request, positions: range, filled_by: Ids) -> LoadOrder:
+    def open(self, request: Request, positions: range) -> Order:
         """Begin to load these chain positions, all resident, for a request that has blocks for them.
 
-        It holds these blocks until the restore has ended. ``filled_by``: for every slot of the pool the store
-        job that filled it.
+        It holds these blocks until the restore has ended.
         """
         first, stop = positions.start, positions.stop
         chain, request_id = request.block_hashes[:stop], request.request_id
@@ -148,16 +172,22 @@ class Restores:
         block_ids = self._engine.ids(self._engine.table(request_id)[first:stop])
         restore = Restore(request, first, pin, chain, block_ids)
         parts = amounts.load_parts(len(positions), self.first_part)
-        jobs = [self._ledger.open_load(restore, *part) for part in parts]
+        jobs = [self._ledger.open(self, LoadPart(restore, *part), part[1] - part[0]) for part in parts]
+        restore.restore_id = jobs[0].job_id
+        restore.parts_left = len(jobs)
         self._restores[restore.restore_id] = restore
         self._index.add(restore)
         self._is_filling[block_ids] = True
         self.breaker.began(restore.restore_id)
         slots = pin.slots[:, 0]
-        named = [LoadPart(job.job_id, job.start, job.stop) for job in jobs]
-        return LoadOrder(request_id, named, slots, filled_by[slots], block_ids)
+        named = [Part(job.job_id, *part) for job, part in zip(jobs, parts, strict=True)]
+        return Order(self.route, named, slots, block_ids, self._common.filled_by[slots], request_id)
 
-    def cancel(self, is_meant: Callable[[Request], bool] = lambda request: True) -> list[int]:
+    def reset(self) -> list[int]:
+        """Nothing under way is wanted any longer. Returns the jobs."""
+        return self.drop(lambda request: True)
+
+    def drop(self, is_meant: Callable[[Request], bool]) -> list[int]:
         """Nothing under way for these requests is wanted any longer. Returns all jobs that are not wanted."""
         for restore in self:
             if is_meant(restore.request):
@@ -165,38 +195,56 @@ class Restores:
                 self._index.remove(restore)
         for restore in [each for each in self._landed.values() if is_meant(each.request)]:
             del self._landed[restore.request.request_id]
-        return [job.job_id for job in self._ledger.loads() if job.restore.is_cancelled]
+        return [job.job_id for job in self._ledger.of(self) if job.task.restore.is_cancelled]
 
     def are_filling(self, block_ids: Collection[int]) -> bool:
         """Whether all these GPU blocks are being filled for requests which wait for them. O(block_ids)."""
         ids = np.fromiter(block_ids, dtype=np.int64, count=len(block_ids))
         return bool(self._is_filling[ids].all())
 
-    def advance(self, job: LoadJob, progress: Progress) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """Whether ends of restores leave something to do."""
+        return len(self.carryover) > 0
+
+    @property
+    def num_pins(self) -> int:
+        """Of restores, and of those that have ended as far as that is carried over."""
+        return len(self._restores) + self.carryover.num_pins
+
+    def advance(self, job: Job[LoadPart], progress: Progress) -> None:
         """Take in what became of a part.
 
         What failed leaves the pool, and what landed is shared. The memory that a stuck copy may still write
         to is held until it has ended.
         """
-        restore = job.restore
+        restore, start, stop = job.task
+        if progress.ended:
+            restore.end_part(start, start + job.num_good)
         if progress.fell_short:
             restore.is_void = True
             self._index.remove(restore)
+            if not restore.request.is_finished():
+                # The scheduler counts such a request among the prefills it reserves blocks for ever after,
+                # and would have it wait for blocks beside its own if it were offered a second load.
+                self._failed.add(restore.request.request_id)
             if not restore.is_cancelled:
-                self.carryover.drop(restore.chain, restore.first + job.start + job.num_copied)
+                self.carryover.drop(restore.chain, restore.first + start + job.num_good)
         if progress.gave_up:
+            self.num_stuck += job.num_blocks
             if not restore.was_stuck:
-                self._metrics.count("failed_jobs")
+                self._common.count_failed(self.route)
                 self.breaker.failed(restore.restore_id, hangs=True)
             self._share(restore, restore.num_landed)
             if not restore.was_stuck:
                 self._is_filling[restore.block_ids] = False
             restore.was_stuck = True
-            job.blocks = self._engine.blocks(restore.block_ids[job.start : job.stop])
+            job.blocks = self._engine.blocks(restore.block_ids[start:stop])
             self._engine.hold(job.blocks)
         if not progress.ended:
             return
-        if job.blocks:
+        if job.given_up:
+            self.num_stuck -= job.num_blocks
             self._engine.release(reversed(job.blocks))
         num_wanted = restore.num_wanted
         self._share(restore, num_wanted)
@@ -207,12 +255,18 @@ class Restores:
             self._end(restore)
 
     def check_invariants(self) -> None:
-        """Index, pins and filling blocks are those of the restores in flight."""
-        self.breaker.check_invariants()
-        in_flight = {job.restore.restore_id for job in self._ledger.loads()}
+        """Index, parts and filling blocks are those of the restores in flight."""
+        parts = Counter(job.task.restore.restore_id for job in self._ledger.of(self))
+        in_flight = parts.keys()
         assert in_flight == self._restores.keys(), f"{in_flight} load, {list(self._restores)} have not ended"
-        num_pins = len(self._restores) + self.carryover.num_pins
-        assert num_pins == self._allocator.num_pins, f"{self._allocator.num_pins} pins, {num_pins} known"
+        for restore in self:
+            num_parts = parts[restore.restore_id]
+            assert num_parts == restore.parts_left, f"{num_parts} parts in flight, {restore} says otherwise"
+        given_up = [job for job in self._ledger.of(self) if job.given_up]
+        stuck = sum(job.num_blocks for job in given_up)
+        assert stuck == self.num_stuck, f"{stuck} blocks stuck, {self.num_stuck} counted"
+        holding = [job for job in self._ledger.of(self) if job.blocks]
+        assert all(job.given_up for job in holding), f"{holding} hold blocks"
         awaited = [restore for restore in self if not (restore.is_void or restore.is_cancelled)]
         self._index.check_invariants(awaited)
         filling = {each for restore in self if not restore.was_stuck for each in restore.block_ids.tolist()}
@@ -226,6 +280,8 @@ class Restores:
             assert restore.request.request_id == request_id, f"{restore} is filed under {request_id}"
             assert not restore.parts_left and not restore.is_cancelled, f"{restore} has not landed"
             assert not (restore.is_void or restore.request.is_finished()), f"nobody may wait for {restore}"
+        void = {each.request.request_id for each in self if each.is_void and not each.request.is_finished()}
+        assert void <= self._failed, f"restores of {void} are void, and these may have another"
         for restore in self:
             assert restore.depths == sorted(set(restore.followers.values())), f"{restore} has other depths"
 
@@ -235,6 +291,7 @@ class Restores:
             "restores": list(self),
             "restores to hand over": list(self._landed),
             "requests that follow": list(self._followed),
+            "requests whose restores failed": list(self._failed),
             "pins and drops": len(self.carryover),
         }
 
@@ -247,13 +304,13 @@ class Restores:
         num_blocks = 0 if restore.was_stuck else restore.num_landed
         self._metrics.count("restored_requests", num_blocks > 0)
         self._metrics.count("restored_tokens", num_blocks * self._block_size)
-        self._metrics.count("loaded_bytes", num_blocks * self._slot_bytes)
+        self._metrics.count("loaded_bytes", num_blocks * self._common.slot_bytes)
         if num_blocks == len(restore.block_ids):
             self.breaker.succeeded(restore.restore_id)
         elif restore.is_cancelled:
             self.breaker.dismissed(restore.restore_id)
         elif not restore.was_stuck:
-            self._metrics.count("failed_jobs")
+            self._common.count_failed(self.route)
             self.breaker.failed(restore.restore_id)
 
     def _share(self, restore: Restore, num_blocks: int) -> None:

@@ -9,21 +9,25 @@ One step of the engine, top to bottom::
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from allocator import CpuOffloadingBlockAllocator
 from evictor import HintedPolicy, make_policy
 from offload.config import OffloadConfig
-from offload.messages import Fingerprint, StepPlan, WorkerReport
+from offload.messages import Fingerprint, JobReport, StepPlan, WorkerReport
 from offload.observe.metrics import Metrics
 from offload.observe.recorder import TraceRecorder
 from offload.scheduler import amounts
 from offload.scheduler.adapters import Adapters
-from offload.scheduler.breaker import CircuitBreaker
+from offload.scheduler.common import Common
 from offload.scheduler.engine import Engine, Request, Step
+from offload.scheduler.flow import Below, Flow, Progress, Source
 from offload.scheduler.hints import RequestHints
-from offload.scheduler.jobs import JobLedger, LoadJob, Progress
+from offload.scheduler.jobs import JobLedger
 from offload.scheduler.offer import COMING, NOTHING, Offer, Why
 from offload.scheduler.restores import Restores
 from offload.scheduler.stores import Stores
@@ -45,10 +49,22 @@ class SchedulerSide:
         record_events: bool,
         fingerprint: Fingerprint,
         clock: Callable[[], float] = time.monotonic,
+        places: Sequence[Callable[[Common], Below]] = (),
     ) -> None:
-        """``slot_bytes`` counts all ranks, ``num_slots`` is the least any rank has; ``clock`` in seconds.
+        """Begin with an empty pool.
 
-        ``step_tokens``: that a step computes at most.
+        Args:
+            config: the user's.
+            engine: whose blocks these are.
+            block_size: tokens per block.
+            num_slots: the least that any rank has.
+            slot_bytes: bytes of a slot on all ranks.
+            step_tokens: tokens that a step computes at most.
+            num_ranks: ranks of the engine.
+            record_events: whether to list what enters and leaves the pool.
+            fingerprint: the engine's.
+            clock: in seconds.
+            places: make the flows of places below the pool.
         """
         self.block_size = block_size
         self._clock = clock
@@ -60,34 +76,34 @@ class SchedulerSide:
         )
         self.ledger = JobLedger(num_ranks)
         self.metrics = Metrics()
+        common = Common(
+            self.allocator,
+            self.ledger,
+            engine,
+            self.metrics,
+            clock,
+            block_size,
+            slot_bytes,
+            filled_by=np.full(num_slots, -1, dtype=np.int64),
+        )
         self.adapters = Adapters(self.allocator)
         self.stores = Stores(
-            self.allocator,
-            self.ledger,
-            engine,
-            CircuitBreaker("stores", clock),
-            self.metrics,
-            self.adapters,
-            block_size=block_size,
-            slot_bytes=slot_bytes,
-            step_tokens=step_tokens,
-            store_answers=config.store_answers,
-            clock=clock,
+            common, self.adapters, step_tokens=step_tokens, store_answers=config.store_answers
         )
-        self.restores = Restores(
-            self.allocator,
-            self.ledger,
-            engine,
-            CircuitBreaker("restores", clock),
-            self.metrics,
-            block_size=block_size,
-            slot_bytes=slot_bytes,
-            first_part=amounts.first_part_blocks(slot_bytes // num_ranks),
-        )
+        self.restores = Restores(common, first_part=amounts.first_part_blocks(slot_bytes // num_ranks))
+        self.flows: list[Flow[Any]] = [self.restores, self.stores]
+        self._sources: list[Source] = []
+        for make_flows in places:
+            flows, sources = make_flows(common)
+            self.flows += flows
+            self._sources += sources
+        self._sources.append(self.restores)
+        labels = [flow.route.label for flow in self.flows]
+        assert len(set(labels)) == len(labels), f"two flows have one route: {labels}"
         path = config.record_trace
         self._recorder = None if path is None else TraceRecorder(Path(path), block_size)
         self._engine = engine
-        self._admitted: dict[str, bool] = {}  # requests, and whether KV may be loaded for them once more
+        self._admitted: set[str] = set()  # requests that have been given blocks and are not over
         self._local_tokens: dict[str, int] = {}  # of waiting requests: what the GPU has
         self._hints: dict[str, RequestHints] = {}  # of requests that have asked, until they are over
         self._fingerprint = fingerprint
@@ -96,6 +112,8 @@ class SchedulerSide:
         self.metrics.show("pool_blocks", num_slots)
         self.metrics.show("pool_tokens", num_slots * block_size)
         self.metrics.show("pool_bytes", num_slots * slot_bytes)
+        self._paused = [False] * len(self.flows)
+        self._show_paused()
         self._has_losses = False  # a job of the report at hand fell short, so something left the pool
         self._has_news = True  # something may have changed a figure since the last take_metrics
 
@@ -132,7 +150,7 @@ class SchedulerSide:
             else:
                 self.stores.backlog.finish(request_id)
         else:
-            self._admitted[request_id] = True
+            self._admitted.add(request_id)
             if self.adapters.admit(request):
                 self._let_go_of_adapter(request)
                 may_store = False
@@ -145,17 +163,18 @@ class SchedulerSide:
         if not num_external:
             return
         positions = amounts.load_range(num_local, num_external, self.block_size)
-        self._next.loads.append(self.restores.open(request, positions, self.stores.filled_by))
+        self._next.orders.append(self.restores.open(request, positions))
 
-    def build_plan(self, output: Step) -> StepPlan:
+    def build_plan(self, step: Step) -> StepPlan:
         """Everything the workers are to do in this step."""
         if self.restores.tidy():
             self.stores.backlog.plan_anew()
         self._has_news |= self.allocator.tidy()
         plan, self._next = self._next, StepPlan(self._fingerprint)
         had_queue = self.stores.backlog.num_queued > 0
-        plan.stores += self.stores.plan(output, len(self._admitted))
-        self._has_news = self._has_news or bool(plan.stores or plan.loads or had_queue)
+        for flow in self.flows:
+            plan.orders += flow.plan(step, len(self._admitted))
+        self._has_news = self._has_news or bool(plan.orders or had_queue)
         return plan
 
     def receive(self, report: WorkerReport | None, invalid_block_ids: set[int]) -> None:
@@ -166,9 +185,11 @@ class SchedulerSide:
             return
         self._has_news = True
         for job_id, job_report in report.jobs.items():
-            progress = self.ledger.report(job_id, *job_report)
+            progress = self.ledger.report(
+                job_id, job_report.num_ranks, job_report.num_good, job_report.given_up
+            )
             if progress is not None:
-                self._advance(progress)
+                self._advance(progress, job_report)
         if self._has_losses:
             self._has_losses = False
             self.stores.backlog.plan_anew()
@@ -178,8 +199,8 @@ class SchedulerSide:
         self._local_tokens.pop(request.request_id, None)
         self._hints.pop(request.request_id, None)
         self.adapters.finish(request.request_id)
-        self.restores.forget(request.request_id)
-        was_admitted = self._admitted.pop(request.request_id, None) is not None
+        was_admitted = request.request_id in self._admitted
+        self._admitted.discard(request.request_id)
         if self._recorder is not None and was_admitted:
             self._recorder.record(
                 request.arrival_time,
@@ -187,15 +208,16 @@ class SchedulerSide:
                 request.num_output_tokens,
                 request.block_hashes,
             )
-        self._next.stores += self.stores.finish(request)
+        for flow in self.flows:
+            self._next.orders += flow.finish(request)
 
     # Now and then
 
     def reset(self) -> None:
         """Forget all KV: weights may have changed. Nothing computed before this is ever stored."""
         self.allocator.reset()
-        self.stores.reset()
-        self._next.cancelled += self.restores.cancel()
+        for flow in self.flows:
+            self._next.cancelled += flow.reset()
         self._has_news = True
 
     @property
@@ -205,8 +227,8 @@ class SchedulerSide:
         Not for jobs past their deadline, which would keep it from ever coming to rest or shutting down. The
         queue moves, or is given up when its time is over.
         """
-        is_busy = len(self.ledger) > self.ledger.num_given_up or len(self.restores.carryover) > 0
-        return is_busy or self.stores.backlog.num_queued > 0
+        is_moving = len(self.ledger) > self.ledger.num_given_up
+        return is_moving or any(flow.is_busy for flow in self.flows)
 
     def take_metrics(self) -> dict[str, float]:
         """Counts since the last call, and the gauges; nothing if nothing has happened."""
@@ -222,19 +244,26 @@ class SchedulerSide:
         self.metrics.show("queued_blocks", self.stores.backlog.num_queued)
         self.metrics.show("stores_answers", self.stores.answers.is_open)
         self.metrics.show("stuck_jobs", self.ledger.num_given_up)
-        self.metrics.show("paused", self.restores.breaker.is_outage or self.stores.breaker.is_outage)
+        paused = [flow.breaker.is_outage for flow in self.flows]
+        if paused != self._paused:
+            self._paused = paused
+            self._show_paused()
         return self.metrics.take()
 
     def check_invariants(self) -> None:
         """All parts agree, and nobody is known who is not known here. O(pool); for tests."""
-        for part in (self.allocator, self.ledger, self.adapters, self.stores, self.restores, self.metrics):
+        for part in (self.allocator, self.ledger, self.adapters, self.metrics):
             part.check_invariants()
+        for flow in self.flows:
+            flow.check_invariants()
+            flow.breaker.check_invariants()
+        num_pins = sum(flow.num_pins for flow in self.flows)
+        assert num_pins == self.allocator.num_pins, f"{self.allocator.num_pins} pins, {num_pins} known"
         if self._recorder is not None:
             self._recorder.check_invariants()
         gone = [request_id for request_id in self.stores.backlog if request_id not in self._admitted]
         assert not gone, f"blocks of {gone} may be stored, and they are not admitted"
-        planned = [store.job_id for store in self._next.stores]
-        planned += [part.job_id for load in self._next.loads for part in load.parts]
+        planned = [part.job_id for order in self._next.orders for part in order.parts]
         over = [job_id for job_id in planned if job_id not in self.ledger]
         assert not over, f"jobs {over} are over before workers were told of them"
 
@@ -246,7 +275,8 @@ class SchedulerSide:
             "pins": self.allocator.num_pins,
             "owners of uncached blocks": self.allocator.num_owners,
         }
-        left |= self.stores.left_over() | self.restores.left_over()
+        for flow in self.flows:
+            left |= flow.left_over()
         return {name: each for name, each in left.items() if each}
 
     def close(self) -> None:
@@ -259,29 +289,19 @@ class SchedulerSide:
     def _offer(self, request: Request, num_local: int) -> Offer:
         if num_local >= len(request.block_hashes) * self.block_size:
             return NOTHING[Why.GPU_HAS_ALL]
-        if not self._admitted.get(request.request_id, True):
-            return NOTHING[Why.FAILED]
         hints = self._hints_of(request)
         if not hints.may_load(self.block_size):
             return NOTHING[Why.UNWANTED]
         if not self.adapters.may_load(request):
             return NOTHING[Why.RELOADING]
-        if self.restores.follow(request, num_local // self.block_size):
-            return COMING
-        if self.restores.carryover.has_drops:
-            return NOTHING[Why.DROPPING]
-        if not self.restores.breaker.allows:
-            return NOTHING[Why.PAUSED]
-        depth = self.allocator.resident_depth(request.block_hashes)
-        num_tokens = amounts.loadable_tokens(
-            depth, num_local, request.num_tokens, self.block_size, hints.max_load_tokens
-        )
-        if not num_tokens:
-            return NOTHING[Why.ABSENT]
-        num_stuck = self.ledger.num_stuck_blocks
-        if not amounts.may_load(self._engine.num_blocks, num_stuck, num_tokens // self.block_size):
-            return NOTHING[Why.STUCK]
-        return Offer(num_tokens, Why.RESIDENT)
+        offer = self.restores.early_offer(request, num_local)
+        if offer is not None:
+            return offer
+        for source in self._sources:
+            offer = source.offer(request, num_local, hints)
+            if offer is not None:
+                return offer
+        return NOTHING[Why.ABSENT]
 
     def _let_go_of_adapter(self, request: Request) -> None:
         """``request`` has its adapter loaded again: KV of others under it is of old weights."""
@@ -289,8 +309,8 @@ class SchedulerSide:
         def is_meant(other: Request) -> bool:
             return self.adapters.share_one(request, other)
 
-        self.stores.drop(is_meant)
-        self._next.cancelled += self.restores.cancel(is_meant)
+        for flow in self.flows:
+            self._next.cancelled += flow.drop(is_meant)
         self._has_news = True
 
     def _hints_of(self, request: Request) -> RequestHints:
@@ -300,16 +320,16 @@ class SchedulerSide:
             hints = self._hints[request.request_id] = self._engine.hints(request)
         return hints
 
-    def _advance(self, progress: Progress) -> None:
+    def _show_paused(self) -> None:
+        for flow, is_paused in zip(self.flows, self._paused, strict=True):
+            self.metrics.show("route_paused", is_paused, flow.route)
+        self.metrics.show("paused", any(self._paused))
+
+    def _advance(self, progress: Progress, report: JobReport) -> None:
         job = progress.job
-        if progress.fell_short or (progress.ended and job.num_copied < job.num_blocks):
+        self.metrics.count("route_bytes", report.nbytes, job.flow.route)
+        self.metrics.count("route_seconds", max(report.seconds - job.seconds, 0.0), job.flow.route)
+        job.seconds = max(job.seconds, report.seconds)
+        if progress.fell_short or (progress.ended and job.num_good < job.num_blocks):
             self._has_losses = True
-        if not isinstance(job, LoadJob):
-            self.stores.advance(job, progress)
-            return
-        request = job.restore.request
-        if progress.fell_short and not request.is_finished():
-            # The scheduler counts such a request among the prefills it reserves blocks for ever after, and
-            # would have it wait for blocks beside its own if it were offered a second load.
-            self._admitted[request.request_id] = False
-        self.restores.advance(job, progress)
+        job.flow.advance(job, progress)

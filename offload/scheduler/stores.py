@@ -3,85 +3,64 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from allocator import CpuOffloadingBlockAllocator, StorePlan
+from allocator import StorePlan
 from evictor import KeepHints
-from offload.messages import Ids, StoreOrder
-from offload.observe.metrics import Metrics
+from offload.messages import STORE, Order, Part
 from offload.scheduler import amounts
 from offload.scheduler.adapters import Adapters
 from offload.scheduler.answers import AnswerReuse, Kind
 from offload.scheduler.backlog import Backlog, Pending
 from offload.scheduler.breaker import CircuitBreaker
-from offload.scheduler.engine import Engine, Request, State, Step
+from offload.scheduler.common import Common
+from offload.scheduler.engine import Request, State, Step
+from offload.scheduler.flow import Job, Progress
 from offload.scheduler.holds import Holds
-from offload.scheduler.jobs import JobLedger, Progress, StoreJob
+from offload.scheduler.store import Store
 
 _ENDED_AT_ONCE = 16
 """Stores of requests that have ended which begin from one step to the next."""
 
 
 class Stores:
-    """Opens and ends the stores.
+    """The flow from the GPU into the pool.
 
     What there is to store, and when, is the backlog's. What an answer has beyond its last run is stored when
     the request ends. Where a store begins is asked of the allocator each time. The source blocks are held
     until their copy has ended.
     """
 
+    route = STORE
+
     def __init__(
-        self,
-        allocator: CpuOffloadingBlockAllocator,
-        ledger: JobLedger,
-        engine: Engine,
-        breaker: CircuitBreaker,
-        metrics: Metrics,
-        adapters: Adapters,
-        *,
-        block_size: int,
-        slot_bytes: int,
-        step_tokens: int,
-        store_answers: bool | None,
-        clock: Callable[[], float],
+        self, common: Common, adapters: Adapters, *, step_tokens: int, store_answers: bool | None
     ) -> None:
         """Begin with none.
 
         Args:
-            allocator: of the pool.
-            ledger: of the jobs.
-            engine: whose blocks these are.
-            breaker: pauses stores.
-            metrics: counts them.
+            common: what all flows work with.
             adapters: told what is stored.
-            block_size: tokens per block.
-            slot_bytes: bytes of a block on all ranks.
             step_tokens: tokens that a step computes at most.
             store_answers: whether to store more than prompts; None: learn whether that pays.
-            clock: in seconds.
         """
-        self.breaker = breaker
-        self.filled_by: Ids = np.full(allocator.capacity, -1, dtype=np.int64)
-        """For every slot the store job that filled it."""
-        self._allocator = allocator
-        self._ledger = ledger
-        self._engine = engine
-        self._metrics = metrics
+        self.breaker = CircuitBreaker("stores", common.clock)
+        self._common = common
+        self._allocator = common.allocator
+        self._ledger = common.ledger
+        self._engine = common.engine
+        self._metrics = common.metrics
         self._adapters = adapters
-        self._block_size = block_size
-        self._slot_bytes = slot_bytes
+        self._block_size = common.block_size
         self.answers = AnswerReuse(store_answers)
         self._num_ended_left = _ENDED_AT_ONCE
-        self.backlog = Backlog(allocator, clock, block_size=block_size)
-        self.holds = Holds(
-            self.backlog,
-            ledger,
-            engine,
-            metrics,
-            clock,
-            block_size=block_size,
-            step_tokens=step_tokens,
+        self._drafts = common.engine.drafts
+        self._tokens_per_step = 1 + self._drafts.num_tokens
+        self.backlog = Backlog(
+            common.allocator,
+            common.clock,
+            block_size=common.block_size,
+            tokens_per_step=self._tokens_per_step,
         )
+        self.holds = Holds(self.backlog, common, step_tokens=step_tokens)
 
     def arrived(self, request: Request, num_local: int) -> Kind:
         """The scheduler gave ``request`` blocks for the first time; returns the kind of its answer.
@@ -122,17 +101,17 @@ class Stores:
         )
         self.backlog.admit(pending)
 
-    def plan(self, output: Step, num_admitted: int) -> list[StoreOrder]:
+    def plan(self, step: Step, num_admitted: int) -> list[Order]:
         """What to store once this step has run; ``num_admitted`` requests have begun and are not over."""
-        backlog, scheduled = self.backlog, output.num_scheduled_tokens
-        for request_id in output.preempted_req_ids or ():
+        backlog, scheduled = self.backlog, step.num_scheduled_tokens
+        for request_id in step.preempted_req_ids or ():
             preempted = backlog.get(request_id)
             is_back = preempted is not None and self._engine.state(preempted.request) is not State.PREEMPTED
             backlog.set_aside(request_id, is_back=is_back)
-        self.holds.begin_step(output)
+        self.holds.begin_step(step)
         busy: list[str] = []
-        if output.total_num_scheduled_tokens > len(scheduled):
-            busy = [request_id for request_id, num in scheduled.items() if num > 1]
+        if step.total_num_scheduled_tokens > len(scheduled):
+            busy = [request_id for request_id, num in scheduled.items() if num > self._tokens_per_step]
         for due in backlog.due(busy):
             self._look(due, scheduled, has_turn=False)
         for due in backlog.turns():
@@ -144,10 +123,10 @@ class Stores:
                 pending = backlog.get(run.owner) if run.owner in scheduled else None
                 if pending is not None and self._may_store():
                     orders += self._open(pending, run.start, run.stop)
-        self.holds.end_step(output, busy, num_admitted)
+        self.holds.end_step(step, busy, num_admitted)
         return orders
 
-    def finish(self, request: Request) -> list[StoreOrder]:
+    def finish(self, request: Request) -> list[Order]:
         """What to store of a request that is over; its blocks are freed right after this returns.
 
         What has no copy yet is held, and stored now or in the next steps.
@@ -173,42 +152,57 @@ class Stores:
 
     def spoil(self) -> None:
         """Some GPU blocks hold no valid KV; which others were computed on top of them cannot be told."""
-        self._ledger.spoil_stores()
+        self._spoil_jobs()
         self.backlog.spoil()
         self.holds.give_up("outage")
 
-    def reset(self) -> None:
-        """Nothing computed before this is ever stored."""
+    def reset(self) -> list[int]:
+        """Nothing computed before this is ever stored. Stores in flight go on, for the GPU's blocks."""
         self.backlog.clear()
         self.holds.give_up("reset")
         self.holds.drop()
+        return []
 
-    def drop(self, is_meant: Callable[[Request], bool]) -> None:
+    def drop(self, is_meant: Callable[[Request], bool]) -> list[int]:
         """Nothing computed before this for these requests is ever stored."""
         self.holds.release(self.backlog.drop(is_meant), "reset")
         self.holds.drop(is_meant)
+        return []
 
-    def advance(self, job: StoreJob, progress: Progress) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """Whether blocks wait to be stored. They move, or are given up when their time is over."""
+        return self.backlog.num_queued > 0
+
+    @property
+    def num_pins(self) -> int:
+        """None: slots that are being filled need none."""
+        return 0
+
+    def advance(self, job: Job[Store], progress: Progress) -> None:
         """Take in what became of a store."""
         if progress.gave_up:
-            self._metrics.count("failed_jobs")
+            self._common.count_failed(self.route)
             self.breaker.failed(job.job_id, hangs=True)
         if progress.ended:
             self._end(job)
         elif progress.gave_up:
-            self._allocator.abandon(job.plan)
+            self._allocator.abandon(job.task.plan)
             self.holds.count_unstored(self.holds.release_held(job), "outage")
-            self._ledger.take_held(job)
 
     def check_invariants(self) -> None:
         """Every store has slots of its own, and no more of them begin in a step than may."""
-        for part in (self.breaker, self.answers, self.backlog, self.holds):
+        for part in (self.answers, self.backlog, self.holds):
             part.check_invariants()
         assert 0 <= self._num_ended_left <= _ENDED_AT_ONCE, f"{self._num_ended_left} may begin"
+        num_held = sum(len(job.blocks) for job in self._ledger.of(self))
+        assert num_held == self.holds.num_held, f"{num_held} blocks in jobs, {self.holds.num_held} are held"
+        spoiled = [job for job in self._ledger.of(self) if job.task.is_spoiled and job.num_good]
+        assert not spoiled, f"{spoiled} are spoiled, and have good blocks"
         num_filling = 0
-        for job in self._ledger.stores():
-            slots = job.plan.slots[:, 0]
-            fills = set(self.filled_by[slots].tolist())
+        for job in self._ledger.of(self):
+            slots = job.task.plan.slots[:, 0]
+            fills = set(self._common.filled_by[slots].tolist())
             assert fills == {job.job_id}, f"job {job.job_id} fills slots {slots}, known of them is {fills}"
             num_filling += len(slots)
         assert num_filling <= self._allocator.num_filling, (
@@ -229,8 +223,11 @@ class Stores:
             return
         pending.has_run = True
         request = pending.request
-        num_tokens = request.num_computed_tokens + num_scheduled
-        num_known = request.num_tokens if pending.stores_answer else request.num_prompt_tokens
+        num_unsettled = self._drafts.num_unsettled_tokens
+        num_tokens = request.num_computed_tokens + num_scheduled - num_unsettled
+        num_known = request.num_tokens - num_unsettled
+        if not pending.stores_answer:
+            num_known = min(num_known, request.num_prompt_tokens)
         num_full = amounts.storable_blocks(num_tokens, num_known, pending.num_storable, self._block_size)
         self.backlog.look(pending, num_tokens, num_full, has_turn=has_turn)
 
@@ -254,6 +251,7 @@ class Stores:
             request.num_tokens,
             pending.num_storable,
             self._block_size,
+            self._drafts.num_unsettled_tokens,
         )
 
     def _leave_out_answer(self, pending: Pending, num_full: int) -> int:
@@ -278,7 +276,7 @@ class Stores:
     def _may_store(self) -> bool:
         return self.holds.num_holdable > 0 and self.breaker.allows
 
-    def _open(self, pending: Pending, start: int, stop: int) -> list[StoreOrder]:
+    def _open(self, pending: Pending, start: int, stop: int) -> list[Order]:
         """Store full blocks of a running request from position ``start`` on; as many as may be held now."""
         if start < pending.num_planned:
             self.backlog.was_evicted(pending)
@@ -293,9 +291,9 @@ class Stores:
         self._engine.hold(blocks)
         return [self._begin(pending, plan, blocks)]
 
-    def _store_ended(self) -> list[StoreOrder]:
+    def _store_ended(self) -> list[Order]:
         """Store what is first in the queue, as much as may be held now."""
-        orders: list[StoreOrder] = []
+        orders: list[Order] = []
         if self.backlog.is_overdue:
             self.holds.give_up("overdue")
         while self._num_ended_left and self._may_store():
@@ -308,7 +306,7 @@ class Stores:
             self.holds.give_up("outage")
         return orders
 
-    def _open_ended(self, pending: Pending) -> list[StoreOrder]:
+    def _open_ended(self, pending: Pending) -> list[Order]:
         """Store the leading blocks of the first in the queue, and give up what has become worthless."""
         stop = pending.stop
         known = self._allocator.known_depth(pending.chain, stop)
@@ -329,32 +327,39 @@ class Stores:
         """Release blocks of the first in the queue; nothing is lost if there is no reason ``why``."""
         self.holds.release(self.backlog.take(num_blocks)[::-1], why)
 
-    def _begin(self, pending: Pending, plan: StorePlan, blocks: list[Any]) -> StoreOrder:
+    def _begin(self, pending: Pending, plan: StorePlan, blocks: list[Any]) -> Order:
         """Copy these blocks, which are held for it, into the slots of ``plan``."""
         self._adapters.stored(pending.request)
-        job = self._ledger.open_store(plan, blocks)
+        job = self._ledger.open(self, Store(plan), len(blocks), blocks)
         self.holds.begin(job, pending)
         self.breaker.began(job.job_id)
         slots = plan.slots[:, 0]
-        self.filled_by[slots] = job.job_id
-        return StoreOrder(job.job_id, self._engine.ids(blocks), slots)
+        self._common.filled_by[slots] = job.job_id
+        return Order(self.route, [Part(job.job_id, 0, len(blocks))], self._engine.ids(blocks), slots)
+
+    def _spoil_jobs(self) -> None:
+        """All stores in flight will end as failed. Which of them copied such blocks cannot be told."""
+        for job in self._ledger.of(self):
+            job.num_good = 0
+            job.task.is_spoiled = True
 
     def _limit(self) -> int:
         return 1 if self.breaker.is_outage else self.holds.num_holdable  # a trial that hangs costs its slots
 
-    def _end(self, job: StoreJob) -> None:
+    def _end(self, job: Job[Store]) -> None:
+        store = job.task
         num_left = self.holds.release_held(job)
         self.backlog.moved()
-        if job.num_copied == job.num_blocks:
-            self._metrics.count("stored_bytes", job.num_copied * self._slot_bytes)
+        if job.num_good == job.num_blocks:
+            self._metrics.count("stored_bytes", job.num_good * self._common.slot_bytes)
             self.breaker.succeeded(job.job_id)
-            if not self._allocator.commit(job.plan):
-                self.holds.count_unstored(num_left, "reset" if job.is_dropped else "cut_off")
+            if not self._allocator.commit(store.plan):
+                self.holds.count_unstored(num_left, "reset" if store.is_dropped else "cut_off")
             return
-        self._allocator.abort(job.plan)
+        self._allocator.abort(store.plan)
         self.holds.count_unstored(num_left, "outage")
-        if job.is_spoiled:
+        if store.is_spoiled:
             self.breaker.dismissed(job.job_id)
         elif not job.given_up:
-            self._metrics.count("failed_jobs")
+            self._common.count_failed(self.route)
             self.breaker.failed(job.job_id)

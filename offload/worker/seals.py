@@ -27,8 +27,8 @@ _YIELD_BYTES = 1 << 20
 class Seals:
     """Checksum (xxh3, 64 bits) and generation of every slot on one rank.
 
-    A slot is sealed once a store has filled it. Its generation is that store's job id, which the scheduler
-    side knows too and names when it loads the slot. A mismatch is found without reading the slot: another
+    A slot is sealed once a job has filled it. Its generation is that job's id, which the scheduler side knows
+    too and names when the slot is read. A mismatch is found without reading the slot: another
     store has filled it, or has begun to.
 
     Where the engine's cache is host memory, checksums are taken of the GPU block. That is the source when it
@@ -57,8 +57,11 @@ class Seals:
         """Other bytes are about to come into these slots."""
         self._fills[slots] = _BROKEN
 
-    def seal(self, fill: int, block_ids: Ids, slots: Ids) -> int:
-        """Store job ``fill`` has filled these slots from these blocks. Returns how many."""
+    def seal(self, fill: int, block_ids: Ids | None, slots: Ids) -> int:
+        """Job ``fill`` has filled these slots, from these GPU blocks or from another place.
+
+        Returns how many.
+        """
         if self.verify is not Verify.NEVER:
             self._sums[slots] = self._checksums(block_ids, slots)
         self._fills[slots] = fill
@@ -68,7 +71,7 @@ class Seals:
         """How many leading ones of these slots still hold what those store jobs put there."""
         return _num_leading(self._fills[slots] == fills)
 
-    def num_intact(self, block_ids: Ids, slots: Ids) -> int:
+    def num_intact(self, block_ids: Ids | None, slots: Ids) -> int:
         """How many leading ones of these blocks and slots are not known to have changed.
 
         A sample begins with another block each time. One wrong block makes it look at all.
@@ -76,7 +79,7 @@ class Seals:
         if self.verify is Verify.SAMPLED:
             self._num_samples += 1
             sample = slice(self._num_samples % SAMPLE_EVERY % max(len(slots), 1), None, SAMPLE_EVERY)
-            if self._intact(block_ids[sample], slots[sample]).all():
+            if self._intact(None if block_ids is None else block_ids[sample], slots[sample]).all():
                 return len(slots)
         return _num_leading(self._intact(block_ids, slots))
 
@@ -86,12 +89,12 @@ class Seals:
         wrong = np.flatnonzero(self._fills < _BROKEN)
         assert not len(wrong), f"slots {wrong} have generations {self._fills[wrong]}"
 
-    def _intact(self, block_ids: Ids, slots: Ids) -> npt.NDArray[np.bool_]:
+    def _intact(self, block_ids: Ids | None, slots: Ids) -> npt.NDArray[np.bool_]:
         same: npt.NDArray[np.bool_] = self._checksums(block_ids, slots) == self._sums[slots]
         return same
 
-    def _checksums(self, block_ids: Ids, slots: Ids) -> Checksums:
-        if self.of_blocks:
+    def _checksums(self, block_ids: Ids | None, slots: Ids) -> Checksums:
+        if self.of_blocks and block_ids is not None:
             addresses, sizes = self._layout.block_pieces(block_ids)
         else:
             addresses, sizes = self._layout.slot_pieces(slots)

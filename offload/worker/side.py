@@ -4,7 +4,7 @@ import atexit
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -14,21 +14,23 @@ import torch
 from offload.config import Verify
 from offload.errors import ConfigError
 from offload.messages import (
+    GPU,
     Fingerprint,
     JobReport,
-    LoadOrder,
+    Order,
     StepPlan,
-    StoreOrder,
     WorkerFacts,
     WorkerReport,
 )
-from offload.worker.copiers import Copier, Direction
+from offload.worker.copiers import Copier
 from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
+from offload.worker.jobs import TransferEnd
+from offload.worker.lanes import Lane, gpu_lanes
 from offload.worker.layout import BlockLayout, Region
 from offload.worker.pool.memory import HostMemory
 from offload.worker.pool.numa import node_of_pci_device
 from offload.worker.seals import Seals
-from offload.worker.transfer import CANCELLED, LANDED_AT_ONCE, TransferEnd, TransferEngine, seal_thread
+from offload.worker.transfer import CANCELLED, LANDED_AT_ONCE, TransferEngine, seal_thread
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,10 @@ class GpuCache(Protocol):
         Raises:
             UnsupportedError: the cache does not lie as its configuration says.
         """
+
+
+MakeLanes = Callable[[HostMemory, WorkerFacts], list[Lane]]
+"""Makes the lanes of a place below the pool, which lies in that memory and is of that size on this rank."""
 
 
 class Seams(NamedTuple):
@@ -113,6 +119,7 @@ class WorkerSide:
         seams: Seams,
         verify: Verify = Verify.ALWAYS,
         huge_pages: bool = False,
+        make_lanes: Sequence[MakeLanes] = (),
     ) -> None:
         """Size the pool.
 
@@ -123,6 +130,7 @@ class WorkerSide:
             seams: how to copy, among others.
             verify: which blocks are checked when they are loaded.
             huge_pages: whether to ask for huge pages for the pool.
+            make_lanes: make the lanes between the pool and places below it.
 
         Raises:
             ConfigError: the share does not hold one block.
@@ -130,6 +138,7 @@ class WorkerSide:
         self._cache = cache
         self._verify = verify
         self._huge_pages = huge_pages
+        self._make_lanes = make_lanes
         self._seams = seams
         slot_bytes = cache.block_bytes
         self.facts = WorkerFacts(cpu_bytes // slot_bytes, slot_bytes, fingerprint)
@@ -142,10 +151,10 @@ class WorkerSide:
         self._engine: TransferEngine | None = None
         self._kv_caches: Mapping[str, torch.Tensor] = {}
         self._is_away = False  # the cache's memory, while the engine sleeps
-        self._restores: dict[int, _Restore] = {}  # by load job
+        self._restores: dict[int, _Restore] = {}  # by job
         self._refusal: str | None = None
-        self._loads: list[LoadOrder] = []
-        self._stores: list[StoreOrder] = []
+        self._before: list[Order] = []
+        self._behind: list[Order] = []
         self._cancelled: list[int] = []
         self._report = WorkerReport()
         self._unfilled: set[int] = set()
@@ -174,9 +183,11 @@ class WorkerSide:
         of_blocks = not on_gpu if self._seams.seals_of_blocks is None else self._seams.seals_of_blocks
         seals = Seals(layout, num_slots, self._verify, of_blocks=of_blocks)
         copier = self._seams.make_copier(device, layout, self._cache.num_blocks, num_slots)
+        lanes = gpu_lanes(layout, copier)
+        for make_lanes in self._make_lanes:
+            lanes += make_lanes(self._memory, self.facts)
         self._engine = TransferEngine(
-            layout,
-            copier,
+            lanes,
             seals,
             clock=self._seams.clock,
             make_executor=self._seams.make_executor,
@@ -217,64 +228,48 @@ class WorkerSide:
         self._is_away = False
 
     def bind(self, plan: StepPlan) -> None:
-        """A step begins. Loads of this plan wait for what the engine has enqueued up to here, not more.
+        """A step begins. What this plan fills of the cache waits for what the engine has enqueued, not more.
 
-        Stores that the step before has left are submitted.
+        What the step before has left is submitted.
         """
-        self.start_stores()
-        self._loads.extend(plan.loads)
-        self._stores.extend(plan.stores)
+        self.end_step()
         self._cancelled.extend(plan.cancelled)
         self._refusal = None
         if plan.fingerprint != self.facts.fingerprint:
             self._refusal = f"the scheduler is another one: {plan.fingerprint}, not {self.facts.fingerprint}"
-        if self._engine is None:
-            return
-        if plan.loads and not self._is_away:
-            self._engine.fence(Direction.LOAD)
+        for order in plan.orders:
+            (self._behind if order.route.source == GPU else self._before).append(order)
+        self._fence(self._before)
 
-    def start_loads(self) -> None:
-        """Submit this step's loads, each part of them a job. Then cancel what is unwanted, of these too."""
-        orders, self._loads = self._loads, []
+    def begin_step(self) -> None:
+        """Submit what reads nothing that this step computes. Then cancel what is unwanted, of this too."""
+        orders, self._before = self._before, []
         cancelled, self._cancelled = self._cancelled, []
         if self._engine is None:
             return
-        refusal = _AWAY if self._is_away else self._refusal
         for order in orders:
-            restore = _Restore(order.request_id, len(order.parts))
-            for job_id, start, stop in order.parts:
-                self._restores[job_id] = restore
-                part = slice(start, stop)
-                if refusal is None:
-                    self._engine.load(job_id, order.slots[part], order.fills[part], order.block_ids[part])
-                else:
-                    self._engine.refuse(job_id, Direction.LOAD, order.block_ids[part], refusal)
+            self._submit(self._engine, order)
         for job_id in cancelled:
             self._engine.cancel(job_id)
 
-    def start_stores(self) -> None:
-        """Submit this step's stores, behind the compute that writes their source."""
-        orders, self._stores = self._stores, []
+    def end_step(self) -> None:
+        """Submit what copies the engine's blocks, behind the compute that writes them."""
+        orders, self._behind = self._behind, []
         if self._engine is None or not orders:
             return
-        refusal = _AWAY if self._is_away else self._refusal
-        if refusal is None:
-            self._engine.fence(Direction.STORE)
+        self._fence(orders)
         for order in orders:
-            if refusal is None:
-                self._engine.store(order.job_id, order.block_ids, order.slots)
-            else:
-                self._engine.refuse(order.job_id, Direction.STORE, order.block_ids, refusal)
+            self._submit(self._engine, order)
 
     def poll(self) -> Ended:
         """Jobs that ended: restores by request for the engine, all jobs for the next report."""
         ended = Ended(set(), set())
         for end in self._engine.poll() if self._engine else ():
-            self._report.add(end.job_id, JobReport(int(end.is_over), end.num_blocks, not end.is_over))
+            report = JobReport(int(end.is_over), end.num_good, not end.is_over, end.seconds, end.nbytes)
+            self._report.add(end.job_id, report)
             if end.error is not None:
                 self._warn(end)
-            if end.direction is Direction.LOAD:
-                self._end_part(end, ended)
+            self._end_part(end, ended)
         return ended
 
     def take_unfilled(self) -> set[int]:
@@ -296,8 +291,8 @@ class WorkerSide:
         for restore in self._restores.values():
             parts = sum(other is restore for other in self._restores.values())
             assert parts == restore.parts_left, f"{parts} jobs of {restore} are under way"
-        both = [order.job_id for order in self._stores if order.job_id in self._report.jobs]
-        assert not both, f"stores {both} have ended, and were never begun"
+        both = [part for order in self._behind for part in order.parts if part.job_id in self._report.jobs]
+        assert not both, f"{both} have ended, and were never begun"
         assert (self._engine is None) == (self._memory is None), (
             "a pool without copies into it, or the reverse"
         )
@@ -306,7 +301,7 @@ class WorkerSide:
     def is_idle(self) -> bool:
         """Whether nothing is under way, and nobody is remembered. For tests."""
         num_jobs = 0 if self._engine is None else len(self._engine)
-        return not (num_jobs or self._restores or self._loads or self._stores or self._cancelled)
+        return not (num_jobs or self._restores or self._before or self._behind or self._cancelled)
 
     def close(self) -> None:
         """Wait for copies in flight, then unpin and unmap. Calling it again does nothing.
@@ -331,14 +326,36 @@ class WorkerSide:
             slots_per_registration=memory.slots_per_registration,
         )
 
+    def _fence(self, orders: Iterable[Order]) -> None:
+        if self._engine is None or self._is_away or self._refusal is not None:
+            return
+        for route in {order.route for order in orders if GPU in (order.route.source, order.route.target)}:
+            self._engine.fence(route)
+
+    def _submit(self, engine: TransferEngine, order: Order) -> None:
+        """Each part of the order is a job."""
+        refusal = _AWAY if self._is_away else self._refusal
+        restore = None
+        if order.request_id is not None:
+            restore = _Restore(order.request_id, len(order.parts))
+        for job_id, start, stop in order.parts:
+            part = slice(start, stop)
+            if restore is not None:
+                self._restores[job_id] = restore
+            if refusal is not None:
+                engine.refuse(job_id, order.route, order.targets[part], refusal)
+                continue
+            fills = None if order.fills is None else order.fills[part]
+            engine.submit(job_id, order.route, order.sources[part], order.targets[part], fills)
+
     def _warn(self, end: TransferEnd) -> None:
         """Log a failed copy; while copies keep failing, one in so many seconds."""
         self._num_unlogged += 1
         if end.error != CANCELLED and self._seams.clock() >= self._quiet_until:
             logger.warning(
                 "%s of %d blocks failed (%d since the last such line): %s",
-                end.direction.value,
-                len(end.block_ids),
+                end.route.verb,
+                len(end.targets),
                 self._num_unlogged,
                 end.error,
             )
@@ -347,11 +364,11 @@ class WorkerSide:
 
     def _end_part(self, end: TransferEnd, ended: Ended) -> None:
         restore = self._restores.pop(end.job_id, None)
-        if restore is None:  # given up before
+        if restore is None:  # nobody waits, or it was given up before
             return
         restore.parts_left -= 1
         restore.is_worthless |= not end.is_over or end.error == CANCELLED
-        restore.unfilled.update(end.block_ids[end.num_blocks :].tolist())
+        restore.unfilled.update(end.targets[end.num_good :].tolist())
         if restore.parts_left:
             return
         ended.requests.add(restore.request_id)

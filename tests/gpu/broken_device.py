@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from offload.worker.copiers import Direction
+from offload.messages import LOAD, STORE
 from tests.gpu.cache import ONE_PIECE, Cache, ids
 from tests.gpu.kernels import break_device, keep_writing
 
@@ -23,14 +23,14 @@ def main() -> None:
     with Cache(torch.float16, 16, ONE_PIECE) as cache:
         keep_writing(cache.raw, 200, 0)
         break_device()
-        cache.engine.fence(Direction.STORE)
-        cache.engine.fence(Direction.LOAD)
-        cache.engine.store(1, ids(3, 4), ids(7, 8))
+        cache.engine.fence(STORE)
+        cache.engine.fence(LOAD)
+        cache.engine.submit(1, STORE, ids(3, 4), ids(7, 8))
         cache.load(2, ids(9), ids(5))
         _collect(cache, told["ends"], {1, 2})
-        cache.engine.fence(Direction.STORE)
-        cache.engine.fence(Direction.LOAD)
-        cache.engine.store(3, ids(6), ids(10))
+        cache.engine.fence(STORE)
+        cache.engine.fence(LOAD)
+        cache.engine.submit(3, STORE, ids(6), ids(10))
         cache.load(4, ids(11), ids(7))
         cache.engine.cancel(1)
         _collect(cache, told["ends"], {1, 2, 3, 4})
@@ -49,9 +49,7 @@ def _collect(cache: Cache, ends: list[dict[str, Any]], wanted: set[int]) -> None
     until = time.monotonic() + _SECONDS
     while not wanted <= {end["job"] for end in ends} and time.monotonic() < until:
         for end in cache.engine.poll():
-            ends.append(
-                {"job": end.job_id, "blocks": end.num_blocks, "error": end.error, "over": end.is_over}
-            )
+            ends.append({"job": end.job_id, "blocks": end.num_good, "error": end.error, "over": end.is_over})
         time.sleep(0.001)
 
 

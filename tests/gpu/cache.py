@@ -9,15 +9,18 @@ import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheTensor, compute_layout_strides
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from offload.messages import LOAD
 from offload.testing.copiers.inline import InlineExecutor
 from offload.vllm.copy_paths import copy_engine
 from offload.vllm.regions import block_bytes, block_regions
 from offload.worker.copiers import CudaCopier
 from offload.worker.copiers.cuda import BatchedCopy, register_host_memory, unregister_host_memory
+from offload.worker.jobs import TransferEnd
+from offload.worker.lanes import gpu_lanes
 from offload.worker.layout import BlockLayout
 from offload.worker.pool.memory import HostMemory
 from offload.worker.seals import Seals
-from offload.worker.transfer import TransferEnd, TransferEngine
+from offload.worker.transfer import TransferEngine
 from tests.gpu.kernels import clock_kilohertz, load_kernels
 
 Bytes = npt.NDArray[np.uint8]
@@ -92,7 +95,8 @@ class Cache:
         per_registration = self.memory.slots_per_registration
         self.layout = BlockLayout(at, self.memory.address, slots_per_registration=per_registration)
         self.seals = Seals(self.layout, num_blocks)
-        self.engine = TransferEngine(self.layout, self.copier, self.seals, make_executor=InlineExecutor)
+        lanes = gpu_lanes(self.layout, self.copier)
+        self.engine = TransferEngine(lanes, self.seals, make_executor=InlineExecutor)
         torch.cuda.synchronize(self.device)
 
     def __enter__(self) -> "Cache":
@@ -114,7 +118,7 @@ class Cache:
     def load(self, job_id: int, slots: npt.NDArray[np.int64], block_ids: npt.NDArray[np.int64]) -> None:
         """Copy slots up, whatever they hold now."""
         self.seals.seal(job_id, block_ids, slots)
-        self.engine.load(job_id, slots, np.full_like(slots, job_id), block_ids)
+        self.engine.submit(job_id, LOAD, slots, block_ids, np.full_like(slots, job_id))
 
     def block(self, block_id: int) -> torch.Tensor:
         """The bytes of one GPU block in the order of a slot, put together piece by piece."""

@@ -7,8 +7,8 @@ import pytest
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from offload.worker.copiers import Direction
-from offload.worker.transfer import TransferEnd
+from offload.messages import LOAD, STORE
+from offload.worker.jobs import TransferEnd
 from tests.gpu.cache import ONE_PIECE, PER_HEAD, PER_LAYER, Bytes, Cache, ids
 from tests.offload.places import needs_gpu
 
@@ -25,7 +25,7 @@ def test_bytes_go_down_and_come_up(dtype: torch.dtype, block_size: int, layout: 
     with Cache(dtype, block_size, layout) as cache:
         blocks, pool = cache.blocks(), cache.pool.copy()
         stored, into = ids(5, 6, 7, 8, 0, 23), ids(2, 3, 4, 10, 11, 23)
-        cache.engine.store(1, stored, into)
+        cache.engine.submit(1, STORE, stored, into)
         assert settled(cache) == {1: (6, None)}
         pool[into] = blocks[stored]
         assert np.array_equal(cache.pool, pool), "a store moved other bytes, or not all of its own"
@@ -56,12 +56,12 @@ def test_what_was_stored_comes_back_to_other_blocks(pattern: str, layout: KVCach
         cache.raw.copy_(torch.from_numpy(written))
         before = cache.blocks()
         source, slots, target = ids(0, 1, 2, 9, 23), ids(4, 5, 6, 0, 23), ids(23, 7, 8, 0, 1)
-        cache.engine.fence(Direction.STORE)
-        cache.engine.store(1, source, slots)
+        cache.engine.fence(STORE)
+        cache.engine.submit(1, STORE, source, slots)
         assert settled(cache) == {1: (5, None)}
         cache.raw.fill_(0xA5)
-        cache.engine.fence(Direction.LOAD)
-        cache.engine.load(2, slots, np.ones_like(slots), target)
+        cache.engine.fence(LOAD)
+        cache.engine.submit(2, LOAD, slots, target, np.ones_like(slots))
         assert settled(cache) == {2: (5, None)}
         expected = np.full_like(before, 0xA5)
         expected[target] = before[source]
@@ -70,10 +70,10 @@ def test_what_was_stored_comes_back_to_other_blocks(pattern: str, layout: KVCach
 
 def test_bytes_that_changed_in_the_pool_are_not_believed() -> None:
     with Cache(torch.float16, 16, ONE_PIECE) as cache:
-        cache.engine.store(1, ids(3, 4, 5), ids(0, 1, 2))
+        cache.engine.submit(1, STORE, ids(3, 4, 5), ids(0, 1, 2))
         assert settled(cache) == {1: (3, None)}
         cache.pool[1, 77] ^= 1
-        cache.engine.load(2, ids(0, 1, 2), ids(1, 1, 1), ids(6, 7, 8))
+        cache.engine.submit(2, LOAD, ids(0, 1, 2), ids(6, 7, 8), ids(1, 1, 1))
         ((num_blocks, error),) = settled(cache).values()
         assert num_blocks == 1
         assert error is not None
@@ -87,7 +87,7 @@ def test_a_run_of_slots_over_many_registrations(layout: KVCacheLayout) -> None:
         assert cache.memory.slots_per_registration < cache.num_blocks
         blocks = cache.blocks()
         everything = np.arange(cache.num_blocks, dtype=np.int64)
-        cache.engine.store(1, everything, everything)
+        cache.engine.submit(1, STORE, everything, everything)
         assert settled(cache) == {1: (cache.num_blocks, None)}
         assert np.array_equal(cache.pool, blocks)
 
@@ -101,7 +101,7 @@ def test_many_jobs_at_once_end_once_each() -> None:
             if job_id % 2:
                 cache.load(job_id, pair, pair)
             else:
-                cache.engine.store(job_id, pair, pair)
+                cache.engine.submit(job_id, STORE, pair, pair)
         assert settled(cache) == dict.fromkeys(range(12), (2, None))
         assert len(cache.engine) == 0
         assert cache.engine.poll() == []
@@ -114,7 +114,7 @@ def test_many_jobs_at_once_end_once_each() -> None:
 
 def test_a_job_without_blocks_ends() -> None:
     with Cache(torch.float16, 16, ONE_PIECE) as cache:
-        cache.engine.store(1, ids(), ids())
+        cache.engine.submit(1, STORE, ids(), ids())
         assert settled(cache) == {1: (0, None)}
 
 
@@ -124,4 +124,4 @@ def settled(cache: Cache) -> dict[int, tuple[int, str | None]]:
     while len(cache.engine):
         cache.copier.drain()
         ends += cache.engine.poll()
-    return {end.job_id: (end.num_blocks, end.error) for end in ends}
+    return {end.job_id: (end.num_good, end.error) for end in ends}

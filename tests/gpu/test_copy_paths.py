@@ -5,8 +5,8 @@ import pytest
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
+from offload.messages import GPU_ROUTES, STORE
 from offload.vllm.copy_paths import COPY_ENGINE, KERNEL, pick_paths, possible_paths
-from offload.worker.copiers import Direction
 from tests.gpu.cache import ONE_PIECE, PER_HEAD, PER_LAYER, Cache, ids, occupy_engine
 from tests.offload.places import needs_gpu
 
@@ -25,7 +25,7 @@ def test_a_path_brings_the_right_bytes(layout: KVCacheLayout, name: str) -> None
         gpu, pool = cache.blocks(), cache.pool.copy()
         for job_id, count in enumerate((3, 40)):  # few, that no kernel is started for, and enough
             source, target = rng.permutation(64)[:count], rng.permutation(64)[:count]
-            cache.engine.store(2 * job_id, source, target)
+            cache.engine.submit(2 * job_id, STORE, source, target)
             assert [end.error for end in cache.ended()] == [None]
             pool[target] = gpu[source]
             assert (cache.pool == pool).all()
@@ -40,7 +40,7 @@ def test_more_copies_than_one_call_takes() -> None:
     with Cache(torch.bfloat16, 16, PER_HEAD, num_blocks=4000) as cache:
         gpu, pool = cache.blocks(), cache.pool.copy()
         every_second = ids(*range(0, 4000, 2))  # 12,000 copies
-        cache.engine.store(1, every_second, every_second + 1)
+        cache.engine.submit(1, STORE, every_second, every_second + 1)
         assert [end.error for end in cache.ended()] == [None]
         pool[every_second + 1] = gpu[every_second]
         assert (cache.pool == pool).all()
@@ -55,8 +55,8 @@ def test_a_kernel_behind_a_busy_stream_does_not_keep_the_caller_waiting() -> Non
         every_second = ids(*range(0, 4000, 2))
         for job_id in (1, 2):  # at first the kernel is compiled and its descriptors' memory is pinned
             busy = occupy_engine() if job_id == 2 else None
-            cache.engine.fence(Direction.STORE)
-            cache.engine.store(job_id, every_second, every_second)
+            cache.engine.fence(STORE)
+            cache.engine.submit(job_id, STORE, every_second, every_second)
             assert busy is None or not busy.query()
             assert [end.error for end in cache.ended()] == [None]
 
@@ -64,4 +64,4 @@ def test_a_kernel_behind_a_busy_stream_does_not_keep_the_caller_waiting() -> Non
 def test_a_trial_picks_a_path_for_each_direction() -> None:
     with Cache(torch.bfloat16, 16, PER_HEAD) as cache:
         picked = pick_paths(cache.device, cache.layout, cache.num_blocks, cache.num_blocks)
-        assert picked.keys() == set(Direction)
+        assert picked.keys() == set(GPU_ROUTES)

@@ -11,8 +11,9 @@ import pytest
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from offload.worker.copiers import Direction
-from offload.worker.transfer import CANCELLED, TransferEnd
+from offload.messages import LOAD, STORE
+from offload.worker.jobs import TransferEnd
+from offload.worker.transfer import CANCELLED
 from tests.gpu.cache import ONE_PIECE, PER_LAYER, Cache, ids, occupy_engine
 from tests.offload.places import needs_gpu
 from tests.test_architecture import ROOT
@@ -32,16 +33,16 @@ def all_ends(cache: Cache) -> dict[int, TransferEnd]:
 def test_a_cancelled_store_ends_with_its_copies_and_is_not_believed() -> None:
     with Cache(torch.float16, 16, ONE_PIECE) as cache:
         busy = occupy_engine(300)
-        cache.engine.fence(Direction.STORE)
-        cache.engine.store(1, ids(3, 4), ids(7, 8))
+        cache.engine.fence(STORE)
+        cache.engine.submit(1, STORE, ids(3, 4), ids(7, 8))
         cache.engine.cancel(1)
         assert cache.engine.poll() == []
         assert not busy.query(), "the engine's work ended too early: this run shows nothing"
         (end,) = cache.ended()
         assert busy.query(), "the store was reported while it could still write"
-        assert (end.num_blocks, end.error, end.is_over) == (0, CANCELLED, True)
-        cache.engine.load(2, ids(7, 8), ids(1, 1), ids(5, 6))
-        assert all_ends(cache)[2].num_blocks == 0
+        assert (end.num_good, end.error, end.is_over) == (0, CANCELLED, True)
+        cache.engine.submit(2, LOAD, ids(7, 8), ids(5, 6), ids(1, 1))
+        assert all_ends(cache)[2].num_good == 0
 
 
 @pytest.mark.parametrize("layout", [ONE_PIECE, PER_LAYER], ids=lambda layout: layout.name)
@@ -55,7 +56,7 @@ def test_cancelling_some_of_many_leaves_the_others_right(layout: KVCacheLayout, 
             if job_id % 2:
                 cache.load(job_id, pair, pair)
             else:
-                cache.engine.store(job_id, pair, pair)
+                cache.engine.submit(job_id, STORE, pair, pair)
         cancelled = set(rng.choice(12, 5, replace=False).tolist())
         for job_id in cancelled:
             cache.engine.cancel(job_id)
@@ -63,7 +64,7 @@ def test_cancelling_some_of_many_leaves_the_others_right(layout: KVCacheLayout, 
         after = cache.blocks()
         for job_id, pair in enumerate(pairs):
             expected = (0, CANCELLED) if job_id in cancelled else (2, None)
-            assert (ends[job_id].num_blocks, ends[job_id].error) == expected
+            assert (ends[job_id].num_good, ends[job_id].error) == expected
             if job_id not in cancelled:
                 moved, source = (after, pool) if job_id % 2 else (cache.pool, blocks)
                 assert np.array_equal(moved[pair], source[pair])
@@ -94,9 +95,9 @@ def test_without_gpu_memory_jobs_end_right_or_failed() -> None:
         blocks, pool = cache.blocks(), cache.pool.copy()
         with no_gpu_memory():
             for number in range(6):
-                cache.engine.fence(Direction.STORE)
-                cache.engine.fence(Direction.LOAD)
-                cache.engine.store(number, ids(number), ids(number))
+                cache.engine.fence(STORE)
+                cache.engine.fence(LOAD)
+                cache.engine.submit(number, STORE, ids(number), ids(number))
                 cache.load(100 + number, ids(12 + number), ids(12 + number))
             ends = all_ends(cache)
         after = cache.blocks()
@@ -106,8 +107,8 @@ def test_without_gpu_memory_jobs_end_right_or_failed() -> None:
                 assert np.array_equal(cache.pool[number], blocks[number])
             if ends[100 + number].error is None:
                 assert np.array_equal(after[12 + number], pool[12 + number])
-        cache.engine.fence(Direction.STORE)
-        cache.engine.store(7, ids(20), ids(20))
+        cache.engine.fence(STORE)
+        cache.engine.submit(7, STORE, ids(20), ids(20))
         assert all_ends(cache)[7].error is None, "memory is there again"
         assert np.array_equal(cache.pool[20], blocks[20])
 

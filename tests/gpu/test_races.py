@@ -9,7 +9,7 @@ import pytest
 import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from offload.worker.copiers import Direction
+from offload.messages import LOAD, STORE
 from tests.gpu.cache import ONE_PIECE, PER_HEAD, PER_LAYER, Cache, ids
 from tests.gpu.kernels import keep_writing
 from tests.offload.places import needs_gpu
@@ -25,8 +25,8 @@ NOTHING_SHOWN = "the kernel ended too early: this run shows nothing"
 def test_a_store_waits_until_its_source_is_written(layout: KVCacheLayout) -> None:
     with Cache(torch.float16, 16, layout) as cache:
         written = keep_writing(cache.raw, 300, LAST)
-        cache.engine.fence(Direction.STORE)
-        cache.engine.store(1, ids(3, 4, 9), ids(7, 8, 0))
+        cache.engine.fence(STORE)
+        cache.engine.submit(1, STORE, ids(3, 4, 9), ids(7, 8, 0))
         assert not written.query(), NOTHING_SHOWN
         (end,) = cache.ended()
         assert end.error is None
@@ -38,7 +38,7 @@ def test_without_a_fence_a_store_takes_what_is_half_written() -> None:
     """So the test above is not blind."""
     with Cache(torch.float16, 16, ONE_PIECE) as cache:
         written = keep_writing(cache.raw, 500, LAST)
-        cache.engine.store(1, ids(3), ids(7))
+        cache.engine.submit(1, STORE, ids(3), ids(7))
         (end,) = cache.ended()
         assert not written.query(), NOTHING_SHOWN
         assert end.error is None, "nobody can tell"
@@ -49,7 +49,7 @@ def test_without_a_fence_a_store_takes_what_is_half_written() -> None:
 def test_a_load_waits_until_nobody_writes_its_target(layout: KVCacheLayout) -> None:
     with Cache(torch.float16, 16, layout) as cache:
         written = keep_writing(cache.raw, 300, LAST)
-        cache.engine.fence(Direction.LOAD)
+        cache.engine.fence(LOAD)
         cache.load(1, ids(7, 8), ids(3, 12))
         assert not written.query(), NOTHING_SHOWN
         (end,) = cache.ended()
@@ -73,7 +73,7 @@ def test_without_a_fence_a_load_is_overwritten() -> None:
 def test_a_load_does_not_touch_what_a_kernel_is_writing_beside_it() -> None:
     """The forward pass behind the fence writes other blocks than the load, at the same time."""
     with Cache(torch.float16, 16, ONE_PIECE) as cache:
-        cache.engine.fence(Direction.LOAD)
+        cache.engine.fence(LOAD)
         written = keep_writing(cache.piece(5), 300, LAST)
         cache.load(1, ids(7, 8), ids(4, 6))
         (end,) = cache.ended()
@@ -89,8 +89,8 @@ def test_fences_are_of_the_stream_that_the_engine_computes_on() -> None:
     with Cache(torch.float16, 16, ONE_PIECE) as cache:
         with torch.cuda.stream(torch.cuda.Stream(cache.device)):
             written = keep_writing(cache.piece(3), 300, LAST)
-            cache.engine.fence(Direction.STORE)
-            cache.engine.store(1, ids(3), ids(7))
+            cache.engine.fence(STORE)
+            cache.engine.submit(1, STORE, ids(3), ids(7))
         assert not written.query(), NOTHING_SHOWN
         (end,) = cache.ended()
         assert end.error is None
@@ -112,21 +112,21 @@ def test_every_round_of_a_busy_engine_stores_its_own_bytes() -> None:
             while number - ring in stores:  # its store holds the block
                 for end in cache.ended():
                     assert end.error is None
-                    if end.direction is Direction.STORE:
+                    if end.route == STORE:
                         slot = stores.pop(end.job_id)
                         assert (cache.pool[slot] == 1 + end.job_id).all()
                     else:
                         loaded += 1
-            cache.engine.fence(Direction.LOAD)
+            cache.engine.fence(LOAD)
             cache.load(1000 + number, ids(23), ids(ring + block_id))
             keep_writing(cache.piece(block_id), 2, 1 + number)
-            cache.engine.fence(Direction.STORE)
-            cache.engine.store(number, ids(block_id), ids(block_id))
+            cache.engine.fence(STORE)
+            cache.engine.submit(number, STORE, ids(block_id), ids(block_id))
             stores[number] = block_id
         while len(cache.engine):
             for end in cache.ended():
                 assert end.error is None
-                if end.direction is Direction.STORE:
+                if end.route == STORE:
                     assert (cache.pool[stores.pop(end.job_id)] == 1 + end.job_id).all()
                 else:
                     loaded += 1
@@ -140,14 +140,14 @@ def test_a_slot_is_filled_by_one_store_after_another() -> None:
     with Cache(torch.float16, 16, ONE_PIECE) as cache:
         for job_id in range(1, 9):
             keep_writing(cache.piece(job_id), 5, job_id)
-            cache.engine.fence(Direction.STORE)
-            cache.engine.store(job_id, ids(job_id), ids(7))
+            cache.engine.fence(STORE)
+            cache.engine.submit(job_id, STORE, ids(job_id), ids(7))
         ends = []
         while len(cache.engine):
             ends += cache.ended()
         assert [end.job_id for end in ends] == list(range(1, 9))
         assert (cache.pool[7] == 8).all()
-        cache.engine.load(20, ids(7), ids(7), ids(15))
+        cache.engine.submit(20, LOAD, ids(7), ids(15), ids(7))
         (end,) = cache.ended()
-        assert end.num_blocks == 0
+        assert end.num_good == 0
         assert end.error == "its slots were filled by other stores"

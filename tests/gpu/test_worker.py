@@ -8,7 +8,7 @@ import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from offload.config import Verify
-from offload.messages import Fingerprint, JobReport, LoadOrder, LoadPart, StepPlan, StoreOrder
+from offload.messages import LOAD, STORE, Fingerprint, JobReport, Order, Part, StepPlan
 from offload.vllm.copy_paths import make_copier
 from offload.vllm.regions import VllmCache
 from offload.worker.side import Seams, WorkerSide
@@ -36,20 +36,19 @@ def test_a_step_stores_what_it_computes_and_a_later_one_restores_it(
     worker.register(dict.fromkeys(tensor.layers, raw))
     try:
         # A step: the plan comes first, then the forward pass, then the stores behind it.
-        worker.bind(StepPlan(OURS, stores=[StoreOrder(1, ids(5, 6, 9), ids(0, 1, 20))]))
-        worker.start_loads()
+        worker.bind(StepPlan(OURS, [Order(STORE, [Part(1, 0, 3)], ids(5, 6, 9), ids(0, 1, 20))]))
+        worker.begin_step()
         written = keep_writing(raw, 300, 0x5A)
-        worker.start_stores()
+        worker.end_step()
         assert not written.query(), "the engine waited for its own compute"
-        assert reports(worker, 1) == {1: JobReport(1, 3, False)}
+        assert [report[:3] for report in reports(worker, 1).values()] == [(1, 3, False)]
 
         # Another one, which restores: its forward pass writes other blocks.
         raw.fill_(0x11)
-        order = LoadOrder(
-            "a", [LoadPart(2, 0, 1), LoadPart(3, 1, 3)], ids(0, 1, 20), ids(1, 1, 1), ids(9, 3, 23)
-        )
-        worker.bind(StepPlan(OURS, loads=[order]))
-        worker.start_loads()
+        parts = [Part(2, 0, 1), Part(3, 1, 3)]
+        order = Order(LOAD, parts, ids(0, 1, 20), ids(9, 3, 23), ids(1, 1, 1), "a")
+        worker.bind(StepPlan(OURS, [order]))
+        worker.begin_step()
         received: set[str] = set()
         while received != {"a"}:
             received |= worker.poll().requests
@@ -57,7 +56,8 @@ def test_a_step_stores_what_it_computes_and_a_later_one_restores_it(
         assert worker.take_unfilled() == set()
         report = worker.take_report()
         assert report is not None
-        assert report.jobs == {2: JobReport(1, 1, False), 3: JobReport(1, 2, False)}
+        told = {job_id: job[:3] for job_id, job in report.jobs.items()}
+        assert told == {2: (1, 1, False), 3: (1, 2, False)}
         torch.cuda.synchronize()
         assert block_values(raw.cpu().numpy(), layout) == [
             {0x5A} if block_id in (3, 9, 23) else {0x11} for block_id in range(NUM_BLOCKS)

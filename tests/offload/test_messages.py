@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.messages import (
+    LOAD,
+    STORE,
     Fingerprint,
     JobReport,
-    LoadOrder,
-    LoadPart,
+    Order,
+    Part,
     StepPlan,
-    StoreOrder,
     WorkerFacts,
     WorkerReport,
 )
@@ -22,7 +23,14 @@ FINGERPRINT = Fingerprint("1", "0.32", 2, 16, "bfloat16", "BLHNC")
 
 REPORTS = st.dictionaries(
     st.integers(0, 5),
-    st.builds(JobReport, st.integers(0, 4), st.integers(0, 9), st.booleans()),
+    st.builds(
+        JobReport,
+        st.integers(0, 4),
+        st.integers(0, 9),
+        st.booleans(),
+        st.floats(0, 9),
+        st.integers(0, 99),
+    ),
     max_size=4,
 ).map(WorkerReport)
 
@@ -44,7 +52,7 @@ def test_grouping_of_reports_does_not_matter(
 
 @given(st.lists(REPORTS, min_size=1, max_size=4))
 @thorough(200)
-def test_a_job_has_all_its_ranks_and_the_least_any_copied(reports: list[WorkerReport]) -> None:
+def test_a_job_has_all_its_ranks_and_the_worst_of_what_any_said(reports: list[WorkerReport]) -> None:
     merged = reports[0]
     for report in reports[1:]:
         merged = merged.merged(report)
@@ -55,8 +63,10 @@ def test_a_job_has_all_its_ranks_and_the_least_any_copied(reports: list[WorkerRe
     assert merged.jobs == {
         job_id: JobReport(
             sum(job.num_ranks for job in jobs),
-            min(job.num_copied for job in jobs),
+            min(job.num_good for job in jobs),
             any(job.given_up for job in jobs),
+            max(job.seconds for job in jobs),
+            sum(job.nbytes for job in jobs),
         )
         for job_id, jobs in said.items()
     }
@@ -78,28 +88,26 @@ def test_an_empty_report_is_not_dropped_for_being_false() -> None:
 def test_a_plan_arrives_whole() -> None:
     block_ids, slots = np.array([5, 3, 9]), np.arange(3, dtype=np.int64) + (1 << 33)
     fills = np.array([1, 1, 4])
-    plan = StepPlan(
-        FINGERPRINT,
-        loads=[LoadOrder("request", [LoadPart(1, 0, 2), LoadPart(4, 2, 3)], slots, fills, block_ids)],
-        stores=[StoreOrder(2, block_ids, slots), StoreOrder(3, block_ids[:0], slots[:0])],
-        cancelled=[7],
-    )
+    orders = [
+        Order(LOAD, [Part(1, 0, 2), Part(4, 2, 3)], slots, block_ids, fills, "request"),
+        Order(STORE, [Part(2, 0, 3)], block_ids, slots),
+        Order(STORE, [Part(3, 0, 0)], block_ids[:0], slots[:0]),
+    ]
+    plan = StepPlan(FINGERPRINT, orders, cancelled=[7])
     copy = pickle.loads(pickle.dumps(plan))
     assert isinstance(copy, StepPlan)
     assert copy.cancelled == [7]
     assert copy.fingerprint == FINGERPRINT
-    (load,), (store, empty) = copy.loads, copy.stores
-    assert isinstance(load, LoadOrder)
-    assert (load.request_id, load.parts) == ("request", [(1, 0, 2), (4, 2, 3)])
-    assert load.fills.tolist() == [1, 1, 4]
-    assert isinstance(store, StoreOrder)
-    assert (store.job_id, empty.job_id) == (2, 3)
-    for order in (load, store):
-        assert order.block_ids.tolist() == [5, 3, 9]
-        assert order.slots.tolist() == slots.tolist()
-    for order in (load, store, empty):
-        assert order.block_ids.dtype == order.slots.dtype == np.int64
-    assert len(empty.slots) == 0
+    assert [each.route for each in copy.orders] == [LOAD, STORE, STORE]
+    assert [each.parts for each in copy.orders] == [each.parts for each in orders]
+    load, store, empty = copy.orders
+    assert (load.request_id, store.request_id) == ("request", None)
+    assert load.fills.tolist() == [1, 1, 4] and store.fills is None
+    assert load.targets.tolist() == store.sources.tolist() == [5, 3, 9]
+    assert load.sources.tolist() == store.targets.tolist() == slots.tolist()
+    for order in copy.orders:
+        assert order.sources.dtype == order.targets.dtype == np.int64
+    assert len(empty.targets) == 0
 
 
 def test_plans_do_not_share_their_lists() -> None:
@@ -109,7 +117,8 @@ def test_plans_do_not_share_their_lists() -> None:
 
 
 def test_reports_and_facts_arrive_whole() -> None:
-    for message in (WorkerReport({3: JobReport(2, 5)}), WorkerReport(), WorkerFacts(100, 4096, FINGERPRINT)):
+    report = WorkerReport({3: JobReport(2, 5, False, 0.25, 4096)})
+    for message in (report, WorkerReport(), WorkerFacts(100, 4096, FINGERPRINT)):
         copy = pickle.loads(pickle.dumps(message))
         assert type(copy) is type(message)
         assert copy == message

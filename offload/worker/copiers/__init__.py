@@ -1,7 +1,8 @@
 """Ways to copy blocks: between GPU and pinned memory, within host memory, and wrongly on purpose."""
 
-from offload.worker.copiers.base import Copier, CopyEnd, Direction
+from offload.messages import Route
+from offload.worker.copiers.base import Copier, CopyEnd
 from offload.worker.copiers.cpu import CpuCopier
 from offload.worker.copiers.cuda import CudaCopier
 
-__all__ = ["Copier", "CopyEnd", "CpuCopier", "CudaCopier", "Direction"]
+__all__ = ["Copier", "CopyEnd", "CpuCopier", "CudaCopier", "Route"]

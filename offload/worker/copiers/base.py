@@ -1,30 +1,27 @@
 """The seam between plans and the hardware that copies."""
 
-from enum import Enum
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from offload.messages import Route
 from offload.worker.layout import CopyBatch
 
 
-class Direction(Enum):
-    """Which way bytes go."""
-
-    STORE = "store"
-    LOAD = "load"
-
-
-class CopyEnd(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class CopyEnd:
     """A submitted batch has ended, one way or the other.
 
     Attributes:
         job_id: as given to ``submit``.
         num_copied: leading copies of the batch known to be complete; all of them on success.
         error: what went wrong, None on success.
+        seconds: from its first copy to its last.
     """
 
     job_id: int
     num_copied: int
     error: str | None
+    seconds: float = field(default=0.0, compare=False)
 
 
 class Copier(Protocol):
@@ -33,10 +30,10 @@ class Copier(Protocol):
     Called from one thread, the engine's, which never waits here but in ``drain`` (tests only) and ``close``.
     """
 
-    def fence(self, direction: Direction) -> None:
-        """Batches of that direction submitted from now on start after all work the engine has enqueued."""
+    def fence(self, route: Route) -> None:
+        """Batches along that route submitted from now on start after all work the engine has enqueued."""
 
-    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
+    def submit(self, job_id: int, route: Route, batch: CopyBatch) -> None:
         """Start copying. The batch, and the memory it names, belong to the copier until it has ended."""
 
     def poll(self) -> list[CopyEnd]:

@@ -4,9 +4,11 @@ import ctypes
 import queue
 import threading
 import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from offload.worker.copiers.base import CopyEnd, Direction
+from offload.messages import GPU_ROUTES, Route
+from offload.worker.copiers.base import CopyEnd
 from offload.worker.layout import CopyBatch
 
 
@@ -16,28 +18,29 @@ class _Task(NamedTuple):
 
 
 class CpuCopier:
-    """One thread per direction, so that a load never queues behind stores.
+    """One thread per route, so that a load never queues behind stores.
 
     For engines whose "GPU" cache is host memory. There the forward pass has ended by the time a copy is
     submitted, so fences have nothing to wait for. ``ctypes.memmove`` releases the interpreter lock:
     copies really run beside the engine.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, routes: Iterable[Route] = GPU_ROUTES) -> None:
+        """``routes``: those that it serves."""
         self._ended: queue.SimpleQueue[CopyEnd] = queue.SimpleQueue()
-        self._todo: dict[Direction, queue.Queue[_Task | None]] = {way: queue.Queue() for way in Direction}
+        self._todo: dict[Route, queue.Queue[_Task | None]] = {route: queue.Queue() for route in routes}
         self._threads = [
-            threading.Thread(target=self._work, args=(todo,), name=f"kv-offload-{way.value}", daemon=True)
+            threading.Thread(target=self._work, args=(todo,), name=f"kv-offload-{way.verb}", daemon=True)
             for way, todo in self._todo.items()
         ]
         for thread in self._threads:
             thread.start()
 
-    def fence(self, direction: Direction) -> None:
+    def fence(self, route: Route) -> None:
         """Nothing to wait for: the engine computes on the calling thread."""
 
-    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
-        self._todo[direction].put(_Task(job_id, batch))
+    def submit(self, job_id: int, route: Route, batch: CopyBatch) -> None:
+        self._todo[route].put(_Task(job_id, batch))
 
     def poll(self) -> list[CopyEnd]:
         return [self._ended.get() for _ in range(self._ended.qsize())]
@@ -63,11 +66,12 @@ class CpuCopier:
 
 def _copy(task: _Task) -> CopyEnd:
     memmove = ctypes.memmove
-    num_copied = 0
+    num_copied, error = 0, None
+    begin = time.perf_counter()
     try:
         for source, target, size in zip(*(column.tolist() for column in task.batch), strict=True):
             memmove(target, source, size)
             num_copied += 1
-    except Exception as error:  # whatever it is, the thread goes on
-        return CopyEnd(task.job_id, num_copied, f"{type(error).__name__}: {error}")
-    return CopyEnd(task.job_id, num_copied, None)
+    except Exception as failure:  # whatever it is, the thread goes on
+        error = f"{type(failure).__name__}: {failure}"
+    return CopyEnd(task.job_id, num_copied, error, time.perf_counter() - begin)

@@ -5,12 +5,14 @@ Not measured: written against the CUDA runtime's documented rules, run by ``test
 
 import time
 from collections import deque
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from offload.worker.copiers.base import CopyEnd, Direction
+from offload.messages import GPU_ROUTES, LOAD, STORE, Route
+from offload.worker.copiers.base import CopyEnd
 from offload.worker.layout import CopyBatch
 
 _PAUSE_SECONDS = 0.001
@@ -36,13 +38,14 @@ class BatchedCopy(Protocol):
 
 class _InFlight(NamedTuple):
     end: CopyEnd
-    event: torch.cuda.Event
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
     descriptors: list[torch.Tensor]
     """Pointers and sizes, kept until the copies are done: nothing says the driver has read them before."""
 
 
 class CudaCopier:
-    """One stream per direction, one batched call per job, events polled and never waited for.
+    """One stream per route, one batched call per job, events polled and never waited for.
 
     Stores start after the compute that wrote their source (``fence`` records an event on the engine's stream)
     and read in stream order. Loads start after everything enqueued before their fence, such as zeroing of
@@ -55,33 +58,37 @@ class CudaCopier:
     ) -> None:
         """``load_copy``: for loads, if they go another way than stores."""
         self._device = device
-        self._copies = {Direction.STORE: batched_copy, Direction.LOAD: load_copy or batched_copy}
-        self._streams = {way: torch.cuda.Stream(device) for way in Direction}  # of the lowest priority
+        self._copies = {STORE: batched_copy, LOAD: load_copy or batched_copy}
+        self._streams = {way: torch.cuda.Stream(device) for way in GPU_ROUTES}  # of the lowest priority
         self._ended: list[CopyEnd] = []  # kept if asking after another one raises
-        self._in_flight: dict[Direction, deque[_InFlight]] = {way: deque() for way in Direction}
+        self._in_flight: dict[Route, deque[_InFlight]] = {way: deque() for way in GPU_ROUTES}
 
-    def fence(self, direction: Direction) -> None:
-        self._streams[direction].wait_stream(torch.cuda.current_stream(self._device))
+    def fence(self, route: Route) -> None:
+        self._streams[route].wait_stream(torch.cuda.current_stream(self._device))
 
-    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
-        stream = self._streams[direction]
+    def submit(self, job_id: int, route: Route, batch: CopyBatch) -> None:
+        stream = self._streams[route]
         descriptors = [torch.from_numpy(np.ascontiguousarray(column)) for column in batch]
         end = CopyEnd(job_id, len(batch.sizes), None)
-        event = torch.cuda.Event()
-        event.record(stream)  # makes it: if that fails, nothing has been copied yet
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record(stream)
+        ended.record(stream)  # makes it: if that fails, nothing has been copied yet
         with torch.cuda.stream(stream):
             try:
-                self._copies[direction](*descriptors, is_src_access_order_any=direction is Direction.LOAD)
+                self._copies[route](*descriptors, is_src_access_order_any=route == LOAD)
             except Exception as error:
                 # Some copies may be under way all the same, so the batch ends no sooner than they do.
                 end = CopyEnd(job_id, 0, f"{type(error).__name__}: {error}")
-            event.record(stream)
-        self._in_flight[direction].append(_InFlight(end, event, descriptors))
+            ended.record(stream)
+        self._in_flight[route].append(_InFlight(end, began, ended, descriptors))
 
     def poll(self) -> list[CopyEnd]:
         for queue in self._in_flight.values():
-            while queue and queue[0].event.query():
-                self._ended.append(queue.popleft().end)
+            while queue and queue[0].ended.query():
+                batch = queue[0]
+                seconds = batch.began.elapsed_time(batch.ended) / 1000
+                self._ended.append(replace(batch.end, seconds=seconds))
+                queue.popleft()  # not before: what raises above must not lose it
         ended, self._ended = self._ended, []
         return ended
 
@@ -91,7 +98,7 @@ class CudaCopier:
 
     def close(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
-        while any(not batch.event.query() for queue in self._in_flight.values() for batch in queue):
+        while any(not batch.ended.query() for queue in self._in_flight.values() for batch in queue):
             if time.monotonic() > until:
                 return False
             time.sleep(_PAUSE_SECONDS)

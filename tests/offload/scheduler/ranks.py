@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from offload.messages import Ids, JobReport, StepPlan, WorkerReport
+from offload.messages import LOAD, Ids, JobReport, StepPlan, WorkerReport
 from offload.testing.memory_engine import Kv, MemoryEngine
 
 
@@ -68,18 +68,19 @@ class Ranks:
 
     def take(self, plan: StepPlan) -> None:
         """A step begins."""
-        for load in plan.loads:
-            for job_id, start, stop in load.parts:
+        for order in plan.orders:
+            is_load = order.route == LOAD
+            blocks, slots = (order.targets, order.sources) if is_load else (order.sources, order.targets)
+            for job_id, start, stop in order.parts:
                 part = slice(start, stop)
-                copy = Copy(job_id, load.block_ids[part], load.slots[part], set(range(self.num_ranks)))
-                copy.request_id, copy.fills = load.request_id, load.fills[part].tolist()
+                copy = Copy(job_id, blocks[part], slots[part], set(range(self.num_ranks)), order.request_id)
+                if order.fills is not None:
+                    copy.fills = order.fills[part].tolist()
                 self.copies[job_id] = copy
-            for rank in range(self.num_ranks):
-                self._restores[load.request_id, rank] = _Told({part.job_id for part in load.parts})
-            self._waiting[load.request_id] = self.num_ranks
-        for store in plan.stores:
-            ranks = set(range(self.num_ranks))
-            self.copies[store.job_id] = Copy(store.job_id, store.block_ids, store.slots, ranks)
+            if order.request_id is not None:
+                for rank in range(self.num_ranks):
+                    self._restores[order.request_id, rank] = _Told({part.job_id for part in order.parts})
+                self._waiting[order.request_id] = self.num_ranks
         for job_id in plan.cancelled:
             if job_id in self.copies:
                 self.copies[job_id].is_cancelled = True

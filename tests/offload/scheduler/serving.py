@@ -274,9 +274,9 @@ class Serving:
             assert held == owners, f"block {block_id} is held {held} times and has {owners} owners"
         assert {job.job_id for job in ledger} == {
             *self.ranks.copies,
-            *(store.job_id for store in self.side._next.stores),
+            *(part.job_id for order in self.side._next.orders for part in order.parts),
         }, "the side and the ranks know different jobs"
-        spoiled = [job for job in ledger.stores() if job.is_spoiled]
+        spoiled = [job for job in ledger.of(self.side.stores) if job.task.is_spoiled]
         may_be_spoiled = self._has_sibling_failed or self.ranks.may_seem_foreign
         assert may_be_spoiled or not spoiled, f"{spoiled} are spoiled, and no sibling has failed"
         for request in self.running:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from offload.scheduler.amounts import (
     answer_run_blocks,
+    blocks_to_run,
     first_part_blocks,
     holdable_blocks,
     is_worth_storing,
@@ -15,6 +16,7 @@ from offload.scheduler.amounts import (
     load_range,
     loadable_tokens,
     may_load,
+    restorable_blocks,
     storable_blocks,
     storable_blocks_at_finish,
     tokens_to_next_look,
@@ -57,6 +59,49 @@ class TestStorableBlocks:
         blocks = storable_blocks(computed, tokens, hashes, block_size)
         assert allowed(blocks)
         assert not allowed(blocks + 1)
+
+
+class TestRestorableBlocks:
+    @pytest.mark.parametrize(
+        ("num_resident", "num_gpu_blocks", "num_volatile", "num_step_blocks", "blocks"),
+        [
+            (5, 9, 0, 0, 5),
+            (5, 9, 1, 0, 4),  # the last one is computed again
+            (1, 9, 1, 0, 0),
+            (0, 9, 1, 0, 0),
+            (8, 9, 0, 0, 8),  # all that the GPU gives out
+            (8, 9, 0, 3, 5),  # three are to be left for drafts
+            (8, 9, 1, 3, 5),
+            (4, 3, 0, 3, 0),
+        ],
+    )
+    def test_what_is_resident_but_not_volatile_and_leaves_blocks(
+        self, num_resident: int, num_gpu_blocks: int, num_volatile: int, num_step_blocks: int, blocks: int
+    ) -> None:
+        assert restorable_blocks(num_resident, num_gpu_blocks, num_volatile, num_step_blocks) == blocks
+
+    @given(resident=COUNTS, gpu=st.integers(1, 300), volatile=st.integers(0, 1), beside=st.integers(0, 9))
+    @thorough(300)
+    def test_is_the_most_that_can_be_admitted(
+        self, resident: int, gpu: int, volatile: int, beside: int
+    ) -> None:
+        def allowed(blocks: int) -> bool:
+            return blocks + volatile <= resident and blocks + beside < gpu
+
+        blocks = restorable_blocks(resident, gpu, volatile, beside)
+        assert blocks == 0 or allowed(blocks)
+        assert not allowed(blocks + 1)
+
+
+class TestBlocksToRun:
+    @pytest.mark.parametrize(
+        ("num_running", "num_prefill", "num_drafts", "blocks"),
+        [(5, 0, 0, 5), (5, 17, 0, 7), (5, 0, 15, 5), (5, 0, 16, 10), (0, 16, 40, 1)],
+    )
+    def test_each_computes_a_token_and_its_drafts(
+        self, num_running: int, num_prefill: int, num_drafts: int, blocks: int
+    ) -> None:
+        assert blocks_to_run(num_running, num_prefill, 16, num_drafts) == blocks
 
 
 class TestWhenToLook:

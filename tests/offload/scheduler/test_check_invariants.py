@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from offload.messages import StoreOrder
+from offload.messages import STORE, Order, Part
 from tests.offload.scheduler.serving import Serving, Sizes
 
 
@@ -18,18 +18,19 @@ def busy() -> Serving:
     serving.send(range(100, 108), [7] * 9)
     serving.step()
     serving.check()
-    assert list(serving.side.ledger.stores())
-    assert list(serving.side.ledger.loads())
+    assert list(serving.side.ledger.of(serving.side.stores))
+    assert list(serving.side.ledger.of(serving.side.restores))
     return serving
 
 
 def store_of_nobody(serving: Serving) -> None:
-    serving.side.ledger._jobs.clear()
+    (job,) = serving.side.ledger.of(serving.side.stores)
+    del serving.side.ledger._jobs[job.job_id]
 
 
 def slots_of_others(serving: Serving) -> None:
-    (job,) = serving.side.ledger.stores()
-    serving.side.stores.filled_by[job.plan.slots[0, 0]] += 1
+    (job,) = serving.side.ledger.of(serving.side.stores)
+    serving.side.stores._common.filled_by[job.task.plan.slots[0, 0]] += 1
 
 
 def too_many_begin(serving: Serving) -> None:
@@ -37,7 +38,7 @@ def too_many_begin(serving: Serving) -> None:
 
 
 def released_too_early(serving: Serving) -> None:
-    (job,) = serving.side.ledger.stores()
+    (job,) = serving.side.ledger.of(serving.side.stores)
     while serving.engine.num_holds(job.blocks[0].block_id):
         serving.engine.release(job.blocks[:1])
 
@@ -57,8 +58,9 @@ def stored_without_admission(serving: Serving) -> None:
 
 
 def planned_and_over(serving: Serving) -> None:
-    (job,) = serving.side.ledger.stores()
-    serving.side._next.stores.append(StoreOrder(job.job_id + 100, job.plan.slots[:, 0], job.plan.slots[:, 0]))
+    (job,) = serving.side.ledger.of(serving.side.stores)
+    slots = job.task.plan.slots[:, 0]
+    serving.side._next.orders.append(Order(STORE, [Part(job.job_id + 100, 0, len(slots))], slots, slots))
 
 
 def gauge_as_counter(serving: Serving) -> None:
@@ -80,7 +82,7 @@ def endless_pause(serving: Serving) -> None:
 @pytest.mark.parametrize(
     ("contradict", "shown"),
     [
-        (store_of_nobody, "blocks"),
+        (store_of_nobody, "0 blocks in jobs"),
         (slots_of_others, "known of them is"),
         (too_many_begin, "17 may begin"),
         (released_too_early, "we hold GPU block"),

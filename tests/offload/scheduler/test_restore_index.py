@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offload.scheduler.jobs import Restore
+from offload.scheduler.restore import Restore
 from offload.scheduler.restore_index import STRIDE, RestoreIndex
-from tests.offload.scheduler.test_jobs_machine import NO_PIN
+from tests.offload.scheduler.test_restore import NO_PIN
 
 LENGTH = 3 * STRIDE
 

@@ -8,9 +8,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from allocator import CpuOffloadingBlockAllocator
 from offload.observe.metrics import Metrics
-from offload.scheduler.breaker import CircuitBreaker
+from offload.scheduler.common import Common
 from offload.scheduler.engine import State
-from offload.scheduler.jobs import JobLedger, LoadJob, Restore
+from offload.scheduler.flow import Job
+from offload.scheduler.hints import RequestHints
+from offload.scheduler.jobs import JobLedger
+from offload.scheduler.offer import Why
+from offload.scheduler.restore import LoadPart, Restore
 from offload.scheduler.restores import Restores
 from offload.testing.memory_engine import Kv, MemoryEngine, MemoryRequest
 from tests.strategies import thorough
@@ -33,17 +37,10 @@ class RestoresMachine(RuleBasedStateMachine):
         self.engine = MemoryEngine(100, 1)
         self.allocator = CpuOffloadingBlockAllocator(60)
         self.ledger = JobLedger(1)
-        self.breaker = CircuitBreaker("restores", lambda: 0.0)
-        self.restores = Restores(
-            self.allocator,
-            self.ledger,
-            self.engine,
-            self.breaker,
-            Metrics(),
-            block_size=1,
-            slot_bytes=1,
-            first_part=first_part,
-        )
+        fills = np.zeros(self.allocator.capacity, dtype=np.int64)
+        common = Common(self.allocator, self.ledger, self.engine, Metrics(), lambda: 0.0, 1, 1, fills)
+        self.restores = Restores(common, first_part=first_part)
+        self.breaker = self.restores.breaker
         self.restores.shared_at_once, self.restores.carryover.step_work = at_once, work
         self.restores.tidy()
         self.waiting: list[MemoryRequest] = []
@@ -78,7 +75,7 @@ class RestoresMachine(RuleBasedStateMachine):
         self.waiting.remove(request)
         is_loading = any(restore.request is request and not restore.was_stuck for restore in self.restores)
         request.state = State.ABORTED
-        self.restores.forget(request.request_id)
+        self.restores.finish(request)
         if not is_loading:
             self.engine.take_back(request.request_id)
 
@@ -88,7 +85,7 @@ class RestoresMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def land(self, data: st.DataObject) -> None:
         job = self._drawn(data)
-        self._end(job, 0 if job.restore.is_cancelled else job.num_blocks)
+        self._end(job, 0 if job.task.restore.is_cancelled else job.num_blocks)
 
     @precondition(lambda self: len(self.ledger))
     @rule(data=st.data())
@@ -111,10 +108,10 @@ class RestoresMachine(RuleBasedStateMachine):
 
         wanted = [
             job.job_id
-            for job in self.ledger.loads()
-            if job.restore.is_cancelled or is_meant(job.restore.request)
+            for job in self.ledger.of(self.restores)
+            if job.task.restore.is_cancelled or is_meant(job.task.restore.request)
         ]
-        assert self.restores.cancel(is_meant) == wanted
+        assert self.restores.drop(is_meant) == wanted
         if chain is None:
             self.allocator.reset()
 
@@ -124,6 +121,7 @@ class RestoresMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         for part in (self.engine, self.allocator, self.ledger, self.restores):
             part.check_invariants()
+        assert self.restores.num_pins == self.allocator.num_pins
         owned = self.engine.owners(*(job.blocks for job in self.ledger))
         for block_id in range(self.engine.num_blocks):
             held = self.engine.num_holds(block_id)
@@ -135,14 +133,14 @@ class RestoresMachine(RuleBasedStateMachine):
         """Once all jobs have ended nobody waits for long, and nothing is left."""
         if not hasattr(self, "restores"):
             return
-        for job in list(self.ledger.loads()):
-            self._end(job, 0 if job.restore.is_cancelled or job.given_up else job.num_blocks)
+        for job in list(self.ledger.of(self.restores)):
+            self._end(job, 0 if job.task.restore.is_cancelled or job.given_up else job.num_blocks)
         for _ in range(LENGTH * self.num_sent + 60):
             if not (self.waiting or len(self.ledger) or len(self.restores.carryover)):
                 break
             self.step()
             self.agrees()
-            for job in list(self.ledger.loads()):
+            for job in list(self.ledger.of(self.restores)):
                 self._end(job, job.num_blocks)
         assert not self.waiting, f"{self.waiting} wait for ever"
         left = {name: each for name, each in self.restores.left_over().items() if each}
@@ -178,21 +176,21 @@ class RestoresMachine(RuleBasedStateMachine):
         if depth <= position or self.restores.carryover.has_drops:
             self._go(request)
             return
-        self.restores.open(request, range(position, depth), np.zeros(self.allocator.capacity, dtype=np.int64))
+        self.restores.open(request, range(position, depth))
         request.state, request.num_computed_tokens = State.WAITS_FOR_KV, depth
 
     def _go(self, request: MemoryRequest) -> None:
         """It runs, and is over at once."""
         self.waiting.remove(request)
         request.state = State.COMPLETED
-        self.restores.forget(request.request_id)
+        self.restores.finish(request)
         self.engine.take_back(request.request_id)
 
-    def _end(self, job: LoadJob, num_good: int) -> None:
-        restore = job.restore
+    def _end(self, job: Job[LoadPart], num_good: int) -> None:
+        restore = job.task.restore
         num_good = 0 if job.given_up else num_good
-        blocks = self.engine.blocks(restore.block_ids[job.start : job.stop])
-        hashes = restore.chain[restore.first + job.start :]
+        blocks = self.engine.blocks(restore.block_ids[job.task.start : job.task.stop])
+        hashes = restore.chain[restore.first + job.task.start :]
         for index, (block, prefix_hash) in enumerate(zip(blocks, hashes, strict=False)):
             block.kv = Kv(prefix_hash, 0) if index < num_good else None
         if num_good < job.num_blocks:
@@ -202,8 +200,8 @@ class RestoresMachine(RuleBasedStateMachine):
         self.restores.advance(job, progress)
         self._take_back(restore)
 
-    def _hang(self, job: LoadJob) -> None:
-        self.failed.add(job.restore.request.request_id)
+    def _hang(self, job: Job[LoadPart]) -> None:
+        self.failed.add(job.task.restore.request.request_id)
         progress = self.ledger.report(job.job_id, 0, 0, True)
         assert progress is not None
         self.restores.advance(job, progress)
@@ -223,10 +221,29 @@ class RestoresMachine(RuleBasedStateMachine):
     def _hashes(self, chain: int) -> list[bytes]:
         return MemoryRequest("", tokens_of(chain), [7], 1).block_hashes
 
-    def _drawn(self, data: st.DataObject) -> LoadJob:
-        job: LoadJob = data.draw(st.sampled_from(list(self.ledger.loads())))
+    def _drawn(self, data: st.DataObject) -> Job[LoadPart]:
+        job: Job[LoadPart] = data.draw(st.sampled_from(list(self.ledger.of(self.restores))))
         return job
 
 
 TestRestoresMachine = RestoresMachine.TestCase
 TestRestoresMachine.settings = thorough(80, steps=40)
+
+
+def test_a_request_whose_restore_fell_short_is_offered_no_more_and_is_forgotten() -> None:
+    machine = RestoresMachine()
+    machine.make(first_part=4, at_once=512, work=1 << 15)
+    request, other = (MemoryRequest(name, [*tokens_of(0), 5], [7], 1) for name in ("r", "s"))
+    machine._fill(tokens_of(0))
+    machine.waiting.append(request)
+    machine._ask(request)
+    jobs = list(machine.ledger.of(machine.restores))
+    assert len(jobs) > 1
+    for job in jobs:
+        machine._end(job, job.num_blocks - 1)
+    machine._fill(tokens_of(0))
+    assert machine.restores.early_offer(request, 0) == (0, Why.FAILED)
+    assert machine.restores.early_offer(other, 0) is None
+    assert machine.restores.offer(other, 0, RequestHints()) == (LENGTH, Why.RESIDENT)
+    machine._go(request)
+    assert not any(machine.restores.left_over().values())

@@ -2,15 +2,18 @@
 
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from allocator import CpuOffloadingBlockAllocator
 from offload.observe.metrics import METRICS, Metrics
 from offload.scheduler.adapters import Adapters
-from offload.scheduler.breaker import CircuitBreaker
+from offload.scheduler.common import Common
 from offload.scheduler.engine import State
-from offload.scheduler.jobs import JobLedger, StoreJob
+from offload.scheduler.flow import Job
+from offload.scheduler.jobs import JobLedger
+from offload.scheduler.store import Store
 from offload.scheduler.stores import Stores
 from offload.testing.memory_engine import Kv, MemoryEngine, MemoryRequest, MemoryStep
 from tests.strategies import thorough
@@ -29,19 +32,11 @@ class StoresMachine(RuleBasedStateMachine):
         self.engine = MemoryEngine(num_blocks, BLOCK)
         self.allocator = CpuOffloadingBlockAllocator(600)
         self.ledger, self.metrics = JobLedger(1), Metrics()
-        self.stores = Stores(
-            self.allocator,
-            self.ledger,
-            self.engine,
-            CircuitBreaker("stores", lambda: self.now),
-            self.metrics,
-            Adapters(self.allocator),
-            block_size=BLOCK,
-            slot_bytes=1,
-            step_tokens=64,
-            store_answers=True,
-            clock=lambda: self.now,
+        fills = np.zeros(self.allocator.capacity, dtype=np.int64)
+        common = Common(
+            self.allocator, self.ledger, self.engine, self.metrics, lambda: self.now, BLOCK, 1, fills
         )
+        self.stores = Stores(common, Adapters(self.allocator), step_tokens=64, store_answers=True)
         self.stores.backlog.answer_run, self.stores.backlog.answer_interval = run, 2
         self.running: list[MemoryRequest] = []
         self.preempted: list[MemoryRequest] = []
@@ -157,8 +152,8 @@ class StoresMachine(RuleBasedStateMachine):
         for block_id in range(self.engine.num_blocks):
             held = self.engine.num_holds(block_id)
             assert held == owned[block_id], f"block {block_id} is held {held} times, by {owned[block_id]}"
-        for job in self.ledger.stores():
-            assert job.is_spoiled or not job.blocks or self._is_right(job), (
+        for job in self.ledger.of(self.stores):
+            assert job.task.is_spoiled or not job.blocks or self._is_right(job), (
                 f"{job} copies other KV: {job.blocks}"
             )
 
@@ -172,7 +167,7 @@ class StoresMachine(RuleBasedStateMachine):
         for _ in range(600):
             if not (len(self.ledger) or self.stores.backlog.num_queued):
                 break
-            for job in list(self.ledger.stores()):
+            for job in list(self.ledger.of(self.stores)):
                 self._report(job, 1, 0 if job.given_up else job.num_blocks)
             self.now += 1.0
             self.step(1)
@@ -210,20 +205,45 @@ class StoresMachine(RuleBasedStateMachine):
         self.stores.finish(request)
         self.engine.take_back(request.request_id)
 
-    def _report(self, job: StoreJob, num_ranks: int, num_copied: int) -> None:
-        progress = self.ledger.report(job.job_id, num_ranks, num_copied, not num_ranks)
+    def _report(self, job: Job[Store], num_ranks: int, num_good: int) -> None:
+        progress = self.ledger.report(job.job_id, num_ranks, num_good, not num_ranks)
         assert progress is not None
         self.stores.advance(job, progress)
 
-    def _is_right(self, job: StoreJob) -> bool:
+    def _is_right(self, job: Job[Store]) -> bool:
         """As far as its blocks are computed: those of this step are not yet."""
         kept: list[Any] = [block.kv for block in job.blocks]
-        return kept == [Kv(each, 0) for each in job.plan.hashes]
+        return kept == [Kv(each, 0) for each in job.task.plan.hashes]
 
-    def _drawn(self, data: st.DataObject) -> StoreJob:
-        job: StoreJob = data.draw(st.sampled_from(list(self.ledger.stores())))
+    def _drawn(self, data: st.DataObject) -> Job[Store]:
+        job: Job[Store] = data.draw(st.sampled_from(list(self.ledger.of(self.stores))))
         return job
 
 
 TestStoresMachine = StoresMachine.TestCase
 TestStoresMachine.settings = thorough(80, steps=40)
+
+
+def test_blocks_that_the_queue_gives_up_are_free() -> None:
+    machine = StoresMachine()
+    machine.make(num_blocks=30, run=1, is_calm=True)
+    machine.stores.breaker.failed("a store", hangs=True)
+    machine.send(num_prompt=9, num_answer=1)
+    machine.step(tokens=9)
+    assert not (machine.running or len(machine.ledger))
+    assert machine.engine.num_free == 30
+
+
+def test_what_was_in_flight_when_a_sibling_failed_is_not_kept() -> None:
+    machine = StoresMachine()
+    machine.make(num_blocks=30, run=1, is_calm=True)
+    machine.send(num_prompt=9, num_answer=9)
+    machine.step(tokens=9)
+    jobs = list(machine.ledger.of(machine.stores))
+    assert jobs
+    machine.stores.spoil()
+    for job in jobs:
+        machine._report(job, 1, job.num_blocks)
+    assert machine.allocator.num_resident == 0
+    assert "failed_jobs" not in machine.metrics.take()
+    assert machine.stores.breaker._num_failures == 0, "it says nothing about stores"

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from offload.config import Verify
-from offload.messages import Fingerprint, JobReport, LoadOrder, LoadPart, StepPlan, StoreOrder
+from offload.messages import LOAD, STORE, Fingerprint, JobReport, Order, Part, Route, StepPlan
 from offload.testing.copiers.inline import InlineExecutor
-from offload.worker.copiers import CopyEnd, Direction
+from offload.worker.copiers import CopyEnd
+from offload.worker.lanes import gpu_lanes
 from offload.worker.layout import BlockLayout, CopyBatch, Region
 from offload.worker.seals import Seals
 from offload.worker.side import Seams, WorkerSide
@@ -24,10 +25,10 @@ IDS = np.arange(2)
 class EndlessCopier:
     """Accepts everything and ends nothing."""
 
-    def fence(self, direction: Direction) -> None:
+    def fence(self, route: Route) -> None:
         pass
 
-    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
+    def submit(self, job_id: int, route: Route, batch: CopyBatch) -> None:
         pass
 
     def poll(self) -> list[CopyEnd]:
@@ -44,11 +45,12 @@ def busy() -> TransferEngine:
     """A load and a store are under way, and another store waits for its turn."""
     seals = Seals(LAYOUT, NUM_SLOTS, Verify.NEVER)
     seals.seal(77, np.arange(NUM_SLOTS), np.arange(NUM_SLOTS))
-    engine = TransferEngine(LAYOUT, EndlessCopier(), seals, clock=lambda: 0.0, make_executor=InlineExecutor)
-    engine.store(1, IDS + 2, IDS + 2)
-    engine.load(2, IDS, np.full(2, 77), IDS)
+    lanes = gpu_lanes(LAYOUT, EndlessCopier())
+    engine = TransferEngine(lanes, seals, clock=lambda: 0.0, make_executor=InlineExecutor)
+    engine.submit(1, STORE, IDS + 2, IDS + 2)
+    engine.submit(2, LOAD, IDS, IDS, np.full(2, 77))
     engine._allowance = 0.0
-    engine.store(3, IDS + 4, IDS + 4)
+    engine.submit(3, STORE, IDS + 4, IDS + 4)
     engine.check_invariants()
     assert list(engine._held) == [3]
     return engine
@@ -63,7 +65,7 @@ def sums_of_others(engine: TransferEngine) -> None:
 
 
 def ended_and_under_way(engine: TransferEngine) -> None:
-    engine.refuse(2, Direction.LOAD, IDS, "")
+    engine.refuse(2, LOAD, IDS, "")
 
 
 def load_that_waits(engine: TransferEngine) -> None:
@@ -71,7 +73,7 @@ def load_that_waits(engine: TransferEngine) -> None:
 
 
 def load_forgotten(engine: TransferEngine) -> None:
-    engine._loads.clear()
+    engine._awaited.clear()
 
 
 def copied_and_not_checked(engine: TransferEngine) -> None:
@@ -93,8 +95,8 @@ def too_much_at_once(engine: TransferEngine) -> None:
         (broken_seal, "generations"),
         (sums_of_others, "7 sums of 8"),
         (ended_and_under_way, "under way and over"),
-        (load_that_waits, "2 waits, and is no store"),
-        (load_forgotten, "known are set"),
+        (load_that_waits, "2 waits, and is awaited"),
+        (load_forgotten, "are awaited, known are set"),
         (copied_and_not_checked, "are copied"),
         (given_up_for_ever, "1 was given up"),
         (too_much_at_once, "bytes now"),
@@ -121,10 +123,10 @@ def side() -> WorkerSide:
     fingerprint = Fingerprint("", "", 1, 1, "", "")
     made = WorkerSide(OneBlock(), 64, fingerprint, Seams(lambda *_: EndlessCopier()))
     made._engine, made._memory = busy(), MEMORY  # type: ignore[assignment]
-    parts = [LoadPart(10, 0, 1), LoadPart(11, 1, 2)]
-    made.bind(StepPlan(fingerprint, loads=[LoadOrder("r", parts, IDS, np.full(2, 77), IDS)]))
-    made.start_loads()
-    made.bind(StepPlan(fingerprint, stores=[StoreOrder(12, IDS + 6, IDS + 6)]))
+    parts = [Part(10, 0, 1), Part(11, 1, 2)]
+    made.bind(StepPlan(fingerprint, [Order(LOAD, parts, IDS, IDS, np.full(2, 77), "r")]))
+    made.begin_step()
+    made.bind(StepPlan(fingerprint, [Order(STORE, [Part(12, 0, 2)], IDS + 6, IDS + 6)]))
     made.check_invariants()
     assert not made.is_idle
     return made

@@ -7,7 +7,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from offload.worker.copiers import CopyEnd, CpuCopier, Direction
+from offload.messages import GPU_ROUTES, LOAD, STORE
+from offload.worker.copiers import CopyEnd, CpuCopier
 from offload.worker.layout import CopyBatch
 
 pytestmark = pytest.mark.timeout(30)
@@ -20,7 +21,7 @@ def threads() -> list[threading.Thread]:
 def test_closing_ends_the_threads() -> None:
     before = threads()
     copier = CpuCopier()
-    assert len(threads()) == len(before) + len(Direction)
+    assert len(threads()) == len(before) + len(GPU_ROUTES)
     copier.close(seconds=30)
     assert threads() == before
 
@@ -36,7 +37,7 @@ def test_copies_run_beside_the_caller() -> None:
     movers: list[int] = []
     copier = CpuCopier()
     with mock.patch.object(ctypes, "memmove", side_effect=lambda *_: movers.append(threading.get_ident())):
-        for direction in Direction:
+        for direction in GPU_ROUTES:
             copier.submit(1, direction, batch([1], [2], [3]))
         copier.drain()
     copier.close(seconds=30)
@@ -51,8 +52,8 @@ def test_a_copy_that_fails_ends_its_batch_and_no_other() -> None:
 
     copier = CpuCopier()
     with mock.patch.object(ctypes, "memmove", move):
-        copier.submit(1, Direction.STORE, batch([1, 2, 666, 3], [5, 6, 7, 8], [1, 1, 1, 1]))
-        copier.submit(2, Direction.STORE, batch([1], [5], [1]))
+        copier.submit(1, STORE, batch([1, 2, 666, 3], [5, 6, 7, 8], [1, 1, 1, 1]))
+        copier.submit(2, STORE, batch([1], [5], [1]))
         copier.drain()
     assert sorted(copier.poll()) == [CopyEnd(1, 2, "OSError: bad address"), CopyEnd(2, 1, None)]
     copier.close(seconds=30)
@@ -61,8 +62,8 @@ def test_a_copy_that_fails_ends_its_batch_and_no_other() -> None:
 def test_a_malformed_batch_ends_as_failed_and_later_ones_are_served() -> None:
     copier = CpuCopier()
     with mock.patch.object(ctypes, "memmove"):
-        copier.submit(1, Direction.LOAD, batch([1, 2], [5], [1, 1]))
-        copier.submit(2, Direction.LOAD, batch([1], [5], [1]))
+        copier.submit(1, LOAD, batch([1, 2], [5], [1, 1]))
+        copier.submit(2, LOAD, batch([1], [5], [1]))
         copier.drain()
     bad, good = sorted(copier.poll())
     assert (bad.job_id, bad.num_copied) == (1, 1)

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from offload.worker.copiers import CopyEnd, CudaCopier, Direction
+from offload.messages import GPU_ROUTES, LOAD, STORE, Route
+from offload.worker.copiers import CopyEnd, CudaCopier
 from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
 from offload.worker.layout import CopyBatch
+
+MILLISECONDS = 250.0
 
 
 class FakeCuda:
@@ -21,23 +24,31 @@ class FakeCuda:
         self.log: list[tuple[Any, ...]] = []
         self.current = self.Stream("cuda:0", name="engine")
         self.error = 0
-        self.no_events = False
+        self.no_events = self.no_times = False
         cuda = self
 
         class Event:
-            def __init__(self) -> None:
-                self.done = False
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+                self.done = self.is_end = False
 
             def record(self, stream: FakeCuda.Stream) -> None:
                 if cuda.no_events:
                     raise RuntimeError("out of memory")
                 self.stream = stream
+                self.is_end = self in stream.events
                 if self in stream.events:  # recorded again: the later one counts
                     stream.events.remove(self)
                 stream.events.append(self)
 
             def query(self) -> bool:
                 return self.done
+
+            def elapsed_time(self, end: Any) -> float:
+                assert self.done and end.done, "both have to be over"
+                if cuda.no_times:
+                    raise RuntimeError("device is broken")
+                return MILLISECONDS
 
         class Stream(FakeCuda.Stream):
             def wait_stream(self, stream: FakeCuda.Stream) -> None:
@@ -59,10 +70,11 @@ class FakeCuda:
             self.device, self.name = device, name
             self.events: list[Any] = []
 
-        def finish(self, num_events: int = 1) -> None:
-            """What was enqueued up to the next ``num_events`` events is done."""
-            for event in [each for each in self.events if not each.done][:num_events]:
-                event.done = True
+        def finish(self, num_batches: int = 1) -> None:
+            """What was enqueued up to the ends of the next ``num_batches`` is done."""
+            for event in [each for each in self.events if not each.done]:
+                event.done = num_batches > 0
+                num_batches -= event.is_end
 
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
@@ -97,15 +109,15 @@ BATCH = CopyBatch(np.array([10, 20]), np.array([30, 40]), np.array([5, 6]))
 
 
 def test_each_direction_has_a_stream_of_its_own(cuda: FakeCuda, copier: CudaCopier) -> None:
-    for direction in Direction:
+    for direction in GPU_ROUTES:
         copier.submit(1, direction, BATCH)
     streams = [entry[1] for entry in cuda.log]
     assert len(set(map(id, [*streams, cuda.current]))) == 3
 
 
-@pytest.mark.parametrize(("direction", "any_order"), [(Direction.STORE, False), (Direction.LOAD, True)])
+@pytest.mark.parametrize(("direction", "any_order"), [(STORE, False), (LOAD, True)])
 def test_a_batch_is_one_call_on_its_stream(
-    cuda: FakeCuda, copier: CudaCopier, direction: Direction, any_order: bool
+    cuda: FakeCuda, copier: CudaCopier, direction: Route, any_order: bool
 ) -> None:
     engine = cuda.current
     copier.submit(1, direction, BATCH)
@@ -115,9 +127,9 @@ def test_a_batch_is_one_call_on_its_stream(
 
 
 def test_a_fence_makes_its_direction_wait_for_the_engine(cuda: FakeCuda, copier: CudaCopier) -> None:
-    copier.fence(Direction.STORE)
-    copier.submit(1, Direction.STORE, BATCH)
-    copier.submit(2, Direction.LOAD, BATCH)
+    copier.fence(STORE)
+    copier.submit(1, STORE, BATCH)
+    copier.submit(2, LOAD, BATCH)
     wait, store, load = cuda.log
     assert wait == ("wait", store[1], cuda.current)
     assert load[1] is not wait[1]
@@ -125,12 +137,13 @@ def test_a_fence_makes_its_direction_wait_for_the_engine(cuda: FakeCuda, copier:
 
 def test_batches_end_with_their_events(cuda: FakeCuda, copier: CudaCopier) -> None:
     for job_id in (1, 2):
-        copier.submit(job_id, Direction.STORE, BATCH)
-    copier.submit(3, Direction.LOAD, BATCH)
+        copier.submit(job_id, STORE, BATCH)
+    copier.submit(3, LOAD, BATCH)
     stores, loads = cuda.log[0][1], cuda.log[2][1]
     assert copier.poll() == []
     loads.finish()
-    assert copier.poll() == [CopyEnd(3, 2, None)]
+    (end,) = copier.poll()
+    assert (end, end.seconds) == (CopyEnd(3, 2, None), 0.25)
     stores.finish()
     assert copier.poll() == [CopyEnd(1, 2, None)]
     assert not copier.close(seconds=0), "a batch is still under way"
@@ -147,7 +160,7 @@ def test_a_refused_batch_ends_only_when_what_was_taken_of_it_is_done(cuda: FakeC
 
     copier = CudaCopier(torch.device("cuda", 0), refuse)
     engine = cuda.current
-    copier.submit(1, Direction.STORE, BATCH)
+    copier.submit(1, STORE, BATCH)
     assert copier.poll() == []
     assert cuda.current is engine
     cuda.log[0][1].finish()
@@ -158,10 +171,20 @@ def test_without_an_event_nothing_is_copied(cuda: FakeCuda, copier: CudaCopier) 
     """Nobody could tell when such copies have ended."""
     cuda.no_events = True
     with pytest.raises(RuntimeError, match="out of memory"):
-        copier.submit(1, Direction.STORE, BATCH)
+        copier.submit(1, STORE, BATCH)
     assert cuda.log == []
     assert copier.poll() == []
     assert copier.close(seconds=0)
+
+
+def test_a_batch_whose_time_cannot_be_told_is_not_lost(cuda: FakeCuda, copier: CudaCopier) -> None:
+    copier.submit(1, STORE, BATCH)
+    copier.drain()
+    cuda.no_times = True
+    with pytest.raises(RuntimeError, match="device is broken"):
+        copier.poll()
+    cuda.no_times = False
+    assert copier.poll() == [CopyEnd(1, 2, None)]
 
 
 def test_pointers_outlive_the_call(cuda: FakeCuda) -> None:
@@ -172,8 +195,8 @@ def test_pointers_outlive_the_call(cuda: FakeCuda) -> None:
 
     copier = CudaCopier(torch.device("cuda", 0), copy)
     strided = CopyBatch(*np.arange(1, 7).reshape(2, 3).T)
-    copier.submit(1, Direction.STORE, strided)
-    (flight,) = copier._in_flight[Direction.STORE]
+    copier.submit(1, STORE, strided)
+    (flight,) = copier._in_flight[STORE]
     assert [column.data_ptr() for column in flight.descriptors] == taken
     assert [column.tolist() for column in flight.descriptors] == [[1, 4], [2, 5], [3, 6]]
 

@@ -12,13 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload.config import Verify
+from offload.messages import GPU_ROUTES, LOAD, STORE, Route
 from offload.testing.copiers.faulty import Fault, FaultyCopier
 from offload.testing.copiers.inline import InlineExecutor, RefusingExecutor
 from offload.worker import transfer
-from offload.worker.copiers import CopyEnd, Direction
+from offload.worker.copiers import CopyEnd
+from offload.worker.jobs import TransferEnd
+from offload.worker.lanes import gpu_lanes
 from offload.worker.layout import BlockLayout, CopyBatch, Region
 from offload.worker.seals import SAMPLE_EVERY, Seals
-from offload.worker.transfer import DEADLINE_SECONDS, HOLD_SECONDS, TransferEnd, TransferEngine
+from offload.worker.transfer import DEADLINE_SECONDS, HOLD_SECONDS, TransferEngine
 from tests.offload.places import (
     ALL_PLACES,
     Bytes,
@@ -55,7 +58,7 @@ ENDING = [Fault.NONE, Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY, Fault.END_SH
 class Job:
     """What a test does with one job. Blocks and slots belong to no other job."""
 
-    direction: Direction
+    route: Route
     block_ids: list[int]
     slots: list[int]
     fault: Fault
@@ -71,7 +74,7 @@ def job_lists(draw: st.DrawFn) -> list[Job]:
         size = min(draw(st.integers(0, 6)), len(block_ids))
         jobs.append(
             Job(
-                draw(st.sampled_from(Direction)),
+                draw(st.sampled_from(GPU_ROUTES)),
                 list(block_ids[:size]),
                 list(slots[:size]),
                 draw(st.sampled_from(ENDING)),
@@ -106,16 +109,16 @@ class Bench:
         self.seals.seal(FILL, every, every)
         self.seals.of_blocks = of_blocks and places.is_host
         self.engine = TransferEngine(
-            layout, self.copier, self.seals, clock=lambda: self.now, make_executor=InlineExecutor
+            gpu_lanes(layout, self.copier), self.seals, clock=lambda: self.now, make_executor=InlineExecutor
         )
 
     def submit(self, job_id: int, job: Job) -> None:
         self.faults[job_id] = job.fault
         block_ids, slots = np.array(job.block_ids, dtype=np.int64), np.array(job.slots, dtype=np.int64)
-        if job.direction is Direction.STORE:
-            self.engine.store(job_id, block_ids, slots)
+        if job.route == STORE:
+            self.engine.submit(job_id, STORE, block_ids, slots)
         else:
-            self.engine.load(job_id, slots, np.full_like(slots, FILL), block_ids)
+            self.engine.submit(job_id, LOAD, slots, block_ids, np.full_like(slots, FILL))
 
     def settle(self) -> list[TransferEnd]:
         """Wait for all copies and return what has ended."""
@@ -139,7 +142,7 @@ class Bench:
     def arrived(self, job: Job) -> int:
         """Leading blocks of a job whose bytes are all where they should be, by looking at the memory."""
         gpu, pool = self.bytes_of(job)
-        if job.direction is Direction.STORE:
+        if job.route == STORE:
             source, target, sources, targets = first_gpu_bytes(NUM_BYTES), self.places.pool, gpu, pool
         else:
             source, target, sources, targets = first_pool_bytes(NUM_BYTES), self.places.gpu(), pool, gpu
@@ -159,7 +162,7 @@ class Bench:
         gpu_may, pool_may = gpu.copy(), pool.copy()
         for job in jobs:
             blocks, slots = (np.array(side, dtype=np.intp).ravel() for side in self.bytes_of(job))
-            if job.direction is Direction.STORE:
+            if job.route == STORE:
                 pool_may[slots] = gpu[blocks]
             else:
                 gpu_may[blocks] = pool[slots]
@@ -174,18 +177,18 @@ GOOD_ENDS = (Fault.NONE, Fault.END_SHORT)
 class Breakable(FaultyCopier):
     """Also breaks where no single batch is to blame."""
 
-    def __init__(self, places: Places, choose: Callable[[int, Direction], Fault]) -> None:
+    def __init__(self, places: Places, choose: Callable[[int, Route], Fault]) -> None:
         super().__init__(places.copier, choose)
-        self.broken_fence: Direction | None = None
+        self.broken_fence: Route | None = None
         self.broken_poll = False
         self.submitted: list[int] = []
         """Jobs."""
 
-    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
+    def submit(self, job_id: int, direction: Route, batch: CopyBatch) -> None:
         self.submitted.append(job_id)
         super().submit(job_id, direction, batch)
 
-    def fence(self, direction: Direction) -> None:
+    def fence(self, direction: Route) -> None:
         if direction is self.broken_fence:
             raise RuntimeError("no such event")
         super().fence(direction)
@@ -239,18 +242,18 @@ def test_jobs_end_once_with_what_has_arrived(
 
         for end in ends:
             job = jobs[end.job_id]
-            assert end.direction is job.direction
-            assert end.block_ids.tolist() == job.block_ids
+            assert end.route == job.route
+            assert end.targets.tolist() == (job.slots if job.route == STORE else job.block_ids)
             if job.cancelled and job.fault is not Fault.REFUSE:
-                assert (end.num_blocks, end.error) == (0, "cancelled")
+                assert (end.num_good, end.error) == (0, "cancelled")
                 continue
-            assert end.num_blocks == bench.arrived(job)
-            assert (end.error is None) == (end.num_blocks == len(job.block_ids) and job.fault in GOOD_ENDS)
+            assert end.num_good == bench.arrived(job)
+            assert (end.error is None) == (end.num_good == len(job.block_ids) and job.fault in GOOD_ENDS)
             if job.fault is Fault.NONE:
-                assert end.num_blocks == len(job.block_ids)
+                assert end.num_good == len(job.block_ids)
         for end in ends:
-            is_sealed = end.direction is Direction.STORE and end.error is None
-            assert bench.num_sealed(end.job_id, jobs[end.job_id]) == is_sealed * len(end.block_ids)
+            is_sealed = end.route == STORE and end.error is None
+            assert bench.num_sealed(end.job_id, jobs[end.job_id]) == is_sealed * len(end.targets)
         bench.check_untouched([job for job in jobs if job.fault not in (Fault.REFUSE, Fault.FAIL)])
 
 
@@ -261,30 +264,30 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
         yield Bench(places, LAYOUTS["one piece and a gap"])  # there a single copy brings a whole block
 
 
-STORE = Job(Direction.STORE, [3, 1], [0, 5], Fault.NONE, cancelled=False)
-LOAD = Job(Direction.LOAD, [7, 8, 9], [9, 8, 7], Fault.NONE, cancelled=False)
+A_STORE = Job(STORE, [3, 1], [0, 5], Fault.NONE, cancelled=False)
+A_LOAD = Job(LOAD, [7, 8, 9], [9, 8, 7], Fault.NONE, cancelled=False)
 
 
-@pytest.mark.parametrize("broken", Direction)
-def test_a_broken_fence_fails_its_direction_until_one_holds(bench: Bench, broken: Direction) -> None:
+@pytest.mark.parametrize("broken", GPU_ROUTES)
+def test_a_broken_fence_fails_its_direction_until_one_holds(bench: Bench, broken: Route) -> None:
     bench.copier.broken_fence = broken
-    for direction in Direction:
+    for direction in GPU_ROUTES:
         bench.engine.fence(direction)
-    jobs = {1: STORE, 2: LOAD}
+    jobs = {1: A_STORE, 2: A_LOAD}
     for job_id, job in jobs.items():
         bench.submit(job_id, job)
     for end in sorted(bench.settle(), key=lambda end: end.job_id):
         job = jobs.pop(end.job_id)
-        failed = job.direction is broken
-        assert end.num_blocks == bench.arrived(job) == (0 if failed else len(job.block_ids))
+        failed = job.route == broken
+        assert end.num_good == bench.arrived(job) == (0 if failed else len(job.block_ids))
         assert end.error == ("RuntimeError: no such event" if failed else None)
     assert jobs == {}
 
     bench.copier.broken_fence = None
     bench.engine.fence(broken)
-    bench.submit(3, STORE)
-    bench.submit(4, LOAD)
-    assert sorted((end.job_id, end.num_blocks, end.error) for end in bench.settle()) == [
+    bench.submit(3, A_STORE)
+    bench.submit(4, A_LOAD)
+    assert sorted((end.job_id, end.num_good, end.error) for end in bench.settle()) == [
         (3, 2, None),
         (4, 3, None),
     ]
@@ -293,13 +296,13 @@ def test_a_broken_fence_fails_its_direction_until_one_holds(bench: Bench, broken
 def test_with_a_lost_device_all_in_flight_is_given_up_until_it_is_heard_of_again(bench: Bench) -> None:
     """Nobody knows what its copies still do."""
     bench.copier.holding = True
-    bench.submit(1, STORE)
-    bench.submit(2, LOAD)
+    bench.submit(1, A_STORE)
+    bench.submit(2, A_LOAD)
     bench.engine.cancel(2)
     bench.copier.drain()
     bench.copier.broken_poll = True
     ends = bench.engine.poll()
-    assert sorted((end.job_id, end.num_blocks, end.error, end.is_over) for end in ends) == [
+    assert sorted((end.job_id, end.num_good, end.error, end.is_over) for end in ends) == [
         (1, 0, "RuntimeError: the device is lost", False),
         (2, 0, "RuntimeError: the device is lost", False),
     ]
@@ -307,18 +310,18 @@ def test_with_a_lost_device_all_in_flight_is_given_up_until_it_is_heard_of_again
 
     bench.copier.broken_poll = bench.copier.holding = False
     ends = bench.engine.poll()
-    assert sorted((end.job_id, end.num_blocks, end.is_over) for end in ends) == [(1, 0, True), (2, 0, True)]
+    assert sorted((end.job_id, end.num_good, end.is_over) for end in ends) == [(1, 0, True), (2, 0, True)]
     assert len(bench.engine) == 0
-    bench.submit(3, STORE)
+    bench.submit(3, A_STORE)
     (end,) = bench.settle()
-    assert (end.job_id, end.num_blocks, end.error) == (3, 2, None)
-    bench.check_untouched([STORE, LOAD])
+    assert (end.job_id, end.num_good, end.error) == (3, 2, None)
+    bench.check_untouched([A_STORE, A_LOAD])
 
 
 def test_an_end_before_the_device_was_lost_stands(bench: Bench) -> None:
     bench.faults[1] = Fault.REFUSE
-    bench.submit(1, Job(Direction.STORE, [0], [0], Fault.REFUSE, cancelled=False))
-    bench.submit(2, LOAD)
+    bench.submit(1, Job(STORE, [0], [0], Fault.REFUSE, cancelled=False))
+    bench.submit(2, A_LOAD)
     bench.copier.broken_poll = True
     ends = {end.job_id: end.error for end in bench.engine.poll()}
     assert ends == {1: "RuntimeError: job 1 refused on purpose", 2: "RuntimeError: the device is lost"}
@@ -326,18 +329,18 @@ def test_an_end_before_the_device_was_lost_stands(bench: Bench) -> None:
 
 def test_a_cancelled_job_ends_only_when_its_copies_have(bench: Bench) -> None:
     with bench.places.stores_held():
-        bench.submit(1, STORE)
+        bench.submit(1, A_STORE)
         bench.engine.cancel(1)
         assert bench.engine.poll() == []
         assert len(bench.engine) == 1
     (end,) = bench.settle()
-    assert (end.job_id, end.num_blocks, end.error) == (1, 0, "cancelled")
-    assert bench.num_sealed(1, STORE) == 0
+    assert (end.job_id, end.num_good, end.error) == (1, 0, "cancelled")
+    assert bench.num_sealed(1, A_STORE) == 0
 
 
 # Many loads land at once
 
-LOADS = [Job(Direction.LOAD, [index], [index], Fault.NONE, cancelled=False) for index in range(8)]
+LOADS = [Job(LOAD, [index], [index], Fault.NONE, cancelled=False) for index in range(8)]
 
 
 @pytest.fixture
@@ -353,7 +356,7 @@ def landed(bench: Bench) -> Bench:
 def test_loads_that_land_together_are_told_a_few_at_a_time_the_oldest_first(landed: Bench) -> None:
     told = []
     while len(landed.engine):
-        told.append([(end.job_id, end.num_blocks, end.error) for end in landed.engine.poll()])
+        told.append([(end.job_id, end.num_good, end.error) for end in landed.engine.poll()])
     assert told == [[(at, 1, None), (at + 1, 1, None)] for at in (0, 2, 4, 6)]
     landed.check_untouched(LOADS)
 
@@ -362,7 +365,7 @@ def test_bad_news_does_not_wait_for_loads_that_landed(landed: Bench) -> None:
     landed.engine.poll()
     failing = replace(LOADS[0], block_ids=[8, 9], slots=[8, 9], fault=Fault.FAIL)
     landed.submit(8, failing)
-    landed.submit(9, Job(Direction.STORE, [10], [10], Fault.NONE, cancelled=False))
+    landed.submit(9, Job(STORE, [10], [10], Fault.NONE, cancelled=False))
     ends = {end.job_id: end.error is None for end in landed.settle()}
     assert ends == {8: False, 9: True, 2: True, 3: True}
 
@@ -371,7 +374,7 @@ def test_a_load_that_landed_and_is_not_told_can_be_cancelled(landed: Bench) -> N
     landed.engine.poll()
     landed.engine.cancel(7)
     landed.engine.cancel(0)  # it was told
-    ends = {end.job_id: (end.num_blocks, end.error) for end in landed.engine.poll()}
+    ends = {end.job_id: (end.num_good, end.error) for end in landed.engine.poll()}
     assert ends == {7: (0, "cancelled"), 2: (1, None), 3: (1, None)}
     assert len(landed.engine) == 3
 
@@ -390,13 +393,13 @@ def test_what_landed_while_an_engine_fell_asleep_can_be_cancelled(landed: Bench)
         landed.engine.cancel(job_id)
     ends = landed.settle()
     assert sorted(end.job_id for end in ends) == list(range(8))
-    assert {(end.num_blocks, end.error) for end in ends} == {(0, "cancelled")}
+    assert {(end.num_good, end.error) for end in ends} == {(0, "cancelled")}
 
 
 # Stores are held back
 
-SHORT_STORE = Job(Direction.STORE, [5, 6], [5, 6], Fault.NONE, cancelled=False)
-LONG_STORE = Job(Direction.STORE, [0, 1, 2, 3, 4], [4, 3, 2, 1, 0], Fault.NONE, cancelled=False)
+SHORT_STORE = Job(STORE, [5, 6], [5, 6], Fault.NONE, cancelled=False)
+LONG_STORE = Job(STORE, [0, 1, 2, 3, 4], [4, 3, 2, 1, 0], Fault.NONE, cancelled=False)
 
 
 @pytest.fixture
@@ -404,7 +407,7 @@ def loading(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Load 1 is under way, stores may take 20 bytes per second beside it and have taken what they may."""
     monkeypatch.setattr(transfer, "STORE_BYTES_PER_SECOND", 20)
     bench.copier.holding = True
-    bench.submit(1, LOAD)
+    bench.submit(1, A_LOAD)
     bench.engine._allowance = 0.0
     return bench
 
@@ -425,7 +428,7 @@ def test_stores_are_held_back_while_loads_are_under_way(loading: Bench) -> None:
     assert loading.copier.submitted == [1, 2, 3], "but no longer than that"
     loading.copier.holding = False
     ends = loading.settle()
-    assert sorted((end.job_id, end.num_blocks, end.error) for end in ends) == [
+    assert sorted((end.job_id, end.num_good, end.error) for end in ends) == [
         (1, 3, None),
         (2, 5, None),
         (3, 2, None),
@@ -461,7 +464,7 @@ def test_stores_take_beside_loads_what_they_may_and_wait_no_longer_than_that(
     with HostPlaces(NUM_BYTES) as places:
         bench = Bench(places, LAYOUTS["one piece and a gap"])
         bench.copier.holding = True
-        bench.submit(0, LOAD)
+        bench.submit(0, A_LOAD)
         allowance, before = burst, 0.0
         waiting: dict[int, tuple[float, int]] = {}  # since when, and how many bytes
         begun, num_waited, num_too_long = [0], 0, 0
@@ -482,7 +485,7 @@ def test_stores_take_beside_loads_what_they_may_and_wait_no_longer_than_that(
                 begun.append(waiter)
                 del waiting[waiter]
             if is_store:
-                bench.submit(job_id, Job(Direction.STORE, [*range(size)], [*range(size)], Fault.NONE, False))
+                bench.submit(job_id, Job(STORE, [*range(size)], [*range(size)], Fault.NONE, False))
             assert bench.settle() == []
             assert bench.copier.submitted == begun
         assert num_waited, "the test is blind: no store had to wait"
@@ -503,8 +506,8 @@ def test_a_store_that_was_held_back_has_all_of_its_time_to_copy(loading: Bench) 
 def test_a_load_that_is_only_to_be_checked_holds_nobody_back(loading: Bench) -> None:
     """Its copy has ended."""
     checksum = Future[int]()
-    loading.engine._executors[Direction.LOAD] = Late(checksum)
-    loading.submit(2, Job(Direction.LOAD, [10], [10], Fault.NONE, cancelled=False))
+    loading.engine._executors[LOAD] = Late(checksum)
+    loading.submit(2, Job(LOAD, [10], [10], Fault.NONE, cancelled=False))
     for job_id in (1, 2):
         loading.copier.release(job_id)
     assert [end.job_id for end in loading.settle()] == [1]
@@ -537,7 +540,7 @@ def test_nothing_is_copied_for_a_store_that_was_cancelled_in_time(loading: Bench
     ends = [*loading.settle(), *loading.settle()]
     assert {end.job_id: end.error for end in ends} == {1: None, 2: "cancelled", 3: None}
     assert loading.copier.submitted == [1, 3]
-    loading.check_untouched([LOAD, SHORT_STORE])
+    loading.check_untouched([A_LOAD, SHORT_STORE])
 
 
 def test_a_store_that_is_held_back_ends_at_once_when_it_is_cancelled(loading: Bench) -> None:
@@ -565,7 +568,7 @@ def test_an_engine_that_sleeps_fails_no_store_that_is_held_back(loading: Bench) 
     loading.copier.release(1)
     loading.copier.drain()
     loading.now = 2 * DEADLINE_SECONDS
-    loading.submit(4, Job(Direction.LOAD, [10], [10], Fault.NONE, cancelled=False))
+    loading.submit(4, Job(LOAD, [10], [10], Fault.NONE, cancelled=False))
     loading.copier.holding = False
     assert {end.job_id: end.error for end in [*loading.settle(), *loading.settle()]} == {
         1: None,
@@ -577,19 +580,19 @@ def test_an_engine_that_sleeps_fails_no_store_that_is_held_back(loading: Bench) 
 
 def test_cancelling_what_is_not_in_flight_does_nothing(bench: Bench) -> None:
     bench.engine.cancel(1)
-    bench.submit(1, STORE)
+    bench.submit(1, A_STORE)
     (end,) = bench.settle()
-    assert (end.num_blocks, end.error) == (2, None)
+    assert (end.num_good, end.error) == (2, None)
     bench.engine.cancel(1)
     assert bench.settle() == []
 
 
 def test_closing_waits_for_what_is_in_flight(bench: Bench) -> None:
-    bench.submit(1, STORE)
-    bench.submit(2, LOAD)
+    bench.submit(1, A_STORE)
+    bench.submit(2, A_LOAD)
     assert bench.engine.close(seconds=30)
-    assert bench.arrived(STORE) == 2
-    assert bench.arrived(LOAD) == 3
+    assert bench.arrived(A_STORE) == 2
+    assert bench.arrived(A_LOAD) == 3
     assert bench.engine.close(seconds=30)
 
 
@@ -600,20 +603,20 @@ def test_closing_a_broken_copier_raises_nothing(caplog: pytest.LogCaptureFixture
 
     with HostPlaces(NUM_BYTES) as places:
         layout = BlockLayout(LAYOUTS["one piece"], 0)
-        engine = TransferEngine(layout, Broken(places.copier), Seals(layout, 1))
+        engine = TransferEngine(gpu_lanes(layout, Broken(places.copier)), Seals(layout, 1))
         assert engine.close(seconds=1), "nothing moves there any more"
     assert "the device is lost" in caplog.text
 
 
 def test_a_slot_that_another_store_has_filled_is_not_loaded(bench: Bench) -> None:
     slots, block_ids = np.array([9, 8, 7]), np.array([7, 8, 9])
-    bench.engine.load(1, slots, np.array([FILL, FILL + 1, FILL]), block_ids)
-    bench.engine.load(2, slots, np.array([FILL + 1, FILL, FILL]), block_ids)
+    bench.engine.submit(1, LOAD, slots, block_ids, np.array([FILL, FILL + 1, FILL]))
+    bench.engine.submit(2, LOAD, slots, block_ids, np.array([FILL + 1, FILL, FILL]))
     ends = {end.job_id: end for end in bench.settle()}
-    assert (ends[1].num_blocks, ends[2].num_blocks) == (1, 0)
+    assert (ends[1].num_good, ends[2].num_good) == (1, 0)
     assert "block 1 was filled by another store" in str(ends[1].error)
     assert "filled by other stores" in str(ends[2].error)
-    bench.check_untouched([Job(Direction.LOAD, [7], [9], Fault.NONE, cancelled=False)])
+    bench.check_untouched([Job(LOAD, [7], [9], Fault.NONE, cancelled=False)])
 
 
 @pytest.mark.parametrize("position", range(3))
@@ -622,27 +625,27 @@ def test_nothing_is_copied_from_the_first_slot_on_that_another_store_has_filled(
 ) -> None:
     fills = np.full(3, FILL)
     fills[position] = FILL + 1
-    bench.engine.load(1, np.array(LOAD.slots), fills, np.array(LOAD.block_ids))
+    bench.engine.submit(1, LOAD, np.array(A_LOAD.slots), np.array(A_LOAD.block_ids), fills)
     (end,) = bench.settle()
-    assert (end.num_blocks, bench.arrived(LOAD)) == (position, position)
+    assert (end.num_good, bench.arrived(A_LOAD)) == (position, position)
     assert bench.copier.submitted == ([1] if position else [])
-    good = replace(LOAD, block_ids=LOAD.block_ids[:position], slots=LOAD.slots[:position])
+    good = replace(A_LOAD, block_ids=A_LOAD.block_ids[:position], slots=A_LOAD.slots[:position])
     bench.check_untouched([good])
 
 
 def test_a_slot_is_loaded_only_after_its_store_has_ended_well(bench: Bench) -> None:
     slots, block_ids = np.array([0, 5]), np.array([3, 1])
-    bench.submit(1, replace(STORE, fault=Fault.STOP_HALFWAY))
+    bench.submit(1, replace(A_STORE, fault=Fault.STOP_HALFWAY))
     bench.settle()
     for fill in (FILL, 1):
-        bench.engine.load(2, slots, np.full(2, fill), block_ids)
+        bench.engine.submit(2, LOAD, slots, block_ids, np.full(2, fill))
         (end,) = bench.settle()
-        assert end.num_blocks == 0
-    bench.submit(3, STORE)
+        assert end.num_good == 0
+    bench.submit(3, A_STORE)
     bench.settle()
-    bench.engine.load(4, slots, np.full(2, 3), block_ids)
+    bench.engine.submit(4, LOAD, slots, block_ids, np.full(2, 3))
     (end,) = bench.settle()
-    assert (end.num_blocks, end.error) == (2, None)
+    assert (end.num_good, end.error) == (2, None)
 
 
 @pytest.mark.parametrize("of_blocks", [False, True], ids=["of slots", "of blocks"])
@@ -653,14 +656,14 @@ def test_a_load_whose_slot_is_filled_again_before_its_copy_fails(
 ) -> None:
     """The slots of a load are pinned. If they are not, that is a failed load, whatever is verified."""
     bench.seals.verify, bench.seals.of_blocks = verify, of_blocks and bench.places.is_host
-    bench.submit(1, replace(LOAD, fault=Fault.STUCK))
-    usurper = Job(Direction.STORE, [0], [LOAD.slots[position]], Fault.NONE, cancelled=False)
+    bench.submit(1, replace(A_LOAD, fault=Fault.STUCK))
+    usurper = Job(STORE, [0], [A_LOAD.slots[position]], Fault.NONE, cancelled=False)
     bench.submit(2, usurper)
-    assert [(end.job_id, end.num_blocks) for end in bench.settle()] == [(2, 1)]
+    assert [(end.job_id, end.num_good) for end in bench.settle()] == [(2, 1)]
     bench.copier.let_go()
     (end,) = bench.settle()
-    assert (end.job_id, end.num_blocks) == (1, position)
-    assert bench.arrived(LOAD) == position, "the test is blind: the load brought the right bytes"
+    assert (end.job_id, end.num_good) == (1, position)
+    assert bench.arrived(A_LOAD) == position, "the test is blind: the load brought the right bytes"
     if verify is Verify.NEVER:
         assert end.error == f"the slot of block {position} was filled by another store"
 
@@ -669,11 +672,11 @@ def test_a_load_whose_slot_is_filled_again_before_its_copy_fails(
 def test_a_load_fails_for_a_store_that_is_held_back_too(loading: Bench, verify: Verify) -> None:
     """The store has not begun, but nobody knows whether it will before the load's copy has ended."""
     loading.seals.verify = verify
-    loading.submit(2, Job(Direction.STORE, [0], [LOAD.slots[1]], Fault.NONE, cancelled=False))
+    loading.submit(2, Job(STORE, [0], [A_LOAD.slots[1]], Fault.NONE, cancelled=False))
     assert loading.copier.submitted == [1]
     loading.copier.release(1)
     (end,) = loading.settle()
-    assert (end.job_id, end.num_blocks) == (1, 1)
+    assert (end.job_id, end.num_good) == (1, 1)
     assert end.error == "the slot of block 1 was filled by another store"
 
 
@@ -685,7 +688,7 @@ def test_a_check_that_takes_no_time_costs_no_step(
     with HostPlaces(NUM_BYTES) as places:
         bench = Bench(places, LAYOUTS["one piece"], of_blocks=True)
         checksum = Future[int]()
-        bench.engine._executors[Direction.LOAD] = Late(checksum)
+        bench.engine._executors[LOAD] = Late(checksum)
 
         def wait(checks: list[Future[int]], seconds: float) -> None:
             assert checks == [checksum] and 0 < seconds <= 0.001
@@ -693,7 +696,7 @@ def test_a_check_that_takes_no_time_costs_no_step(
                 checksum.set_result(3)
 
         monkeypatch.setattr(transfer, "wait", wait)
-        bench.submit(1, LOAD)
+        bench.submit(1, A_LOAD)
         bench.copier.drain()
         assert [end.job_id for end in bench.engine.poll()] == [1] * is_done_in_time
         if not is_done_in_time:
@@ -704,13 +707,13 @@ def test_a_check_that_takes_no_time_costs_no_step(
 def test_a_slot_filled_again_after_the_copy_has_ended_is_no_fault(bench: Bench) -> None:
     """Its checksum may be late; the bytes that were copied are the right ones."""
     checksum = Future[int]()
-    bench.engine._executors[Direction.LOAD] = Late(checksum)
-    bench.submit(1, LOAD)
+    bench.engine._executors[LOAD] = Late(checksum)
+    bench.submit(1, A_LOAD)
     assert bench.settle() == [], "it has not been checked"
-    bench.submit(2, Job(Direction.STORE, [0], [LOAD.slots[1]], Fault.NONE, cancelled=False))
+    bench.submit(2, Job(STORE, [0], [A_LOAD.slots[1]], Fault.NONE, cancelled=False))
     checksum.set_result(3)
-    assert {end.job_id: (end.num_blocks, end.error) for end in bench.settle()} == {1: (3, None), 2: (1, None)}
-    assert bench.arrived(LOAD) == 3
+    assert {end.job_id: (end.num_good, end.error) for end in bench.settle()} == {1: (3, None), 2: (1, None)}
+    assert bench.arrived(A_LOAD) == 3
 
 
 @pytest.mark.parametrize("of_blocks", [False, True])
@@ -720,28 +723,28 @@ def test_a_slot_that_changed_at_rest_is_found(regions: list[Region], position: i
     with HostPlaces(NUM_BYTES) as places:
         bench = Bench(places, regions, of_blocks=of_blocks)
         slot_bytes = sum(region.piece_bytes for region in regions)
-        places.pool[LOAD.slots[position] * slot_bytes + slot_bytes - 1] ^= 1
-        bench.submit(1, LOAD)
+        places.pool[A_LOAD.slots[position] * slot_bytes + slot_bytes - 1] ^= 1
+        bench.submit(1, A_LOAD)
         (end,) = bench.settle()
-        assert end.num_blocks == position
+        assert end.num_good == position
         assert f"block {position} is not what was stored" in str(end.error)
 
 
-@pytest.mark.parametrize("fault_in", Direction)
-def test_wrong_bytes_of_a_copy_are_found_where_blocks_can_be_read(fault_in: Direction) -> None:
+@pytest.mark.parametrize("fault_in", GPU_ROUTES)
+def test_wrong_bytes_of_a_copy_are_found_where_blocks_can_be_read(fault_in: Route) -> None:
     with HostPlaces(NUM_BYTES) as places:
         bench = Bench(places, LAYOUTS["three layers"], of_blocks=True)
-        load = Job(Direction.LOAD, [7, 8], STORE.slots, Fault.NONE, cancelled=False)
-        for job_id, job in enumerate([STORE, load]):
-            fault = Fault.WRONG_BYTES if job.direction is fault_in else Fault.NONE
+        load = Job(LOAD, [7, 8], A_STORE.slots, Fault.NONE, cancelled=False)
+        for job_id, job in enumerate([A_STORE, load]):
+            fault = Fault.WRONG_BYTES if job.route == fault_in else Fault.NONE
             bench.faults[job_id] = fault
             slots, block_ids = np.array(job.slots), np.array(job.block_ids)
-            if job.direction is Direction.STORE:
-                bench.engine.store(job_id, block_ids, slots)
+            if job.route == STORE:
+                bench.engine.submit(job_id, STORE, block_ids, slots)
             else:
-                bench.engine.load(job_id, slots, np.zeros(2, dtype=np.int64), block_ids)
+                bench.engine.submit(job_id, LOAD, slots, block_ids, np.zeros(2, dtype=np.int64))
             (end,) = bench.settle()
-        assert end.num_blocks == 1, "the middle copy of six is of the second block"
+        assert end.num_good == 1, "the middle copy of six is of the second block"
 
 
 @pytest.mark.parametrize("of_blocks", [False, True], ids=["of slots", "of blocks"])
@@ -753,11 +756,11 @@ def test_how_many_loads_that_lie_are_found(verify: Verify, of_blocks: bool) -> N
         every = list(range(NUM_BLOCKS))
         found = 0
         for job_id in range(SAMPLE_EVERY):
-            bench.submit(job_id, Job(Direction.LOAD, every, every, Fault.WRONG_BYTES, cancelled=False))
+            bench.submit(job_id, Job(LOAD, every, every, Fault.WRONG_BYTES, cancelled=False))
             (end,) = bench.settle()
-            assert bench.arrived(Job(Direction.LOAD, every, every, Fault.NONE, cancelled=False)) == 8
-            assert end.num_blocks in (8, NUM_BLOCKS)
-            found += end.num_blocks == 8
+            assert bench.arrived(Job(LOAD, every, every, Fault.NONE, cancelled=False)) == 8
+            assert end.num_good in (8, NUM_BLOCKS)
+            found += end.num_good == 8
         assert found == (
             {Verify.ALWAYS: SAMPLE_EVERY, Verify.SAMPLED: 1, Verify.NEVER: 0}[verify] if of_blocks else 0
         )
@@ -768,30 +771,30 @@ def test_what_is_not_verified_is_believed(verify: Verify) -> None:
     """Sampling looks at one of these three blocks in each load, and not always at the same one."""
     with HostPlaces(NUM_BYTES) as places:
         bench = Bench(places, LAYOUTS["one piece"], verify=verify)
-        places.pool[LOAD.slots[1] * 12] ^= 1
+        places.pool[A_LOAD.slots[1] * 12] ^= 1
         found = 0
         for job_id in range(48):
-            bench.submit(job_id, LOAD)
+            bench.submit(job_id, A_LOAD)
             (end,) = bench.settle()
-            assert end.num_blocks in (1, 3)
-            found += end.num_blocks == 1
+            assert end.num_good in (1, 3)
+            found += end.num_good == 1
         assert found == {Verify.ALWAYS: 48, Verify.SAMPLED: 15, Verify.NEVER: 0}[verify]
 
 
-@pytest.mark.parametrize("job", [STORE, LOAD], ids=["store", "load"])
+@pytest.mark.parametrize("job", [A_STORE, A_LOAD], ids=["store", "load"])
 def test_a_stuck_job_is_given_up_and_over_when_it_ends(bench: Bench, job: Job) -> None:
     bench.submit(1, replace(job, fault=Fault.STUCK))
     bench.now = DEADLINE_SECONDS - 1
-    bench.submit(2, Job(Direction.STORE, [5, 6], [14, 15], Fault.NONE, cancelled=False))
+    bench.submit(2, Job(STORE, [5, 6], [14, 15], Fault.NONE, cancelled=False))
     assert [end.job_id for end in bench.settle()] == [2]
     bench.now = DEADLINE_SECONDS
     (given_up,) = bench.settle()
-    assert (given_up.job_id, given_up.num_blocks, given_up.is_over) == (1, 0, False)
+    assert (given_up.job_id, given_up.num_good, given_up.is_over) == (1, 0, False)
     assert "has not ended after 30 s" in str(given_up.error)
     assert bench.settle() == [] and len(bench.engine) == 1
     bench.copier.let_go()
     (over,) = bench.settle()
-    assert (over.job_id, over.num_blocks, over.is_over) == (1, 0, True)
+    assert (over.job_id, over.num_good, over.is_over) == (1, 0, True)
     assert len(bench.engine) == 0
     assert bench.num_sealed(1, job) == 0
 
@@ -801,32 +804,32 @@ def test_a_stuck_job_is_given_up_and_over_when_it_ends(bench: Bench, job: Job) -
 )
 def test_slots_of_a_failed_store_are_nobodys(bench: Bench, fault: Fault) -> None:
     """Those it had filled too: the scheduler side gives all of them back."""
-    bench.submit(1, replace(STORE, fault=fault))
+    bench.submit(1, replace(A_STORE, fault=fault))
     bench.copier.drain()
     bench.now = DEADLINE_SECONDS
     ends = bench.settle()
     bench.copier.let_go()
     ends += bench.settle()
     assert {end.error for end in ends}.isdisjoint({None})
-    slots, block_ids = np.array(STORE.slots), np.array(STORE.block_ids)
+    slots, block_ids = np.array(A_STORE.slots), np.array(A_STORE.block_ids)
     for fill in (FILL, 1):
         assert bench.seals.num_current(slots, np.full(2, fill)) == 0
-        bench.engine.load(2, slots, np.full(2, fill), block_ids)
+        bench.engine.submit(2, LOAD, slots, block_ids, np.full(2, fill))
         (end,) = bench.settle()
-        assert (end.num_blocks, end.error) == (0, "its slots were filled by other stores")
+        assert (end.num_good, end.error) == (0, "its slots were filled by other stores")
 
 
 def test_a_load_that_ended_in_time_is_not_given_up_for_a_late_checksum(bench: Bench) -> None:
     checksum = Future[int]()
-    bench.engine._executors[Direction.LOAD] = Late(checksum)
-    bench.submit(1, LOAD)
+    bench.engine._executors[LOAD] = Late(checksum)
+    bench.submit(1, A_LOAD)
     bench.copier.drain()
     assert bench.engine.poll() == []
     bench.now = 3 * DEADLINE_SECONDS
     assert bench.engine.poll() == []
     checksum.set_result(2)
     (end,) = bench.engine.poll()
-    assert (end.num_blocks, end.is_over) == (2, True)
+    assert (end.num_good, end.is_over) == (2, True)
     assert "block 2 is not what was stored" in str(end.error)
 
 
@@ -834,17 +837,17 @@ def test_a_copy_that_ended_in_time_is_not_given_up_for_a_late_checksum() -> None
     """As when the engine makes no steps for a while."""
     with HostPlaces(NUM_BYTES) as places:
         bench = Bench(places, LAYOUTS["one piece"])
-        bench.engine._executors = {way: ThreadPoolExecutor(1) for way in Direction}
+        bench.engine._executors = {way: ThreadPoolExecutor(1) for way in GPU_ROUTES}
         go = threading.Event()
-        bench.engine._executors[Direction.STORE].submit(go.wait)
-        bench.submit(1, STORE)
+        bench.engine._executors[STORE].submit(go.wait)
+        bench.submit(1, A_STORE)
         bench.copier.drain()
         bench.now = 2 * DEADLINE_SECONDS
         assert bench.engine.poll() == []
         go.set()
-        bench.engine._executors[Direction.STORE].shutdown()
+        bench.engine._executors[STORE].shutdown()
         (end,) = bench.engine.poll()
-        assert (end.num_blocks, end.error, end.is_over) == (2, None, True)
+        assert (end.num_good, end.error, end.is_over) == (2, None, True)
 
 
 class Late(Executor):
@@ -858,10 +861,10 @@ class Late(Executor):
 
 
 def test_without_threads_for_checksums_those_jobs_fail_and_no_others(bench: Bench) -> None:
-    bench.engine._executors[Direction.STORE] = RefusingExecutor()
-    bench.submit(1, STORE)
-    bench.submit(2, LOAD)
-    assert sorted((end.job_id, end.num_blocks, end.error) for end in bench.settle()) == [
+    bench.engine._executors[STORE] = RefusingExecutor()
+    bench.submit(1, A_STORE)
+    bench.submit(2, A_LOAD)
+    assert sorted((end.job_id, end.num_good, end.error) for end in bench.settle()) == [
         (1, 0, "RuntimeError: can't start new thread"),
         (2, 3, None),
     ]
@@ -870,7 +873,7 @@ def test_without_threads_for_checksums_those_jobs_fail_and_no_others(bench: Benc
 def test_closing_gives_up_what_is_stuck() -> None:
     with HostPlaces(NUM_BYTES) as places:
         bench = Bench(places, LAYOUTS["one piece"])
-        bench.submit(1, replace(STORE, fault=Fault.STUCK))
+        bench.submit(1, replace(A_STORE, fault=Fault.STUCK))
         assert not bench.engine.close(seconds=30)
 
 
@@ -878,17 +881,17 @@ def test_jobs_end_once_their_checksums_are_made() -> None:
     """With real threads, held back by a job before them."""
     with HostPlaces(NUM_BYTES) as places:
         bench = Bench(places, LAYOUTS["one piece"])
-        bench.engine._executors = {way: ThreadPoolExecutor(1) for way in Direction}
+        bench.engine._executors = {way: ThreadPoolExecutor(1) for way in GPU_ROUTES}
         go = threading.Event()
         for executor in bench.engine._executors.values():
             executor.submit(go.wait)
-        bench.submit(1, STORE)
-        bench.submit(2, LOAD)
+        bench.submit(1, A_STORE)
+        bench.submit(2, A_LOAD)
         assert bench.settle() == [] and len(bench.engine) == 2
         go.set()
         for executor in bench.engine._executors.values():
             executor.shutdown()
-        assert sorted((end.job_id, end.num_blocks) for end in bench.engine.poll()) == [(1, 2), (2, 3)]
+        assert sorted((end.job_id, end.num_good) for end in bench.engine.poll()) == [(1, 2), (2, 3)]
 
 
 def test_a_checksum_that_cannot_be_made_fails_its_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -896,9 +899,9 @@ def test_a_checksum_that_cannot_be_made_fails_its_job(bench: Bench, monkeypatch:
         raise OSError("no such memory")
 
     monkeypatch.setattr(Seals, "_checksums", fail)
-    bench.submit(1, STORE)
-    bench.submit(2, LOAD)
-    assert sorted((end.job_id, end.num_blocks, end.error) for end in bench.settle()) == [
+    bench.submit(1, A_STORE)
+    bench.submit(2, A_LOAD)
+    assert sorted((end.job_id, end.num_good, end.error) for end in bench.settle()) == [
         (1, 0, "OSError: no such memory"),
         (2, 0, "OSError: no such memory"),
     ]

@@ -1,0 +1,40 @@
+"""What all flows work with."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from allocator import CpuOffloadingBlockAllocator
+from offload.messages import Ids, Route
+from offload.observe.metrics import Metrics
+from offload.scheduler.engine import Engine
+from offload.scheduler.jobs import JobLedger
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """One for each scheduler's side.
+
+    Attributes:
+        allocator: of the pool.
+        ledger: of the jobs.
+        engine: whose blocks these are.
+        metrics: counts.
+        clock: in seconds.
+        block_size: tokens per block.
+        slot_bytes: bytes of a block on all ranks.
+        filled_by: for every slot the job that filled it, ``int64[slots]``.
+    """
+
+    allocator: CpuOffloadingBlockAllocator
+    ledger: JobLedger
+    engine: Engine
+    metrics: Metrics
+    clock: Callable[[], float]
+    block_size: int
+    slot_bytes: int
+    filled_by: Ids
+
+    def count_failed(self, route: Route) -> None:
+        """A job of that route, or a restore, has failed."""
+        self.metrics.count("failed_jobs")
+        self.metrics.count("route_failed_jobs", 1, route)

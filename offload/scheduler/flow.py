@@ -1,0 +1,119 @@
+"""Flows: what decides about the jobs of one route.
+
+A new place below the pool is a flow for each of its routes here, a lane for each on the workers, and a line
+in ``offload.vllm.places``.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from offload.messages import Order, Route
+from offload.scheduler.breaker import CircuitBreaker
+from offload.scheduler.engine import Request, Step
+from offload.scheduler.hints import RequestHints
+from offload.scheduler.offer import Offer
+
+Task = TypeVar("Task")
+
+
+@dataclass(slots=True, eq=False)
+class Job(Generic[Task]):
+    """A job in flight.
+
+    Attributes:
+        job_id: names it.
+        flow: decided about it, and hears of it.
+        task: what the flow knows of it.
+        num_blocks: that it moves.
+        ranks_left: ranks that have not reported it over.
+        num_good: leading blocks that are good on all ranks that have reported.
+        blocks: GPU blocks that are held for it.
+        given_up: a rank has said that its copy is past its deadline.
+        seconds: that its copy took on the slowest rank that has reported.
+    """
+
+    job_id: int
+    flow: "Flow[Task]" = field(repr=False)
+    task: Task
+    num_blocks: int
+    ranks_left: int
+    num_good: int
+    blocks: list[Any]
+    given_up: bool = False
+    seconds: float = 0.0
+
+
+class Progress(NamedTuple):
+    """What a report changed.
+
+    Attributes:
+        job: the job.
+        fell_short: it has fewer good blocks than were thought before.
+        gave_up: its copy is past its deadline on some rank, which was not known before.
+        ended: it is over on all ranks.
+    """
+
+    job: Job[Any]
+    fell_short: bool
+    gave_up: bool
+    ended: bool
+
+
+class Flow(Protocol[Task]):
+    """What decides about the jobs of one route."""
+
+    route: Route
+    breaker: CircuitBreaker
+    """Pauses them after faults."""
+
+    def plan(self, step: Step, num_admitted: int) -> list[Order]:
+        """What to begin with this step; ``num_admitted`` requests have begun and are not over."""
+
+    def advance(self, job: Job[Task], progress: Progress) -> None:
+        """Take in what became of a job."""
+
+    def finish(self, request: Request) -> list[Order]:
+        """That request is over, and its blocks are freed right after this; what to begin because of it."""
+
+    def drop(self, is_meant: Callable[[Request], bool]) -> list[int]:
+        """KV computed before this for these requests is worthless. Returns the jobs that nobody wants now."""
+
+    def reset(self) -> list[int]:
+        """All KV is worthless. Returns the jobs that nobody wants now."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has something to do in the next steps, beside what is in flight."""
+
+    @property
+    def num_pins(self) -> int:
+        """Pins that it holds in the allocator."""
+
+    def check_invariants(self) -> None:
+        """It agrees with the ledger and with itself. For tests."""
+
+    def left_over(self) -> dict[str, object]:
+        """What has not ended, by name. For tests."""
+
+
+class Below(NamedTuple):
+    """What decides about a place below the pool.
+
+    Attributes:
+        flows: of all its routes.
+        sources: those of them that waiting requests ask.
+    """
+
+    flows: Sequence[Flow[Any]]
+    sources: Sequence["Source"]
+
+
+class Source(Protocol):
+    """A flow that requests wait for."""
+
+    def offer(self, request: Request, num_local: int, hints: RequestHints) -> Offer | None:
+        """What it brings behind the ``num_local`` leading tokens that the GPU has.
+
+        None: nothing, ask the next. Asked again and again while the request waits.
+        """

@@ -1,0 +1,85 @@
+"""A job on a worker, and its end."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from offload.messages import Ids, Route
+from offload.worker.copiers.base import CopyEnd
+from offload.worker.lanes import Lane
+from offload.worker.layout import CopyBatch
+
+
+class TransferEnd(NamedTuple):
+    """A job has ended on this rank.
+
+    Attributes:
+        job_id: as submitted.
+        route: as submitted.
+        num_good: leading blocks known to be copied, and checked; all of the job's on success.
+        targets: where the job's blocks were to go, as submitted.
+        error: what went wrong, None on success.
+        seconds: that the copy took, as its copier says.
+        nbytes: that were copied.
+        is_over: False for a job that was given up while its copy may still run. Its memory must be left
+            alone until the same job comes again with True.
+    """
+
+    job_id: int
+    route: Route
+    num_good: int
+    targets: Ids
+    error: str | None
+    seconds: float = 0.0
+    nbytes: int = 0
+    is_over: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class TransferJob:
+    """A job that was submitted.
+
+    Attributes:
+        lane: that of its route.
+        sources: as submitted.
+        targets: as submitted.
+        batch: the copies of its first ``num_wanted`` blocks.
+        num_wanted: leading blocks that the batch copies.
+        since: when it was handed to the copier, and before that, when it began to wait for its turn.
+        fills: the jobs that must have filled the slots it reads, and no other since.
+        is_cancelled: nobody wants its bytes.
+        is_given_up: its copy is past its deadline.
+        copied: how the copy has ended.
+        num_current: leading slots that no job had begun to fill again when the copy had ended.
+        checked: leading blocks that were sealed, or found intact.
+    """
+
+    lane: Lane
+    sources: Ids
+    targets: Ids
+    batch: CopyBatch
+    num_wanted: int
+    since: float
+    fills: Ids | None
+    is_cancelled: bool = False
+    is_given_up: bool = False
+    copied: CopyEnd | None = None
+    num_current: int = 0
+    checked: Future[int] | None = None
+
+    @property
+    def slots(self) -> Ids:
+        """Those that it fills or reads."""
+        return self.targets if self.lane.fills_pool else self.sources
+
+    @property
+    def block_ids(self) -> Ids | None:
+        """GPU blocks; None if it has none."""
+        if not self.lane.meets_gpu:
+            return None
+        return self.sources if self.lane.fills_pool else self.targets
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a request may be waiting for its copy, which is under way."""
+        return self.copied is None and not self.is_given_up
