@@ -1,14 +1,18 @@
 """What is counted, and how it is described. How it is published is the engine's business."""
 
+from functools import cache
 from typing import NamedTuple
+
+from offload.messages import Route
 
 
 class MetricSpec(NamedTuple):
-    """A counter that only grows, or a gauge that shows the present."""
+    """A counter that only grows, or a gauge that shows the present; ``by_route``: one for each route."""
 
     name: str
     is_counter: bool
     description: str
+    by_route: bool = False
 
 
 METRICS = (
@@ -42,8 +46,22 @@ METRICS = (
         "stuck_jobs", False, "Loads and stores past their deadline; they keep their memory until they end."
     ),
     MetricSpec("stores_answers", False, "1 while answers of which nothing else is known are stored."),
-    MetricSpec("paused", False, "1 while restores or stores pause after faults or try a single one."),
+    MetricSpec("route_bytes", True, "Bytes copied along a route, all ranks.", by_route=True),
+    MetricSpec(
+        "route_seconds", True, "Seconds that copies along a route took, on the slowest rank.", by_route=True
+    ),
+    MetricSpec("route_failed_jobs", True, "Of failed_jobs, those of a route.", by_route=True),
+    MetricSpec("route_paused", False, "1 while a route pauses or tries a single job.", by_route=True),
+    MetricSpec(
+        "paused", False, "1 while restores, stores or another route pause after faults or try a single one."
+    ),
 )
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """The name of a metric, and the label of its route, or ``""``, by the key that ``Metrics`` gives it."""
+    name, _, label = key.partition(":")
+    return name, label
 
 
 class Metrics:
@@ -53,15 +71,17 @@ class Metrics:
         self._values: dict[str, float] = {}
         self._shown: dict[str, float] = {}
 
-    def count(self, name: str, amount: float = 1) -> None:
+    def count(self, name: str, amount: float = 1, route: Route | None = None) -> None:
         """Add to a counter."""
         if amount:
-            self._values[name] = self._values.get(name, 0) + amount
+            key = _key(name, route)
+            self._values[key] = self._values.get(key, 0) + amount
 
-    def show(self, name: str, value: float) -> None:
+    def show(self, name: str, value: float, route: Route | None = None) -> None:
         """Set a gauge."""
-        if self._shown.get(name) != value:
-            self._shown[name] = self._values[name] = value
+        key = _key(name, route)
+        if self._shown.get(key) != value:
+            self._shown[key] = self._values[key] = value
 
     @property
     def has_counts(self) -> bool:
@@ -79,9 +99,18 @@ class Metrics:
     def check_invariants(self) -> None:
         """Only what is described is counted or shown, and counters only grow."""
         is_counter = {spec.name: spec.is_counter for spec in METRICS}
-        unknown = (self._values.keys() | self._shown.keys()) - is_counter.keys()
+        by_route = {spec.name for spec in METRICS if spec.by_route}
+        keys = {key: split_key(key) for key in self._values.keys() | self._shown.keys()}
+        unknown = [key for key, (name, label) in keys.items() if name not in is_counter]
         assert not unknown, f"{unknown} are not described"
-        shown = [name for name in self._shown if is_counter[name]]
+        wrong = [key for key, (name, label) in keys.items() if bool(label) != (name in by_route)]
+        assert not wrong, f"{wrong} are of a route, and should not be, or the reverse"
+        shown = [key for key in self._shown if is_counter[keys[key][0]]]
         assert not shown, f"{shown} are counters, and shown as gauges"
-        fell = {name: value for name, value in self._values.items() if is_counter[name] and value < 0}
+        fell = {key: value for key, value in self._values.items() if is_counter[keys[key][0]] and value < 0}
         assert not fell, f"counters fell: {fell}"
+
+
+@cache
+def _key(name: str, route: Route | None) -> str:
+    return name if route is None else f"{name}:{route.label}"

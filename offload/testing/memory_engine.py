@@ -14,7 +14,7 @@ import numpy as np
 
 from allocator import hash_chain
 from offload.messages import Ids
-from offload.scheduler.engine import Adapter, GpuBlocks, State
+from offload.scheduler.engine import Adapter, Drafts, GpuBlocks, State
 from offload.scheduler.hints import RequestHints
 
 
@@ -129,6 +129,7 @@ class MemoryEngine:
         """All blocks are free; ``num_spare`` must be left when a request is admitted."""
         self.num_blocks = num_blocks
         self.num_spare = num_spare
+        self.drafts = Drafts()
         self.block_size = block_size
         self.generation = 0
         """Counts changes of the weights."""

@@ -28,7 +28,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from offload.errors import UnsupportedError
-from offload.messages import Fingerprint, Ids, JobReport, LoadOrder, LoadPart, StepPlan, StoreOrder
+from offload.messages import LOAD, STORE, Fingerprint, Ids, Order, Part, StepPlan
 from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config, make_vllm_config
 from offload.vllm.copy_paths import COPY_ENGINE, KERNEL, possible_paths
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
@@ -210,16 +210,17 @@ def _copier(path: str, device: torch.device, layout: BlockLayout, num_blocks: in
 
 
 def _store(worker: WorkerSide, blocks: Ids, slots: Ids) -> None:
-    worker.bind(StepPlan(worker.facts.fingerprint, stores=[StoreOrder(1, blocks, slots)]))
-    worker.start_loads()
-    worker.start_stores()
+    order = Order(STORE, [Part(1, 0, len(blocks))], blocks, slots)
+    worker.bind(StepPlan(worker.facts.fingerprint, [order]))
+    worker.begin_step()
+    worker.end_step()
     _wait(worker, 1)
 
 
 def _load(worker: WorkerSide, slots: Ids, blocks: Ids) -> None:
-    order = LoadOrder("a request", [LoadPart(2, 0, len(slots))], slots, np.ones_like(slots), blocks)
-    worker.bind(StepPlan(worker.facts.fingerprint, loads=[order]))
-    worker.start_loads()
+    order = Order(LOAD, [Part(2, 0, len(slots))], slots, blocks, np.ones_like(slots), "a request")
+    worker.bind(StepPlan(worker.facts.fingerprint, [order]))
+    worker.begin_step()
     _wait(worker, 2)
 
 
@@ -230,6 +231,5 @@ def _wait(worker: WorkerSide, job_id: int) -> None:
         assert time.monotonic() < until, f"a copy has not ended after {_PATIENCE_SECONDS:g} s"
         os.sched_yield()
         worker.poll()
-    assert report.jobs == {job_id: JobReport(1, _NUM_COPIED)}, (
-        f"a copy of {_NUM_COPIED} blocks failed: {report}"
-    )
+    told = {other: (each.num_ranks, each.num_good) for other, each in report.jobs.items()}
+    assert told == {job_id: (1, _NUM_COPIED)}, f"a copy of {_NUM_COPIED} blocks failed: {report}"

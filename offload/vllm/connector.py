@@ -29,13 +29,14 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import KVConnectorOutput
 
 from offload.errors import UnsupportedError
-from offload.messages import StepPlan, WorkerFacts
+from offload.messages import StepPlan, WorkerFacts, WorkerReport
 from offload.scheduler.side import SchedulerSide
 from offload.vllm.copy_paths import make_copier
-from offload.vllm.engine import VllmEngine
+from offload.vllm.engine import VllmEngine, drafts_of
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.kv_events import KvEventStream
-from offload.vllm.regions import VllmCache, block_bytes
+from offload.vllm.places import PLACES
+from offload.vllm.regions import VllmCache
 from offload.vllm.stats import OffloadPromMetrics, OffloadStats
 from offload.vllm.support import check_cache_groups, check_engine
 from offload.vllm.versions import warn_if_certified
@@ -68,9 +69,14 @@ class PoolSize(NamedTuple):
     slot_bytes: int
 
     @classmethod
-    def of(cls, facts: Collection[WorkerFacts]) -> "PoolSize":
-        """What these ranks have together."""
-        return cls(min(fact.num_slots for fact in facts), sum(fact.slot_bytes for fact in facts))
+    def of(cls, facts: Collection[WorkerFacts], num_ranks: int) -> "PoolSize":
+        """What ``num_ranks`` have together.
+
+        A handshake knows ranks of prefill context parallelism by one name. They have the same layers, so the
+        one that is heard of speaks for them all.
+        """
+        slot_bytes = sum(fact.slot_bytes for fact in facts)
+        return cls(min(fact.num_slots for fact in facts), slot_bytes * num_ranks // len(facts))
 
 
 class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
@@ -78,7 +84,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     _cache_hit_source = _HIT_SOURCE
     seams = Seams(make_copier)
-    """Of connectors that are made from now on; the testing kit has others."""
+    places = PLACES
+    """Both are of connectors that are made from now on; the testing kit has others."""
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
@@ -88,6 +95,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._side: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._facts: list[WorkerFacts] = []
+        self._pool_size: PoolSize | None = None
+        self._has_told = False
         config = check_engine(vllm_config)
         if config is None:
             raise UnsupportedError(
@@ -96,6 +105,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         check_cache_groups(kv_cache_config)
         self._config = config
         self._seams = self.seams
+        self._places = self.places
         self._num_ranks = vllm_config.parallel_config.world_size
         self._fingerprint = take_fingerprint(vllm_config, kv_cache_config)
         # A failed load is a cache miss. vLLM's default would fail the request.
@@ -113,6 +123,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 self._seams,
                 config.verify_loads,
                 config.huge_pages,
+                [place.make_lanes for place in self._places],
             )
 
     # Both sides
@@ -163,38 +174,46 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         for (pipeline_rank, tensor_rank), fact in facts.items():
             who = f"the worker of pipeline rank {pipeline_rank}, tensor rank {tensor_rank}"
             check_fingerprint(self._fingerprint, fact.fingerprint, who)
-        if self._side is None:
-            self._facts = list(facts.values())
-        elif facts and (asked := PoolSize.of(facts.values())) != self._pool_size:
+        if not facts:
+            return
+        asked = PoolSize.of(facts.values(), self._num_ranks)
+        if self._side is not None and asked != self._pool_size:
             raise UnsupportedError(
                 f"the workers' pool is {asked} now and was {self._pool_size} before; restart the engine"
             )
+        self._pool_size = asked
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        if self._scheduler is None:
+        side = self._scheduler
+        if side is None:
             return 0, False
-        num_tokens = self._scheduler.offer(request, num_computed_tokens).tokens
+        num_tokens = side.offer(request, num_computed_tokens).tokens
         return num_tokens, bool(num_tokens)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
     ) -> None:
-        if self._scheduler is not None:
-            self._scheduler.allocated(request, num_external_tokens)
+        side = self._scheduler
+        if side is not None:
+            side.allocated(request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
-        if self._scheduler is None:
+        side = self._scheduler
+        if side is None:
             return PlanEnvelope(StepPlan(self._fingerprint))
-        return PlanEnvelope(self._scheduler.build_plan(scheduler_output))
+        return PlanEnvelope(side.build_plan(scheduler_output))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        if self._scheduler is not None:
-            envelope = connector_output.kv_connector_worker_meta
-            assert envelope is None or isinstance(envelope, ReportEnvelope), f"{type(envelope)} is not ours"
+        envelope = connector_output.kv_connector_worker_meta
+        assert envelope is None or isinstance(envelope, ReportEnvelope), f"{type(envelope)} is not ours"
+        if envelope is not None and envelope.facts:
+            self._learn(envelope.facts)
+        side = self._scheduler
+        if side is not None:
             report = None if envelope is None else envelope.report
-            self._scheduler.receive(report, connector_output.invalid_block_ids)
+            side.receive(report, connector_output.invalid_block_ids)
 
     def request_finished(
         self, request: "Request", block_ids: list[int]
@@ -205,16 +224,17 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Never delays the request's blocks: stores in flight hold references of their own."""
-        if self._scheduler is not None:
-            self._scheduler.finish(request)
+        side = self._scheduler
+        if side is not None:
+            side.finish(request)
         return False, None
 
     def has_pending_push_work(self) -> bool:
-        """Completions and events travel on steps: the engine must step while there are any to come."""
+        """Facts, completions and events travel on steps: the engine must step while any are to come."""
         side = self._scheduler
-        return side is not None and (
-            side.has_pending_work or self._events.is_behind or side.allocator.is_listing
-        )
+        if side is None:
+            return self._kv_cache_manager is not None
+        return side.has_pending_work or self._events.is_behind or side.allocator.is_listing
 
     def reset_cache(self) -> bool | None:
         if self._scheduler is not None:
@@ -222,9 +242,10 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        if self._scheduler is None:
+        side = self._scheduler
+        if side is None:
             return ()
-        return self._events.take(self._scheduler.allocator.take_events())
+        return self._events.take(side.allocator.take_events())
 
     # Worker side
 
@@ -243,10 +264,14 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """What ranks tell the scheduler side at start.
 
-        Not inside a MultiConnector, which would hand it to siblings; there every plan is checked.
+        Not inside a MultiConnector, which would hand it to siblings. There it travels with the first report,
+        and every plan is checked.
         """
         is_child = has_kv_transfer_group() and get_kv_transfer_group() is not self
-        return FactsEnvelope(self._worker.facts) if self._worker is not None and not is_child else None
+        if self._worker is None or is_child:
+            return None
+        self._has_told = True
+        return FactsEnvelope(self._worker.facts)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -256,7 +281,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._worker is not None:
-            self._worker.start_loads()
+            self._worker.begin_step()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads run between steps; no layer waits for one."""
@@ -271,7 +296,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         there stores are submitted when the next step begins.
         """
         if self._worker is not None and not self._samples_late:
-            self._worker.start_stores()
+            self._worker.end_step()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if self._worker is None:
@@ -283,12 +308,17 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker.take_unfilled() if self._worker is not None else set()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        report = self._worker.take_report() if self._worker is not None else None
+        if self._worker is None:
+            return None
+        report, has_told, self._has_told = self._worker.take_report(), self._has_told, True
+        if not has_told:
+            return ReportEnvelope(report or WorkerReport(), [self._worker.facts])
         return None if report is None else ReportEnvelope(report)
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         """Everything is counted on the scheduler side; workers report none."""
-        metrics = self._scheduler.take_metrics() if self._scheduler is not None else None
+        side = self._scheduler
+        metrics = None if side is None else side.take_metrics()
         return OffloadStats(data=metrics) if metrics else None
 
     def shutdown(self) -> None:
@@ -299,29 +329,33 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def _scheduler(self) -> SchedulerSide | None:
-        """Made once, when the first hook asks for it: workers have told their facts by then, or will not."""
-        if self._side is None and self._kv_cache_manager is not None:
-            self._side = self._make_scheduler_side()
+        """Made once, by the first hook that asks for it when all workers have told their facts.
+
+        Until then nothing is offered, loaded or stored. Requests that were admitted before stay unknown.
+        """
+        if self._side is None and self._kv_cache_manager is not None and self._pool_size is not None:
+            self._side = self._make_scheduler_side(self._pool_size)
         return self._side
 
     @property
-    def _pool_size(self) -> PoolSize:
-        """As workers have told; where none does, inside a MultiConnector, as they will have it."""
-        if self._facts:
-            return PoolSize.of(self._facts)
-        slot_bytes = block_bytes(self._kv_cache_config)
-        num_slots = self._config.cpu_bytes // self._num_ranks // slot_bytes
-        return PoolSize(num_slots, slot_bytes * self._num_ranks)
+    def _block_size(self) -> int:
+        """Tokens per block as the scheduler counts them: on all ranks that share one."""
+        block_size: int = self._kv_cache_manager.coordinator.scheduler_block_size
+        return block_size
 
-    def _make_scheduler_side(self) -> SchedulerSide:
-        group = self._kv_cache_config.kv_cache_groups[0]
+    def _learn(self, facts: list[WorkerFacts]) -> None:
+        """Ranks have told; they may hold different layers, and so different numbers of slots."""
+        self._facts += facts
+        if self._pool_size is None and len(self._facts) == self._num_ranks:
+            self._pool_size = PoolSize.of(self._facts, self._num_ranks)
+
+    def _make_scheduler_side(self, size: PoolSize) -> SchedulerSide:
         events = self._vllm_config.kv_events_config
-        self._events = KvEventStream(group.kv_cache_spec.block_size)
-        size = self._pool_size
+        self._events = KvEventStream(self._block_size)
         return SchedulerSide(
             self._config,
-            VllmEngine(self._kv_cache_manager),
-            block_size=group.kv_cache_spec.block_size,
+            VllmEngine(self._kv_cache_manager, drafts_of(self._vllm_config, self._kv_cache_manager)),
+            block_size=self._block_size,
             num_slots=size.num_slots,
             slot_bytes=size.slot_bytes,
             step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
@@ -329,4 +363,5 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             record_events=events is not None and events.enable_kv_cache_events,
             fingerprint=self._fingerprint,
             clock=self._seams.clock,
+            places=[place.make_flows for place in self._places],
         )

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from offload.errors import UnsupportedError
-from offload.messages import Ids
-from offload.worker.copiers import Copier, CpuCopier, CudaCopier, Direction
+from offload.messages import LOAD, STORE, Ids, Route
+from offload.worker.copiers import Copier, CpuCopier, CudaCopier
 from offload.worker.copiers.cuda import BatchedCopy
 from offload.worker.layout import BlockLayout, CopyBatch
 
@@ -36,8 +36,8 @@ COPY_ENGINE, KERNEL = "copy engine", "kernel"
 
 def pick_paths(
     device: torch.device, layout: BlockLayout, num_blocks: int, num_slots: int
-) -> dict[Direction, BatchedCopy]:
-    """The faster path for each direction, tried between cache and pool while nothing is in either.
+) -> dict[Route, BatchedCopy]:
+    """The faster path for each route, tried between cache and pool while nothing is in either.
 
     Args:
         device: of the cache.
@@ -54,11 +54,11 @@ def pick_paths(
     paths = possible_paths(device, layout)
     blocks, slots = trial_ids(num_blocks, num_slots, layout.slot_bytes)
     # loads first: the pool is all zeros still, while the cache may hold anything
-    batches = {Direction.LOAD: layout.load(slots, blocks), Direction.STORE: layout.store(blocks, slots)}
+    batches = {LOAD: layout.load(slots, blocks), STORE: layout.store(blocks, slots)}
     picked = {}
-    for direction, batch in batches.items():
-        name = faster_path(paths, partial(_milliseconds, device, direction, batch), direction)
-        picked[direction] = paths[name]
+    for route, batch in batches.items():
+        name = faster_path(paths, partial(_milliseconds, device, route, batch), route)
+        picked[route] = paths[name]
     return picked
 
 
@@ -123,7 +123,7 @@ def trial_ids(num_blocks: int, num_slots: int, slot_bytes: int) -> tuple[Ids, Id
 
 
 def faster_path(
-    paths: Mapping[str, BatchedCopy], milliseconds: Callable[[BatchedCopy], float], direction: Direction
+    paths: Mapping[str, BatchedCopy], milliseconds: Callable[[BatchedCopy], float], route: Route
 ) -> str:
     """The name of the path to take; one that raises is not taken. UnsupportedError if all do."""
     times = {}
@@ -132,25 +132,25 @@ def faster_path(
             times[name] = milliseconds(path)
         except Exception as error:
             logger.warning(
-                "%ss by %s are not possible: %s: %s", direction.value, name, type(error).__name__, error
+                "%ss by %s are not possible: %s: %s", route.verb, name, type(error).__name__, error
             )
     if not times:
         raise UnsupportedError(
-            f"KV blocks cannot be copied on this GPU, {direction.value}s by {' or '.join(paths)}; the log "
+            f"KV blocks cannot be copied on this GPU, {route.verb}s by {' or '.join(paths)}; the log "
             f"says why. Install a vLLM that is built for this driver and this torch, {torch.__version__}"
         )
     is_kernel_faster = KERNEL in times and times[KERNEL] <= _KERNEL_GAIN * times.get(COPY_ENGINE, np.inf)
     name = KERNEL if is_kernel_faster else COPY_ENGINE
-    logger.info("%ss go by %s; milliseconds of a trial: %s", direction.value, name, times)
+    logger.info("%ss go by %s; milliseconds of a trial: %s", route.verb, name, times)
     return name
 
 
-def _milliseconds(device: torch.device, direction: Direction, batch: CopyBatch, copy: BatchedCopy) -> float:
+def _milliseconds(device: torch.device, route: Route, batch: CopyBatch, copy: BatchedCopy) -> float:
     """The best of some trials. Waits for the GPU, which is idle while the cache is registered."""
     descriptors = [torch.from_numpy(np.ascontiguousarray(column)) for column in batch]
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))  # the cache is being filled with zeros, perhaps
-    is_any = direction is Direction.LOAD
+    is_any = route == LOAD
     times: list[float] = []
     with torch.cuda.stream(stream):
         for number in (16, 17):  # Triton compiles one kernel for multiples of 16 and one for others
@@ -177,9 +177,9 @@ def _can_use_host_pointers(device: torch.device) -> bool:
 
 
 def make_copier(device: torch.device, layout: BlockLayout, num_blocks: int, num_slots: int) -> Copier:
-    """What copies between that device and the pool: for a GPU, each direction by its faster path."""
+    """What copies between that device and the pool: for a GPU, each route by its faster path."""
     if device.type == "cuda":
         paths = pick_paths(device, layout, num_blocks, num_slots)
-        return CudaCopier(device, paths[Direction.STORE], paths[Direction.LOAD])
+        return CudaCopier(device, paths[STORE], paths[LOAD])
     assert device.type == "cpu", f"the start should have refused {device}"
     return CpuCopier()

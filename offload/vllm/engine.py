@@ -8,11 +8,12 @@ import numpy as np
 from vllm.v1.request import RequestStatus
 
 from offload.messages import Ids
-from offload.scheduler.engine import GpuBlocks, State
+from offload.scheduler.engine import Drafts, GpuBlocks, State
 from offload.scheduler.hints import RequestHints
 from offload.vllm.request_hints import hints_of
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
 
@@ -27,14 +28,29 @@ _STATES = {
 _block_id = attrgetter("block_id")
 
 
+def drafts_of(vllm_config: "VllmConfig", kv_cache_manager: "KVCacheManager") -> Drafts:
+    """What vLLM's own prefix cache does because of drafts, so that the pool does the same.
+
+    Whether the last block of a hit is dropped is up to vLLM's release and settings; its manager knows.
+    """
+    coordinator = kv_cache_manager.coordinator
+    return Drafts(
+        vllm_config.num_speculative_tokens,
+        vllm_config.num_lookahead_tokens,
+        int(coordinator.single_type_managers[0].use_eagle),
+        coordinator.num_reprefillable_tokens,
+    )
+
+
 class VllmEngine:
     """Over a scheduler's KV cache manager, which has one group.
 
     vLLM's own ``touch`` and ``free_blocks`` loop over blocks, once per store.
     """
 
-    def __init__(self, kv_cache_manager: "KVCacheManager") -> None:
+    def __init__(self, kv_cache_manager: "KVCacheManager", drafts: Drafts) -> None:
         self._manager = kv_cache_manager
+        self.drafts = drafts
         self._pool = kv_cache_manager.block_pool
         self.num_blocks: int = self._pool.num_gpu_blocks
         self.num_spare: int = kv_cache_manager.watermark_blocks

@@ -2,6 +2,7 @@
 
 import vllm
 from vllm.config import VllmConfig
+from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.errors import UnsupportedError
@@ -11,11 +12,12 @@ from offload.provenance import own_version
 
 def take_fingerprint(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Fingerprint:
     """This process's own."""
+    parallel, spec = vllm_config.parallel_config, kv_cache_config.kv_cache_groups[0].kv_cache_spec
     return Fingerprint(
         kv_offload=own_version(),
         vllm=vllm.__version__,
-        world_size=vllm_config.parallel_config.world_size,
-        block_size=kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size,
+        world_size=parallel.world_size,
+        block_size=resolve_dcp_kv_block_size(spec, parallel.decode_context_parallel_size),
         dtype=f"{vllm_config.cache_config.cache_dtype} ({vllm_config.model_config.dtype})",
         layout=kv_cache_config.kv_cache_layout,
     )

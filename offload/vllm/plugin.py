@@ -26,16 +26,17 @@ def register() -> None:
 
 def _with_check(create: Any) -> Any:
     @functools.wraps(create)
-    def create_engine_config(*args: Any, **kwargs: Any) -> VllmConfig:
-        vllm_config: VllmConfig = create(*args, **kwargs)
-        transfer = vllm_config.kv_transfer_config
-        if transfer is not None and CONNECTOR in str(transfer):
-            from offload.vllm.versions import check_vllm_version
+    def create_engine_config(arguments: EngineArgs, *args: Any, **kwargs: Any) -> VllmConfig:
+        if CONNECTOR not in str(arguments.kv_transfer_config):
+            return create(arguments, *args, **kwargs)
+        from offload.vllm.versions import check_vllm_version
 
-            check_vllm_version()
-            from offload.vllm.support import check_before_start
+        check_vllm_version()
+        from offload.vllm.support import check_before_start, check_not_replaced
 
-            check_before_start(vllm_config)
+        check_not_replaced(arguments)
+        vllm_config: VllmConfig = create(arguments, *args, **kwargs)
+        check_before_start(vllm_config)
         return vllm_config
 
     create_engine_config.checked_by_kv_offload = True  # type: ignore[attr-defined]

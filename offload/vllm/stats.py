@@ -12,7 +12,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import metrics as native
 
-from offload.observe.metrics import METRICS
+from offload.messages import GPU_ROUTES
+from offload.observe.metrics import METRICS, split_key
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ _INFO_LABELS = {
     "cpu_kv_cache_size_tokens": "pool_tokens",
 }
 _PREFIX = "vllm:cpu_offload_"
+_ROUTE = ("route",)
 _COUNTERS = frozenset(spec.name for spec in METRICS if spec.is_counter)
 
 
@@ -37,11 +39,14 @@ class OffloadStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, value in other.data.items():
-            self.data[name] = self.data.get(name, 0) + value if name in _COUNTERS else value
+            is_counter = split_key(name)[0] in _COUNTERS
+            self.data[name] = self.data.get(name, 0) + value if is_counter else value
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        return {name: self.data.get(name, 0) for name in (spec.name for spec in METRICS)}
+        values: dict[str, int | float] = {spec.name: 0 for spec in METRICS if not spec.by_route}
+        values.update(self.data)
+        return values
 
     def is_empty(self) -> bool:
         return not self.data
@@ -67,17 +72,20 @@ class OffloadPromMetrics(KVConnectorPromMetrics):
         for spec in METRICS:
             kind = self._counter_cls if spec.is_counter else self._gauge_cls
             options = {} if spec.is_counter else {"multiprocess_mode": "mostrecent"}
+            names = [*labelnames, *_ROUTE] if spec.by_route else labelnames
             metric = kind(
-                name=_PREFIX + spec.name, documentation=spec.description, labelnames=labelnames, **options
+                name=_PREFIX + spec.name, documentation=spec.description, labelnames=names, **options
             )
             self._metrics[spec.name] = metric
             for labels in per_engine_labelvalues.values():
-                metric.labels(*labels)
+                for route in GPU_ROUTES if spec.by_route else (None,):
+                    metric.labels(*labels, *(() if route is None else (route.label,)))
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]
-        for name, value in transfer_stats_data.items():
-            metric = self._metrics[name].labels(*labels)
+        for key, value in transfer_stats_data.items():
+            name, route = split_key(key)
+            metric = self._metrics[name].labels(*labels, *([route] if route else []))
             if name in _COUNTERS:
                 metric.inc(value)
             else:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.config import KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -22,6 +23,8 @@ from offload.worker.pool.host_limits import check_host_memory, host_memory_bytes
 from offload.worker.pool.pin_probe import check_pinning
 
 _MULTI_CONNECTOR = "MultiConnector"
+DRAFTS = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model", "eagle", "eagle3", "mtp")
+"""vLLM's methods of speculative decoding that are served."""
 SLEEP_BACKEND = "cumem"
 """vLLM's own way to take the GPU's memory away while the engine sleeps."""
 
@@ -38,6 +41,22 @@ def find_settings(transfer: KVTransferConfig | None) -> tuple[str, Mapping[str, 
             if child.get("kv_connector") == CONNECTOR:
                 return str(child.get("kv_role")), child.get("kv_connector_extra_config") or {}
     return None
+
+
+def check_not_replaced(arguments: EngineArgs) -> None:
+    """Refuse the flag with which vLLM takes a connector of its own in place of the one that is configured.
+
+    To be asked before vLLM makes its configuration: that has no trace of ours any more.
+
+    Raises:
+        UnsupportedError: ``--kv-offloading-size`` is given.
+    """
+    size = getattr(arguments, "kv_offloading_size", None)
+    if size is not None:
+        raise UnsupportedError(
+            f"kv_offloading_size is {size}, with which vLLM takes a connector of its own in place of "
+            f"{CONNECTOR}; remove --kv-offloading-size, the size of the pool is cpu_gib"
+        )
 
 
 def check_before_start(vllm_config: VllmConfig) -> None:
@@ -102,18 +121,16 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
             "prefix caching is off, and without it vLLM has no prefix hashes to find blocks by; remove "
             "--no-enable-prefix-caching or, if vLLM itself turned it off for this model, the connector"
         )
-    if vllm_config.speculative_config is not None:
-        raise UnsupportedError(
-            "speculative decoding is on; its volatile tail blocks are not supported by this release, "
-            "remove --speculative-config"
-        )
+    _check_drafts(vllm_config)
     _check_hashes(vllm_config)
     _check_sparse_cache(vllm_config)
     _check_sleep_mode(vllm_config)
+    _check_auxiliary_outputs(vllm_config)
     _check_parallelism(vllm_config)
     _check_one_block_fits(vllm_config, config)
     if config.record_trace is not None and vllm_config.cache_config.block_size:
-        check_divides(vllm_config.cache_config.block_size)
+        dcp = vllm_config.parallel_config.decode_context_parallel_size
+        check_divides(vllm_config.cache_config.block_size * dcp)
     return config
 
 
@@ -189,11 +206,15 @@ def _check_multi_connector(vllm_config: VllmConfig) -> None:
             f'would fail the request; inside {_MULTI_CONNECTOR} add "kv_load_failure_policy": "recompute" '
             f"to --kv-transfer-config"
         )
-    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+
+
+def _check_drafts(vllm_config: VllmConfig) -> None:
+    """Whether it is known what drafts keep beside the model's KV: nothing, or KV in layers of their own."""
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method not in DRAFTS:
         raise UnsupportedError(
-            f"pipeline_parallel_size is {vllm_config.parallel_config.pipeline_parallel_size}, and inside "
-            f"{_MULTI_CONNECTOR} the ranks' sizes do not reach our scheduler side; use {CONNECTOR} alone, or "
-            f"--pipeline-parallel-size 1"
+            f'the method of --speculative-config is "{speculative.method}", and this release knows what '
+            f"{', '.join(DRAFTS)} keep in the KV cache; use one of these, or remove --speculative-config"
         )
 
 
@@ -229,13 +250,19 @@ def _check_sleep_mode(vllm_config: VllmConfig) -> None:
         )
 
 
+def _check_auxiliary_outputs(vllm_config: VllmConfig) -> None:
+    """vLLM keeps them by prefix hash for about as many blocks as its cache has, and fails without them."""
+    outputs = getattr(vllm_config, "aux_output_config", None)
+    if outputs is not None and outputs.enabled:
+        raise UnsupportedError(
+            f"enable_return_routed_experts is {outputs.enable_return_routed_experts}: vLLM keeps routed "
+            f"experts for the blocks of its own cache only, and ends when a restored block has none; remove "
+            f"--enable-return-routed-experts, or the connector"
+        )
+
+
 def _check_parallelism(vllm_config: VllmConfig) -> None:
     parallel = vllm_config.parallel_config
-    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
-        size = getattr(parallel, name)
-        if size > 1:
-            flag = "--" + name.replace("_", "-")
-            raise UnsupportedError(f"{name} is {size}; context parallelism is not supported, set {flag} 1")
     if parallel.distributed_executor_backend == "external_launcher":
         raise UnsupportedError(
             "distributed_executor_backend is external_launcher, where ranks schedule on their own and would "

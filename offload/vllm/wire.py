@@ -1,6 +1,6 @@
 """Our messages in vLLM's envelopes, in which they travel between its processes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -20,14 +20,18 @@ class PlanEnvelope(KVConnectorMetadata):
 
 @dataclass(slots=True)
 class ReportEnvelope(KVConnectorWorkerMetadata):
-    """Workers to scheduler, when there is something to report."""
+    """Workers to scheduler, when there is something to report.
+
+    ``facts`` are those of ranks that no handshake has asked, each with its first report.
+    """
 
     report: WorkerReport
+    facts: list[WorkerFacts] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "ReportEnvelope":
         """Merge another rank's report into a new one."""
         assert isinstance(other, ReportEnvelope), f"{type(other)} is not our report"
-        return ReportEnvelope(self.report.merged(other.report))
+        return ReportEnvelope(self.report.merged(other.report), self.facts + other.facts)
 
 
 @dataclass(slots=True)

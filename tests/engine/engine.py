@@ -62,17 +62,17 @@ class Engine:
             _after_cpu_check(_fork_processes)
         if extra_config is not None:
             settings["kv_transfer_config"] = transfer_config(extra_config)
+        defaults = {"enforce_eager": True, "worker_extension_cls": "tests.engine.worker_probe.WorkerProbe"}
         arguments = EngineArgs(
             str(model_directory()),
             skip_tokenizer_init=True,
             dtype="float32",
-            enforce_eager=True,
             block_size=BLOCK_SIZE,
             num_gpu_blocks_override=num_gpu_blocks,
             gpu_memory_utilization=0.2,
             max_model_len=max_model_len,
             max_logprobs=-1,
-            **{"worker_extension_cls": "tests.engine.worker_probe.WorkerProbe"} | settings,
+            **defaults | settings,
         )
         self.llm = LLMEngine.from_engine_args(arguments)
         self._num_asked = 0

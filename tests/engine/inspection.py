@@ -4,9 +4,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import get_block_hash
+from vllm.v1.request import Request
 
 from offload.scheduler.breaker import CircuitBreaker
+from tests.engine.answers import Prompt
 from tests.engine.engine import SHORT, Engine
 from tests.engine.worker_probe import ahead
 
@@ -97,7 +100,7 @@ def check_idle(engine: Engine) -> None:
     side.allocator.check_invariants()
     side.ledger.check_invariants()
     assert not len(side.ledger), f"{len(side.ledger)} jobs in flight"
-    assert not side.ledger.num_held_blocks, f"{side.ledger.num_held_blocks} GPU blocks held"
+    assert not side.stores.holds.num_held, f"{side.stores.holds.num_held} GPU blocks held"
     assert not side.allocator.num_filling, f"{side.allocator.num_filling} slots filling"
     assert not side.allocator.num_leaving, f"{side.allocator.num_leaving} slots leaving"
     assert not side._admitted and not side._local_tokens and not side.stores.backlog, (
@@ -134,6 +137,17 @@ def compare_tiers(engine: Engine) -> Comparison:
         for one, other in pairs
     ]
     return Comparison(len(differences), float(max(differences, default=0)))
+
+
+def gpu_blocks(engine: Engine, prompt: Prompt) -> list[bytes]:
+    """The KV of a prompt's full blocks, as far as the GPU's prefix cache has them."""
+    hasher = engine.llm.engine_core.engine_core.request_block_hasher
+    request = Request("looked for", list(prompt), SamplingParams(max_tokens=1), None, block_hasher=hasher)
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    found = [pool.get_cached_block(each, [0]) for each in request.block_hashes]
+    block_ids = [blocks[0].block_id for blocks in found if blocks]
+    read: list[bytes] = engine.probe("read_blocks", block_ids)
+    return read
 
 
 def _scheduler_side(engine: Engine) -> Any:

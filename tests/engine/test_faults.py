@@ -130,7 +130,7 @@ def outlive(engine: Engine) -> int:
     """A request ends, its stores do not, and another needs the room; return how many blocks are held."""
     with copies_held(engine):
         engine.ask([PROMPT])
-        held: int = engine.scheduler.connector._scheduler.ledger.num_held_blocks
+        held: int = engine.scheduler.connector._scheduler.stores.holds.num_held
         name = engine.add(OTHER, 1)
         for _ in range(20):
             assert not engine.step(), "the other request got blocks whose copies have not ended"

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from offload.messages import LOAD
 from offload.worker.transfer import DEADLINE_SECONDS
 from tests.engine.answers import BLOCK_SIZE, TOLERANCE, Answer, difference, prompt_of
 from tests.engine.engine import Engine
@@ -61,7 +62,7 @@ def abort_past_deadline(engine: Engine) -> None:
 
 def stuck_blocks(engine: Engine) -> list[int]:
     """The GPU blocks that stuck loads may still write to."""
-    jobs: list[Any] = list(engine.scheduler.connector._scheduler.ledger.loads())
+    jobs: list[Any] = [job for job in engine.scheduler.connector._scheduler.ledger if job.flow.route == LOAD]
     return [block.block_id for job in jobs for block in job.blocks]
 
 
@@ -84,13 +85,13 @@ def test_stuck_load(inner_engine: EngineProcess, first_part: int, faults: list[s
     before = inner_engine.run(Engine.settle)
     inner_engine.run(Engine.probe, "fail_next", "LOAD", *faults)
     answer = inner_engine.run(ask_past_deadline, first_part)
-    counters = inner_engine.run(Engine.counters)
     blocks = inner_engine.run(stuck_blocks)
     quarantine = Usage(1, 1, len(stuck), num_resident=12, num_other=12 - stuck.start)
     assert difference(answer, cold) <= TOLERANCE
     assert answer.num_cached == stuck.start * BLOCK_SIZE, "what has landed was not used"
     assert len(blocks) == len(stuck)
     assert inner_engine.run(usage_at_rest) == quarantine
+    counters = inner_engine.run(Engine.counters)
     assert counters["stuck_jobs"] == counters["jobs_in_flight"] == 1
     assert counters["failed_jobs"] - before["failed_jobs"] == 1
     assert counters["restored_requests"] == before["restored_requests"]

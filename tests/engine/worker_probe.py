@@ -11,12 +11,19 @@ import torch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from offload.config import Verify
-from offload.messages import Ids
+from offload.messages import Ids, Route
 from offload.testing.copiers.faulty import Fault, FaultyCopier
-from offload.worker.copiers import CopyEnd, Direction, cpu
+from offload.worker.copiers import CopyEnd, cpu
 
 _CORRUPTED_BYTE = 4 * 32 * 32 + 3
 """In a slot, the byte of a float32 that holds its sign and most of its exponent."""
+
+
+_LAYER_BYTES = 32 << 10
+"""Of a block, in each layer of the tiny model."""
+
+_POSITION_BYTES = 64 * 4
+"""Of a token position, in one head's keys or values."""
 
 
 class WorkerProbe:
@@ -48,6 +55,18 @@ class WorkerProbe:
 
         _change_next_load(swap)
 
+    def shift_next_load(self, num_layers: int) -> None:
+        """Layers behind the first so many get, in the slots of the next load, KV of one position before."""
+
+        def shift(slots: Ids, fills: Ids) -> tuple[Ids, Ids]:
+            rows = _pool()[slots]
+            behind = rows[:, num_layers * _LAYER_BYTES :]
+            behind[:] = np.roll(behind, _POSITION_BYTES, axis=1)
+            _pool()[slots] = rows
+            return slots, fills
+
+        _change_next_load(shift)
+
     def corrupt_slot(self, slot: int) -> None:
         """One number in the slot becomes another one, as memory that decays would have it."""
         _pool()[slot, _CORRUPTED_BYTE] ^= 0xFF
@@ -66,15 +85,15 @@ class WorkerProbe:
         """The next jobs of that direction end as ``Fault`` says, by their names; all others well."""
         left = [Fault[fault] for fault in faults]
 
-        def choose(job_id: int, way: Direction) -> Fault:
-            return left.pop(0) if left and way is Direction[direction] else Fault.NONE
+        def choose(job_id: int, way: Route) -> Fault:
+            return left.pop(0) if left and way.verb == direction.lower() else Fault.NONE
 
         _faulty_copier()._choose = choose
 
     def fail_all(self, direction: str, fault: str) -> None:
         """All jobs of that direction end so, until ``heal``."""
         _faulty_copier()._choose = lambda job_id, way: (
-            Fault[fault] if way is Direction[direction] else Fault.NONE
+            Fault[fault] if way.verb == direction.lower() else Fault.NONE
         )
 
     def fail_next_on_rank(self, rank: int, direction: str, *faults: str) -> None:
@@ -155,18 +174,24 @@ def _pool() -> npt.NDArray[np.uint8]:
 def _change_next_load(change: Callable[[Ids, Ids], tuple[Ids, Ids]]) -> None:
     """Let ``change`` see the slots of the next load and who filled them, and give others."""
     engine = _engine()
-    load = engine.load
+    submit = engine.submit
 
-    def changed(job_id: int, slots: Ids, fills: Ids, block_ids: Ids) -> None:
-        engine.load = load
-        load(job_id, *change(slots, fills), block_ids)
+    def changed(job_id: int, route: Route, sources: Ids, targets: Ids, fills: Ids | None = None) -> None:
+        if fills is not None:
+            engine.submit = submit
+            sources, fills = change(sources, fills)
+        submit(job_id, route, sources, targets, fills)
 
-    engine.load = changed
+    engine.submit = changed
 
 
 def _faulty_copier() -> FaultyCopier:
     """The engine's copier, which misbehaves from the first call of this on, when told to."""
     engine = _engine()
-    if not isinstance(engine._copier, FaultyCopier):
-        engine._copier = FaultyCopier(engine._copier)
-    return engine._copier
+    (copier,) = engine._copiers
+    if not isinstance(copier, FaultyCopier):
+        copier = FaultyCopier(copier)
+        engine._copiers = [copier]
+        for lane in engine._lanes.values():
+            lane.copier = copier
+    return copier

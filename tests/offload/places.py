@@ -14,9 +14,10 @@ import pytest
 import torch
 from vllm.platforms import current_platform
 
+from offload.messages import STORE, Route
 from offload.testing.copiers.faulty import FaultyCopier
 from offload.vllm.copy_paths import copy_engine
-from offload.worker.copiers import Copier, CpuCopier, CudaCopier, Direction
+from offload.worker.copiers import Copier, CpuCopier, CudaCopier
 from offload.worker.copiers.cuda import register_host_memory, unregister_host_memory
 from offload.worker.pool.memory import HostMemory
 
@@ -68,9 +69,9 @@ class Places(ABC):
     def stores_held(self) -> Any:
         """A context: stores submitted in it do not start copying before it ends, or a little longer."""
 
-    def spread(self, source: int, target: int, size: int, direction: Direction) -> tuple[int, int, int]:
+    def spread(self, source: int, target: int, size: int, direction: Route) -> tuple[int, int, int]:
         """Addresses of a copy between two offsets."""
-        if direction is Direction.STORE:
+        if direction == STORE:
             return self.gpu_address + source, self.pool_address + target, size
         return self.pool_address + source, self.gpu_address + target, size
 
@@ -148,7 +149,7 @@ class CudaPlaces(Places):
     @contextmanager
     def stores_held(self) -> Iterator[None]:
         torch.cuda._sleep(1 << 31)  # about a second of the engine's stream
-        self.copier.fence(Direction.STORE)
+        self.copier.fence(STORE)
         yield
         self.copier.drain()
 

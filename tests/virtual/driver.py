@@ -6,11 +6,11 @@ from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
+from offload.messages import Route
 from offload.testing.virtual import VirtualEngine, VirtualSettings
-from offload.worker.copiers import Direction
 
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
-LOAD, STORE = Direction.LOAD, Direction.STORE
+
 
 Engines = Callable[..., VirtualEngine]
 """The fixture ``engines``: makes one with these ``VirtualSettings``."""
@@ -59,7 +59,7 @@ def warm(engine: VirtualEngine, prompt: list[int]) -> None:
     forget_gpu(engine)
 
 
-def hold(engine: VirtualEngine, way: Direction, *ranks: int) -> None:
+def hold(engine: VirtualEngine, way: Route, *ranks: int) -> None:
     """Copies of that direction wait, on these ranks or on all."""
     for rank in ranks or range(len(engine.copiers)):
         engine.copiers[rank].held.add(way)

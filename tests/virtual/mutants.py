@@ -1,24 +1,32 @@
 """Our code with one thing taken out or put wrong: the historic bugs of KV offloading, one by one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
-from allocator import CpuOffloadingBlockAllocator, block_allocator
+from allocator import CpuOffloadingBlockAllocator, room
 from allocator.node import Removed
 from allocator.slot_pool import SlotPool, SlotState, flat
 from allocator.store_plans import StorePlans
 from offload.messages import WorkerReport
 from offload.scheduler import amounts
-from offload.scheduler.jobs import JobLedger, LoadJob, Restore, StoreJob
+from offload.scheduler.flow import Job
+from offload.scheduler.jobs import JobLedger
+from offload.scheduler.restore import LoadPart, Restore
 from offload.scheduler.restores import Restores
 from offload.scheduler.side import SchedulerSide
+from offload.scheduler.store import Store
 from offload.scheduler.stores import Stores
+from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import SeededCopier
+from offload.testing.virtual import VirtualSettings
+from offload.testing.virtual.settings import CELL_BYTES
+from offload.vllm import connector
 from offload.vllm.connector import CpuOffloadConnector
+from offload.worker.layout import BlockLayout, CopyBatch
 from offload.worker.seals import Seals
 from offload.worker.side import WorkerSide
 from offload.worker.transfer import TransferEngine
@@ -28,27 +36,42 @@ from offload.worker.transfer import TransferEngine
 class Mutant:
     """A change to our code, by name; ``apply`` makes it for the life of a monkeypatch.
 
-    ``needs_stuck_copies``: it is seen only where copies hang, so seeds without are passed over.
+    It is seen on engines of a ``kind`` only, and of these where ``may_show`` says so: other seeds are passed
+    over.
     """
 
     name: str
     apply: Callable[[pytest.MonkeyPatch], None]
-    needs_stuck_copies: bool = False
+    kind: str = "plain"
+    may_show: Callable[[VirtualSettings], bool] = lambda settings: True
 
 
 MUTANTS: list[Mutant] = []
+Change = Callable[[pytest.MonkeyPatch], None]
 
 
-def mutant(apply: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.MonkeyPatch], None]:
+def mutant(apply: Change) -> Change:
     MUTANTS.append(Mutant(apply.__name__, apply))
     return apply
 
 
-def mutant_of_stuck_copies(
-    apply: Callable[[pytest.MonkeyPatch], None],
-) -> Callable[[pytest.MonkeyPatch], None]:
-    MUTANTS.append(Mutant(apply.__name__, apply, needs_stuck_copies=True))
+def mutant_of_stuck_copies(apply: Change) -> Change:
+    MUTANTS.append(Mutant(apply.__name__, apply, may_show=_has_stuck_copies))
     return apply
+
+
+def mutant_of_drafts(*drafters: str) -> Callable[[Change], Change]:
+    """It is seen with these drafters only."""
+
+    def named(apply: Change) -> Change:
+        MUTANTS.append(Mutant(apply.__name__, apply, "draft", lambda settings: settings.drafter in drafters))
+        return apply
+
+    return named
+
+
+def _has_stuck_copies(settings: VirtualSettings) -> bool:
+    return settings.copies.fault_rate > 0 and Fault.STUCK in settings.copies.faults
 
 
 class _NoReferences:
@@ -85,11 +108,9 @@ def held_blocks_are_released_at_finish(patch: pytest.MonkeyPatch) -> None:
     def finish(self: Stores, request: Any) -> Any:
         orders = original(self, request)
         table = set(self._engine.ids(self._engine.table(request.request_id)).tolist())
-        for job in self._ledger._jobs.values():
-            if isinstance(job, StoreJob) and table.intersection(block.block_id for block in job.blocks):
-                self._ledger.num_held_blocks -= len(job.blocks)
-                self._engine.release(reversed(job.blocks))
-                job.blocks = []
+        for job in self._ledger.of(self):
+            if table.intersection(block.block_id for block in job.blocks):
+                self.holds.release_held(job)
         return orders
 
     patch.setattr(Stores, "finish", finish)
@@ -157,11 +178,11 @@ def a_job_is_done_when_the_first_rank_is(patch: pytest.MonkeyPatch) -> None:
 def one_good_rank_makes_a_job_good(patch: pytest.MonkeyPatch) -> None:
     original = JobLedger.report
 
-    def report(self: JobLedger, job_id: int, num_ranks: int, num_copied: int, given_up: bool) -> Any:
+    def report(self: JobLedger, job_id: int, num_ranks: int, num_good: int, given_up: bool) -> Any:
         job = self._jobs.get(job_id)
         is_last = job is not None and job.ranks_left <= num_ranks
         whole = job.num_blocks if job is not None else 0
-        return original(self, job_id, num_ranks, num_copied if is_last else whole, given_up)
+        return original(self, job_id, num_ranks, num_good if is_last else whole, given_up)
 
     patch.setattr(JobLedger, "report", report)
     patch.setattr(
@@ -190,7 +211,13 @@ def blocks_computed_in_part_are_stored(patch: pytest.MonkeyPatch) -> None:
 @mutant
 def stores_at_finish_trust_the_hashes(patch: pytest.MonkeyPatch) -> None:
     def storable(
-        num_computed: int, num_unconfirmed: int, num_prompt: int, num_tokens: int, num_hashes: int, size: int
+        num_computed: int,
+        num_unconfirmed: int,
+        num_prompt: int,
+        num_tokens: int,
+        num_hashes: int,
+        block_size: int,
+        num_unsettled: int,
     ) -> int:
         return num_hashes
 
@@ -264,10 +291,10 @@ def blocks_are_shared_before_they_have_landed(patch: pytest.MonkeyPatch) -> None
 def blocks_of_a_void_restore_are_shared(patch: pytest.MonkeyPatch) -> None:
     original = Restores.advance
 
-    def advance(self: Restores, job: LoadJob, progress: Any) -> Any:
+    def advance(self: Restores, job: Job[LoadPart], progress: Any) -> Any:
         ended = original(self, job, progress)
-        if job.restore.is_void:
-            self._share(job.restore, len(job.restore.block_ids))
+        if job.task.restore.is_void:
+            self._share(job.task.restore, len(job.task.restore.block_ids))
         return ended
 
     patch.setattr(Restores, "advance", advance)
@@ -278,8 +305,8 @@ def jobs_given_up_count_as_over(patch: pytest.MonkeyPatch) -> None:
     """Slots and blocks of a stuck copy are used again while it may still write to them."""
     original = JobLedger.report
 
-    def report(self: JobLedger, job_id: int, num_ranks: int, num_copied: int, given_up: bool) -> Any:
-        return original(self, job_id, self._num_ranks if given_up else num_ranks, num_copied, given_up)
+    def report(self: JobLedger, job_id: int, num_ranks: int, num_good: int, given_up: bool) -> Any:
+        return original(self, job_id, self._num_ranks if given_up else num_ranks, num_good, given_up)
 
     patch.setattr(JobLedger, "report", report)
 
@@ -288,7 +315,7 @@ def jobs_given_up_count_as_over(patch: pytest.MonkeyPatch) -> None:
 def blocks_of_a_stuck_load_are_not_kept(patch: pytest.MonkeyPatch) -> None:
     original = Restores.advance
 
-    def advance(self: Restores, job: LoadJob, progress: Any) -> Any:
+    def advance(self: Restores, job: Job[LoadPart], progress: Any) -> Any:
         engine = self._engine
         if progress.gave_up:
             self._engine = _NoReferences(engine)
@@ -342,7 +369,7 @@ def short_copies_pass_for_whole_ones(patch: pytest.MonkeyPatch) -> None:
     def after_copy(self: TransferEngine, copied: Any) -> None:
         job = self._jobs.get(copied.job_id)
         if job is not None and copied.error is None:
-            copied = copied._replace(num_copied=len(job.batch.sizes))
+            copied = replace(copied, num_copied=len(job.batch.sizes))
         original(self, copied)
 
     patch.setattr(TransferEngine, "_after_copy", after_copy)
@@ -351,6 +378,17 @@ def short_copies_pass_for_whole_ones(patch: pytest.MonkeyPatch) -> None:
 @mutant
 def the_engine_may_sleep_with_jobs_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CpuOffloadConnector, "has_pending_push_work", lambda self: False)
+
+
+@mutant
+def a_block_is_as_long_as_a_ranks_part_of_it(patch: pytest.MonkeyPatch) -> None:
+    """Under decode context parallelism ranks share the tokens of a block."""
+
+    def block_size(self: CpuOffloadConnector) -> int:
+        size: int = self._kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        return size
+
+    patch.setattr(CpuOffloadConnector, "_block_size", property(block_size))
 
 
 @mutant
@@ -368,7 +406,7 @@ def loads_go_to_the_head_of_the_table(patch: pytest.MonkeyPatch) -> None:
 def held_blocks_are_never_released(patch: pytest.MonkeyPatch) -> None:
     original = Stores._end
 
-    def end(self: Stores, job: StoreJob) -> None:
+    def end(self: Stores, job: Job[Store]) -> None:
         job.blocks = []
         original(self, job)
 
@@ -426,4 +464,38 @@ def the_slots_of_a_pinned_chain_are_freed_when_it_is_dropped(patch: pytest.Monke
         for part in removed:
             pool.move(flat(part.slots[: part.resident]), SlotState.RESIDENT, SlotState.FREE)
 
-    patch.setattr(block_allocator, "give_back", give_back)
+    patch.setattr(room, "give_back", give_back)
+
+
+def _with_other_drafts(patch: pytest.MonkeyPatch, **others: int) -> None:
+    """The scheduler's side takes speculative decoding for something else than it is."""
+    original = connector.drafts_of
+    patch.setattr(connector, "drafts_of", lambda *engine: original(*engine)._replace(**others))
+
+
+@mutant_of_drafts("eagle", "mtp")
+def the_last_block_of_a_hit_is_restored_for_draft_layers_too(patch: pytest.MonkeyPatch) -> None:
+    _with_other_drafts(patch, num_volatile_blocks=0)
+
+
+@mutant_of_drafts("mtp")
+def blocks_are_stored_before_their_draft_kv_is_final(patch: pytest.MonkeyPatch) -> None:
+    _with_other_drafts(patch, num_unsettled_tokens=0)
+
+
+@mutant_of_drafts("draft_model", "eagle", "mtp")
+def restores_leave_no_gpu_blocks_for_drafts(patch: pytest.MonkeyPatch) -> None:
+    _with_other_drafts(patch, num_tokens=0, num_lookahead=0)
+
+
+@mutant_of_drafts("draft_model", "eagle", "mtp")
+def draft_kv_is_restored_one_position_late(patch: pytest.MonkeyPatch) -> None:
+    """Where each layer is a piece of its own, of which the last is a draft layer's."""
+    original = BlockLayout.load
+
+    def load(self: BlockLayout, *where: Any) -> CopyBatch:
+        batch, num_pieces = original(self, *where), len(self.piece_sizes)
+        batch.sources[num_pieces - 1 :: num_pieces] -= CELL_BYTES if num_pieces > 1 else 0
+        return batch
+
+    patch.setattr(BlockLayout, "load", load)

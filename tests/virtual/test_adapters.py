@@ -7,6 +7,7 @@ import pytest
 from vllm.lora.request import LoRARequest
 
 from allocator import CpuOffloadingBlockAllocator, hash_chain
+from offload.messages import LOAD, STORE
 from offload.scheduler.adapters import Adapters, _Roots
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine
@@ -61,10 +62,10 @@ def test_nothing_stored_before_is_served_to_it_or_after_it(
 def test_a_store_in_flight_is_not_kept(engine: VirtualEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Counter[str]()
     monkeypatch.setattr(engine.side.stores.holds, "count_unstored", lambda num, why: lost.update({why: num}))
-    driver.hold(engine, driver.STORE)
+    driver.hold(engine, STORE)
     old = driver.finish(engine, PROMPT, lora=LORA)
     assert engine.jobs
-    in_flight = engine.side.ledger.num_held_blocks
+    in_flight = engine.side.stores.holds.num_held
     driver.finish(engine, tokens(5, 3), lora=RELOADED)
     driver.release(engine)
     driver.come_to_rest(engine)
@@ -75,7 +76,7 @@ def test_a_store_in_flight_is_not_kept(engine: VirtualEngine, monkeypatch: pytes
 def test_what_waits_to_be_stored_is_let_go_of(engine: VirtualEngine) -> None:
     """A request that has ended holds blocks until they are stored; those of another adapter stay."""
     backlog = engine.side.stores.backlog
-    driver.hold(engine, driver.STORE)
+    driver.hold(engine, STORE)
     engine.add(tokens(72, 2), 1, lora=OTHER)
     old = driver.finish(engine, tokens(60, 1), lora=LORA)
     assert backlog.num_queued, "the test is blind: everything is under way"
@@ -103,7 +104,7 @@ def test_a_restore_in_flight_is_void(engine: VirtualEngine) -> None:
     computed = driver.watch(engine)
     serve(engine, PROMPT, lora=LORA)
     driver.forget_gpu(engine)
-    driver.hold(engine, driver.LOAD)
+    driver.hold(engine, LOAD)
     waiting = engine.add(PROMPT, 1, lora=LORA)
     driver.step_until(engine, lambda: waiting.status == driver.LOADING)
     driver.finish(engine, tokens(5, 3), lora=RELOADED)
@@ -126,7 +127,7 @@ def test_a_restore_that_was_told_in_part_is_void(
     computed = driver.watch(engine)
     serve(engine, PROMPT, lora=LORA)
     driver.forget_gpu(engine)
-    driver.hold(engine, driver.LOAD)
+    driver.hold(engine, LOAD)
     waiting = engine.add(PROMPT, 1, lora=LORA)
     driver.step_until(engine, lambda: waiting.status == driver.LOADING)
     driver.release(engine)
@@ -184,7 +185,7 @@ def test_old_kv_that_the_gpu_still_has_is_not_stored_again(engine: VirtualEngine
 def test_it_is_not_stored_once_a_preemption_has_put_old_blocks_before_it(engine: VirtualEngine) -> None:
     """When it is admitted again, the GPU's own cache may supply blocks that the pool does not know."""
     serve(engine, tokens(5, 3), lora=RELOADED)
-    driver.hold(engine, driver.STORE)
+    driver.hold(engine, STORE)
     request = engine.add(PROMPT, 9, lora=LORA)
     engine.step()
     side = engine.side

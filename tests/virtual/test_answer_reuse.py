@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from vllm.v1.request import Request
 
+from offload.messages import Route
 from offload.observe.metrics import Metrics
 from offload.testing.virtual import VirtualEngine
 from tests.virtual.driver import (
@@ -49,10 +50,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     count = Metrics.count
 
-    def counted(metrics: Metrics, name: str, amount: float = 1) -> None:
+    def counted(metrics: Metrics, name: str, amount: float = 1, route: Route | None = None) -> None:
         if amount and ("answers" in name or name.startswith("unstored")):
             counts[name] += int(amount)
-        count(metrics, name, amount)
+        count(metrics, name, amount, route)
 
     monkeypatch.setattr(Metrics, "count", counted)
     return counts

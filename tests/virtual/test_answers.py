@@ -71,7 +71,7 @@ def test_a_store_that_failed_is_made_again_soon(engines: Any) -> None:
     )
     request = engine.add([1] * 80, 400)
     engine.step()
-    engine.side.ledger.spoil_stores()
+    engine.side.stores._spoil_jobs()
     assert max(resident_depths(engine, request, 60)) >= 80 // BLOCK
 
 

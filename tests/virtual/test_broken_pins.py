@@ -5,11 +5,11 @@ from vllm.v1.request import Request
 
 from allocator import CpuOffloadingBlockAllocator
 from allocator.prefix_tree import Node, PrefixTree
+from offload.messages import LOAD
 from offload.testing.virtual import VirtualEngine
 from offload.testing.virtual.audit import Audit
 from offload.testing.virtual.history import WrongBytesError
 from tests.virtual.driver import (
-    LOAD,
     LOADING,
     Engines,
     come_to_rest,

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 from vllm.v1.request import Request
 
+from offload.messages import LOAD, STORE, Route
 from offload.scheduler.breaker import FAILURES_TO_OPEN
 from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.inline import RefusingExecutor
 from offload.testing.virtual import VirtualEngine
 from offload.worker.transfer import DEADLINE_SECONDS
 from tests.virtual.driver import (
-    LOAD,
     LOADING,
-    STORE,
     Engines,
     come_to_rest,
     depth_of,
@@ -48,9 +47,9 @@ def counted(engine: VirtualEngine) -> Counter[str]:
     totals = Counter[str]()
     count = engine.side.metrics.count
 
-    def count_too(name: str, amount: float = 1) -> None:
+    def count_too(name: str, amount: float = 1, route: Route | None = None) -> None:
         totals[name] += int(amount)
-        count(name, amount)
+        count(name, amount, route)
 
     engine.side.metrics.count = count_too  # type: ignore[method-assign]
     return totals
@@ -303,11 +302,11 @@ def test_loads_that_hang_one_after_another_leave_room_to_run_in(engines: Engines
     for prompt in prompts:
         request = engine.add(prompt, 1)
         step_until(engine, request.is_finished, 500)
-    assert engine.side.ledger.num_stuck_blocks == 30
+    assert engine.side.restores.num_stuck == 30
     late = engine.add(tokens(100, 50), 1)
     step_until(engine, late.is_finished)
     come_to_rest(engine)
-    assert engine.side.ledger.num_stuck_blocks == 0
+    assert engine.side.restores.num_stuck == 0
 
 
 def test_stores_on_trial_cost_a_slot_each(engines: Engines) -> None:
@@ -365,7 +364,7 @@ def test_spoiled_stores_are_no_fault_of_copies(engines: Engines) -> None:
     hold(engine, STORE)
     for first in range(FAILURES_TO_OPEN + 1):
         serve_one(engine, tokens(4, first))
-    engine.side.ledger.spoil_stores()
+    engine.side.stores._spoil_jobs()
     come_to_rest(engine)
     assert not engine.side.stores.breaker.is_outage
 

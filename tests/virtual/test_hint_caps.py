@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
+from offload.messages import LOAD, STORE
 from offload.testing.virtual import VirtualEngine, VirtualSettings
 from tests.virtual.driver import (
-    LOAD,
-    STORE,
     Engines,
     come_to_rest,
     depth_of,

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from offload.testing.copiers.faulty import Fault
-from offload.testing.virtual import RunFailedError, draw_settings, run_seed
+from offload.testing.virtual import RunFailedError, draw_kind, run_seed
 from tests.seeds import OTHER_SEEDS
 from tests.virtual.mutants import MUTANTS, Mutant
 
@@ -20,10 +19,10 @@ def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> No
     mutant.apply(monkeypatch)
     steps = 0
     for seed in range(_SEEDS):
-        if mutant.needs_stuck_copies and not _has_stuck_copies(seed):
+        if not mutant.may_show(draw_kind(mutant.kind, seed, random.Random(seed))):
             continue
         try:
-            steps += run_seed(seed, _TURNS).steps
+            steps += run_seed(seed, _TURNS, kind=mutant.kind).steps
         except RunFailedError as failure:
             steps += failure.step
             if isinstance(failure.cause, TypeError):
@@ -35,8 +34,3 @@ def test_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> No
             )
             return
     pytest.fail(f"{mutant.name} was not caught in {_SEEDS} seeds, {steps} steps")
-
-
-def _has_stuck_copies(seed: int) -> bool:
-    copies = draw_settings(random.Random(seed)).copies
-    return copies.fault_rate > 0 and Fault.STUCK in copies.faults

@@ -4,9 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
+from offload.messages import LOAD
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine, VirtualSettings
-from tests.virtual.driver import LOAD, serve, tokens, watch
+from tests.virtual.driver import (
+    serve,
+    tokens,
+    watch,
+)
 
 KEYS = {"eviction_policy": "HazardCachePolicy", "cache_policy_module_path": "offload.vllm.native_policy"}
 

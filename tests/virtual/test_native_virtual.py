@@ -5,10 +5,18 @@ from dataclasses import replace
 
 import pytest
 
+from offload.messages import LOAD, STORE
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine, VirtualSettings
 from offload.testing.virtual.history import WrongBytesError
-from tests.virtual.driver import LOAD, STORE, serve, step_until, table_of, tokens, warm, watch
+from tests.virtual.driver import (
+    serve,
+    step_until,
+    table_of,
+    tokens,
+    warm,
+    watch,
+)
 
 BLOCK_BYTES = VirtualSettings().slot_bytes
 

@@ -6,12 +6,11 @@ import pytest
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
+from offload.messages import LOAD, STORE
 from offload.testing.virtual import VirtualEngine
 from offload.testing.virtual.history import WrongBytesError
 from tests.virtual.driver import (
-    LOAD,
     LOADING,
-    STORE,
     come_to_rest,
     depth_of,
     hold,

@@ -2,10 +2,18 @@
 
 import pytest
 
+from offload.messages import LOAD
 from offload.scheduler.offer import COMING, NOTHING, Offer, Why
 from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import VirtualEngine
-from tests.virtual.driver import LOAD, Engines, come_to_rest, hold, step_until, tokens, warm
+from tests.virtual.driver import (
+    Engines,
+    come_to_rest,
+    hold,
+    step_until,
+    tokens,
+    warm,
+)
 
 BLOCK = 4
 PROMPT = tokens(10 * BLOCK + 1)

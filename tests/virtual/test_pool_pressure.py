@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from offload.messages import STORE
 from offload.scheduler.offer import NOTHING, Why
 from offload.testing.virtual import VirtualEngine, VirtualSettings
 from tests.virtual import driver
@@ -24,7 +25,7 @@ def test_running_requests_do_not_evict_each_others_blocks_in_turns(cpu_slots: in
 
     def counted(output):  # type: ignore[no-untyped-def]
         result = plan(output)
-        stored.append(sum(len(order.block_ids) for order in result.stores))
+        stored.append(sum(len(order.sources) for order in result.orders if order.route == STORE))
         return result
 
     engine.side.build_plan = counted  # type: ignore[method-assign]
@@ -47,11 +48,11 @@ def test_what_was_computed_on_top_of_a_siblings_failed_load_is_not_kept() -> Non
     engine.drain()
     assert engine.reset(connector=False)
     engine.side.offer = lambda *_: NOTHING[Why.ABSENT]  # type: ignore[method-assign]
-    driver.hold(engine, driver.STORE)
+    driver.hold(engine, STORE)
     request = engine.add(head + drawn(rng, 6), 1)
     engine.step()
     (job,) = engine.side.ledger._jobs.values()
-    assert job.plan.start == 6
+    assert job.task.plan.start == 6
     unfilled = set(range(1, 100)) - {block.block_id for block in job.blocks}
     engine.side.receive(None, unfilled)
     driver.release(engine)

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from offload.messages import STORE
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine
 from offload.testing.virtual.rank import VirtualRank
 from offload.worker import side as worker_side
 from tests.virtual.driver import (
-    STORE,
     Engines,
     come_to_rest,
     depth_of,
@@ -95,7 +95,7 @@ def test_orders_from_before_fail_too(engines: Engines) -> None:
     """Where stores are submitted when the next step begins."""
     engine = engines(**SIZES, samples_late=True)
     finish(engine, PROMPT)
-    assert all(rank.side is not None and rank.side._stores for rank in engine.ranks)
+    assert all(rank.side is not None and rank.side._behind for rank in engine.ranks)
     fall_asleep(engine)
     before = copied(engine)
     come_to_rest(engine)

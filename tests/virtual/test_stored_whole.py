@@ -9,15 +9,13 @@ import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from offload.messages import StepPlan, StoreOrder
+from offload.messages import LOAD, STORE, Order, Route, StepPlan
 from offload.scheduler import amounts
 from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine
 from tests.virtual.driver import (
-    LOAD,
     LOADING,
-    STORE,
     Engines,
     come_to_rest,
     depth_of,
@@ -41,10 +39,10 @@ def unstored(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
     counts, count = Counter[str](), Metrics.count
 
-    def counted(self: Metrics, name: str, amount: float = 1) -> None:
+    def counted(self: Metrics, name: str, amount: float = 1, route: Route | None = None) -> None:
         if name.startswith("unstored_blocks_") and amount:
             counts[name.removeprefix("unstored_blocks_")] += int(amount)
-        count(self, name, amount)
+        count(self, name, amount, route)
 
     monkeypatch.setattr(Metrics, "count", counted)
     yield counts
@@ -187,7 +185,7 @@ def test_requests_without_a_turn_in_a_step_find_room_in_the_next(
     assert engine.side.stores.backlog.num_queued == 8
     plan = engine.side.stores.plan
 
-    def plan_for_others(output: SchedulerOutput, num_admitted: int) -> list[StoreOrder]:
+    def plan_for_others(output: SchedulerOutput, num_admitted: int) -> list[Order]:
         scheduled = {run.request_id: 1 for run in runs[1:]}
         return plan(
             replace(output, num_scheduled_tokens=scheduled, total_num_scheduled_tokens=2), num_admitted
@@ -235,7 +233,7 @@ def test_while_a_request_lacks_more_than_the_queue_has_no_store_begins(
     while len(steps) < 20:
         steps.append(len(steps))
         engine.step()
-    assert engine.side.ledger.num_held_blocks == 7 and not unstored, "it has stored on after half a second"
+    assert engine.side.stores.holds.num_held == 7 and not unstored, "it has stored on after half a second"
     release(engine)
     step_until(engine, other.is_finished, max_steps=4)
     come_to_rest(engine)
@@ -432,7 +430,7 @@ def test_blocks_of_requests_that_are_over_count_when_their_store_fails(
     hold(engine, STORE)
     ended = fill(engine, 20)
     engine.copiers[0].held.clear()
-    engine.side.ledger.spoil_stores()
+    engine.side.stores._spoil_jobs()
     come_to_rest(engine)
     assert depth_of(engine, ended) == 0 and unstored == {"outage": 20}
 
@@ -448,7 +446,7 @@ def test_few_stores_begin_at_once_however_many_requests_end(
 
     def watched(output: SchedulerOutput) -> StepPlan:
         plan = begin_step(output)
-        began.append(len(plan.stores))
+        began.append(sum(order.route == STORE for order in plan.orders))
         return plan
 
     monkeypatch.setattr(engine.side, "build_plan", watched)

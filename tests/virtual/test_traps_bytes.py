@@ -5,11 +5,10 @@ Every engine here checks what each request attends to and what each resident slo
 
 import pytest
 
+from offload.messages import LOAD, STORE
 from offload.testing.copiers.faulty import Fault
 from tests.virtual.driver import (
-    LOAD,
     LOADING,
-    STORE,
     Engines,
     come_to_rest,
     depth_of,
@@ -242,8 +241,8 @@ def test_trap_33_a_load_fills_exactly_what_the_gpu_lacks(engines: Engines, num_l
     computed = watch(engine)
     request = engine.add(tokens(22), 1)
     step_until(engine, lambda: request.status == LOADING)
-    (job,) = engine.side.ledger.loads()
-    assert job.restore.block_ids.tolist() == table_of(engine, request)[num_local:5]
+    (job,) = engine.side.ledger.of(engine.side.restores)
+    assert job.task.restore.block_ids.tolist() == table_of(engine, request)[num_local:5]
     come_to_rest(engine)
     assert computed[request.request_id] == 2
 

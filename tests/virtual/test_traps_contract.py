@@ -18,16 +18,14 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from offload.errors import UnsupportedError
+from offload.messages import LOAD, STORE, Route
 from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import VirtualSettings
 from offload.testing.virtual.settings import make_kv_cache_config, make_vllm_config
 from offload.vllm.connector import CpuOffloadConnector
 from offload.vllm.wire import FactsEnvelope
-from offload.worker.copiers import Direction
 from tests.virtual.driver import (
-    LOAD,
     LOADING,
-    STORE,
     Engines,
     come_to_rest,
     depth_of,
@@ -52,7 +50,7 @@ def test_trap_07_loads_are_fenced_before_the_forward_pass_and_stores_behind_it(e
         original = getattr(copier, name)
 
         def logged(*arguments: Any, name: str = name, original: Any = original) -> None:
-            happened.append((name, next(way for way in arguments if isinstance(way, Direction))))
+            happened.append((name, next(way for way in arguments if isinstance(way, Route))))
             original(*arguments)
 
         setattr(copier, name, logged)
@@ -140,7 +138,7 @@ def test_trap_17_a_load_is_reported_once_whatever_becomes_of_its_request(engines
 
 @pytest.mark.parametrize("hook", ["fence", "submit", "poll"])
 @pytest.mark.parametrize("way", [LOAD, STORE])
-def test_trap_20_an_exception_below_is_a_failed_job(engines: Engines, way: Direction, hook: str) -> None:
+def test_trap_20_an_exception_below_is_a_failed_job(engines: Engines, way: Route, hook: str) -> None:
     engine = engines()
     if way is LOAD:
         warm(engine, tokens(20))
@@ -305,6 +303,22 @@ def test_trap_46_a_load_costs_a_step_more_than_a_hit_on_the_gpu(
         assert engine.num_steps - before == num_steps
         come_to_rest(engine)
     assert engine.counts["loads"] == 1
+
+
+def test_trap_82_who_needs_every_token_computed_is_stored_and_waits_for_nothing(engines: Engines) -> None:
+    """Pooling of each token, or log-probabilities of a prompt. vLLM ignores what is offered for it."""
+    engine = engines()
+    warm(engine, tokens(20))
+    hold(engine, LOAD)
+    loading = engine.add(tokens(20), 1)
+    step_until(engine, lambda: loading.status == LOADING)
+    computed = watch(engine)
+    request = engine.add([*tokens(20), *tokens(8, first=1)], 1, is_pooled=True)
+    request.skip_reading_prefix_cache = True
+    step_until(engine, request.is_finished)
+    assert computed[request.request_id] == 28 and loading.status == LOADING
+    come_to_rest(engine)
+    assert depth_of(engine, request) == 7 and engine.counts["loads"] == 1
 
 
 def test_hints_of_a_request_are_heeded(engines: Engines) -> None:

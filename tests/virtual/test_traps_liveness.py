@@ -2,13 +2,12 @@
 
 import pytest
 
+from offload.messages import LOAD, STORE
 from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import VirtualEngine
 from offload.vllm.connector import CpuOffloadConnector
 from tests.virtual.driver import (
-    LOAD,
     LOADING,
-    STORE,
     Engines,
     come_to_rest,
     depth_of,
@@ -161,7 +160,7 @@ def test_trap_34_followers_wait_for_the_part_of_a_load_they_share(engines: Engin
         engine.step()
     assert all(stranger.is_finished() for stranger in strangers), "others queued behind those who wait"
     assert not any(computed.get(follower.request_id) for follower in followers)
-    for job in list(engine.side.ledger.loads())[:2]:
+    for job in list(engine.side.ledger.of(engine.side.restores))[:2]:
         engine.copiers[0].hurry([job.job_id])
     step_until(engine, lambda: all(follower.is_finished() for follower in followers))
     assert leader.status == LOADING, "the rest of its load is still held"

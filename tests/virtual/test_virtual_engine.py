@@ -23,13 +23,13 @@ def test_random_runs_with_stores_held_back(first: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(transfer, "STORE_BYTES_PER_SECOND", 0)
     monkeypatch.setattr(transfer, "_STORE_BURST_BYTES", 0)
     held = []
-    begin_stores = transfer.TransferEngine._begin_stores
+    begin_stores = transfer.TransferEngine._begin_held
 
     def counted(engine: transfer.TransferEngine) -> None:
         begin_stores(engine)
         held.append(len(engine._held))
 
-    monkeypatch.setattr(transfer.TransferEngine, "_begin_stores", counted)
+    monkeypatch.setattr(transfer.TransferEngine, "_begin_held", counted)
     for seed in range(first, first + 10):
         run_seed(seed, turns=150)
     assert any(held)
@@ -53,7 +53,7 @@ def test_a_runner_that_samples_late_gets_its_stores_submitted_with_the_next_step
     seen = []
     for _ in not_submitted:
         engine.step()
-        seen.append(len(rank.side._stores))
+        seen.append(len(rank.side._behind))
     assert request.is_finished() and seen == not_submitted
     engine.drain()
     engine.audit.check_drained()

@@ -7,10 +7,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from vllm.v1.request import Request
 
+from offload.messages import LOAD, STORE
 from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import VirtualEngine
 from tests.strategies import thorough
-from tests.virtual.driver import LOAD, STORE, come_to_rest, make_engine, tokens, warm
+from tests.virtual.driver import (
+    come_to_rest,
+    make_engine,
+    tokens,
+    warm,
+)
 
 ways = st.sampled_from([LOAD, STORE])
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from vllm.v1.request import Request
 
-from offload.scheduler.jobs import Restore
+from offload.messages import LOAD
 from offload.scheduler.offer import NOTHING, Why
+from offload.scheduler.restore import Restore
 from offload.scheduler.restore_index import RestoreIndex
 from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import VirtualEngine
 from tests.virtual.driver import (
-    LOAD,
     LOADING,
     come_to_rest,
     depth_of,

@@ -2,10 +2,12 @@
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum, auto
 from typing import NamedTuple
 
-from offload.worker.copiers.base import Copier, CopyEnd, Direction
+from offload.messages import Route
+from offload.worker.copiers.base import Copier, CopyEnd
 from offload.worker.layout import CopyBatch
 
 
@@ -31,7 +33,7 @@ class Fault(Enum):
 
 class _Batch(NamedTuple):
     job_id: int
-    direction: Direction
+    route: Route
     batch: CopyBatch
 
 
@@ -42,9 +44,9 @@ class FaultyCopier:
     through, so that a test decides the order of completion.
     """
 
-    def __init__(self, inner: Copier, choose: Callable[[int, Direction], Fault] | None = None) -> None:
+    def __init__(self, inner: Copier, choose: Callable[[int, Route], Fault] | None = None) -> None:
         self._inner = inner
-        self._choose = choose or (lambda job_id, direction: Fault.NONE)
+        self._choose = choose or (lambda job_id, route: Fault.NONE)
         self._faults: dict[int, Fault] = {}
         self._middles: dict[int, int] = {}
         self._stuck: list[_Batch] = []
@@ -73,11 +75,11 @@ class FaultyCopier:
         for batch in stuck:
             self._inner.submit(*batch)
 
-    def fence(self, direction: Direction) -> None:
-        self._inner.fence(direction)
+    def fence(self, route: Route) -> None:
+        self._inner.fence(route)
 
-    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
-        fault = self._choose(job_id, direction)
+    def submit(self, job_id: int, route: Route, batch: CopyBatch) -> None:
+        fault = self._choose(job_id, route)
         if fault is Fault.REFUSE or self.is_dead:
             raise RuntimeError(f"job {job_id} refused on purpose")
         if fault is Fault.FAIL:
@@ -85,7 +87,7 @@ class FaultyCopier:
             return
         if fault in (Fault.STUCK, Fault.DIE):
             self.is_dead = fault is Fault.DIE
-            self._stuck.append(_Batch(job_id, direction, batch))
+            self._stuck.append(_Batch(job_id, route, batch))
             return
         if fault in (Fault.STOP_HALFWAY, Fault.END_SHORT):
             batch = CopyBatch(*(column[: len(column) // 2] for column in batch))
@@ -93,7 +95,7 @@ class FaultyCopier:
             middle = len(batch.sizes) // 2
             self._middles[job_id] = int(batch.targets[middle] + batch.sizes[middle] // 2)
         self._faults[job_id] = fault
-        self._inner.submit(job_id, direction, batch)
+        self._inner.submit(job_id, route, batch)
 
     def poll(self) -> list[CopyEnd]:
         if self.is_dead:
@@ -113,7 +115,7 @@ class FaultyCopier:
     def _spoil(self, end: CopyEnd) -> CopyEnd:
         fault = self._faults.pop(end.job_id, Fault.NONE)
         if fault is Fault.STOP_HALFWAY:
-            return end._replace(error="stopped half-way on purpose")
+            return replace(end, error="stopped half-way on purpose")
         if end.job_id in self._middles:
             address = self._middles.pop(end.job_id)
             ctypes.c_uint8.from_address(address).value ^= 0xFF

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from offload.worker.copiers import CopyEnd, Direction
+from offload.messages import Route
+from offload.worker.copiers import CopyEnd
 from offload.worker.layout import CopyBatch
 
 
@@ -34,10 +35,10 @@ class InlineCopier:
     def __init__(self) -> None:
         self._ended: list[CopyEnd] = []
 
-    def fence(self, direction: Direction) -> None:
+    def fence(self, route: Route) -> None:
         """Nothing to wait for."""
 
-    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
+    def submit(self, job_id: int, route: Route, batch: CopyBatch) -> None:
         for source, target, size in zip(*(column.tolist() for column in batch), strict=True):
             ctypes.memmove(target, source, size)
         self._ended.append(CopyEnd(job_id, len(batch.sizes), None))

@@ -7,7 +7,8 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from offload.worker.copiers import Copier, CopyEnd, Direction
+from offload.messages import GPU_ROUTES, Route
+from offload.worker.copiers import Copier, CopyEnd
 from offload.worker.layout import CopyBatch
 
 __all__ = ["Clock", "Link", "Pace", "PacedCopier", "RealClock", "VirtualClock"]
@@ -52,25 +53,25 @@ class Pace(NamedTuple):
 
 
 class Link:
-    """One copy after another in each direction, both directions at once. `pace` is asked at every copy."""
+    """One copy after another in each route, both routes at once. `pace` is asked at every copy."""
 
     def __init__(self, clock: Clock, pace: Callable[[], Pace]) -> None:
         self.clock = clock
         self._pace = pace
-        self._free_at = dict.fromkeys(Direction, 0.0)
+        self._free_at = dict.fromkeys(GPU_ROUTES, 0.0)
 
-    def book(self, direction: Direction, size: float) -> float:
+    def book(self, route: Route, size: float) -> float:
         """Copy `size` bytes as soon as the link is free. Returns when that will have ended."""
         pace = self._pace()
-        begin = max(self._free_at[direction], self.clock.now)
-        self._free_at[direction] = begin + size / pace.bytes_per_second
-        return self._free_at[direction] + pace.seconds
+        begin = max(self._free_at[route], self.clock.now)
+        self._free_at[route] = begin + size / pace.bytes_per_second
+        return self._free_at[route] + pace.seconds
 
 
 class _Task(NamedTuple):
     end: float
     job_id: int
-    direction: Direction
+    route: Route
     batch: CopyBatch
 
 
@@ -90,13 +91,13 @@ class PacedCopier:
         self._tasks: list[_Task] = []
         self._ended: list[CopyEnd] = []
 
-    def fence(self, direction: Direction) -> None:
+    def fence(self, route: Route) -> None:
         if self._inner is not None:
-            self._inner.fence(direction)
+            self._inner.fence(route)
 
-    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
-        end = self._link.book(direction, int(batch.sizes.sum()) * self._scale)
-        self._tasks.append(_Task(end, job_id, direction, batch))
+    def submit(self, job_id: int, route: Route, batch: CopyBatch) -> None:
+        end = self._link.book(route, int(batch.sizes.sum()) * self._scale)
+        self._tasks.append(_Task(end, job_id, route, batch))
         self._copy_until(self._link.clock.now)  # a link without limit is no slower than none
 
     def poll(self) -> list[CopyEnd]:
@@ -131,4 +132,4 @@ class PacedCopier:
             if self._inner is None:
                 self._ended.append(CopyEnd(task.job_id, len(task.batch.sizes), None))
             else:
-                self._inner.submit(task.job_id, task.direction, task.batch)
+                self._inner.submit(task.job_id, task.route, task.batch)

@@ -3,13 +3,14 @@
 import ctypes
 import random
 from collections import Counter, deque
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from offload.messages import GPU_ROUTES, Route
 from offload.testing.copiers.faulty import Fault, FaultyCopier
 from offload.testing.copiers.inline import InlineCopier
-from offload.worker.copiers import CopyEnd, CpuCopier, Direction
+from offload.worker.copiers import CopyEnd, CpuCopier
 from offload.worker.layout import CopyBatch
 
 _JUNK = 0xA5
@@ -27,7 +28,7 @@ class CopySchedule:
         let_go_rate: share of polls at which what is stuck begins after all.
         threaded: copies are made by the real CPU copier's threads; handing over to them costs a step
             more than all the rest of it.
-        bytes_per_poll: copied at most in each direction, in order of submission. A copy is made, all at once,
+        bytes_per_poll: copied at most in each route, in order of submission. A copy is made, all at once,
             when the polls since its turn came suffice for it. 0 for no limit.
     """
 
@@ -42,7 +43,7 @@ class CopySchedule:
 
 class _Task(NamedTuple):
     job_id: int
-    direction: Direction
+    route: Route
     batch: CopyBatch
     copy_at: int
     report_at: int
@@ -61,56 +62,61 @@ class SeededCopier:
     """
 
     def __init__(
-        self, schedule: CopySchedule, rng: random.Random, faults: Counter[str] | None = None
+        self,
+        schedule: CopySchedule,
+        rng: random.Random,
+        faults: Counter[str] | None = None,
+        routes: Sequence[Route] = GPU_ROUTES,
     ) -> None:
-        """``faults`` counts what was done wrong, by direction and kind."""
+        """``faults`` counts what was done wrong, by route and kind; ``routes`` are those that it serves."""
+        self._routes = routes
         self._schedule = schedule
         self._rng = rng
         self._faults = Counter[str]() if faults is None else faults
         self._chosen: dict[int, Fault] = {}
-        inner = CpuCopier() if schedule.threaded else InlineCopier()
-        self._inner = FaultyCopier(inner, lambda job_id, direction: self._chosen.pop(job_id))
-        self.held: set[Direction] = set()
-        """Copies of these directions do not happen until it is taken out again."""
+        inner = CpuCopier(routes) if schedule.threaded else InlineCopier()
+        self._inner = FaultyCopier(inner, lambda job_id, route: self._chosen.pop(job_id))
+        self.held: set[Route] = set()
+        """Copies of these routes do not happen until it is taken out again."""
         self.num_faults = 0
         """Copies that met a fault so far."""
-        self.copied = Counter[Direction]()
+        self.copied = Counter[Route]()
         """Bytes copied so far."""
-        self._credit = Counter[Direction]()
-        self._forced: dict[Direction, deque[Fault]] = {way: deque() for way in Direction}
+        self._credit = Counter[Route]()
+        self._forced: dict[Route, deque[Fault]] = {way: deque() for way in routes}
         self._now = 0
         self._tasks: list[_Task] = []
         self._made: dict[int, _Task] = {}  # handed on, and not known to have ended
         self._done: list[_Done] = []
 
-    def force(self, direction: Direction, *faults: Fault) -> None:
-        """The next copies of that direction meet these faults, whatever the seed says."""
-        self._forced[direction].extend(faults)
+    def force(self, route: Route, *faults: Fault) -> None:
+        """The next copies of that route meet these faults, whatever the seed says."""
+        self._forced[route].extend(faults)
 
     def relent(self) -> None:
         """No fault is forced any longer."""
         for faults in self._forced.values():
             faults.clear()
 
-    def fence(self, direction: Direction) -> None:
-        self._inner.fence(direction)
+    def fence(self, route: Route) -> None:
+        self._inner.fence(route)
 
-    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
+    def submit(self, job_id: int, route: Route, batch: CopyBatch) -> None:
         if self._inner.is_dead:
             raise RuntimeError("the copier is dead")
-        fault = self._chosen[job_id] = self._choose_fault(direction)
+        fault = self._chosen[job_id] = self._choose_fault(route)
         if fault is Fault.REFUSE:
-            self._inner.submit(job_id, direction, batch)
+            self._inner.submit(job_id, route, batch)
         for target, size in zip(batch.targets.tolist(), batch.sizes.tolist(), strict=True):
             ctypes.memset(target, _JUNK, size)
         copy_at = self._now + 1 + self._draw_delay()
-        self._tasks.append(_Task(job_id, direction, batch, copy_at, copy_at + self._draw_delay()))
+        self._tasks.append(_Task(job_id, route, batch, copy_at, copy_at + self._draw_delay()))
 
     def poll(self) -> list[CopyEnd]:
         self._now += 1
         if self._inner.is_stuck and self._rng.random() < self._schedule.let_go_rate:
             self.let_go()
-        due = [task for task in self._tasks if task.copy_at <= self._now and task.direction not in self.held]
+        due = [task for task in self._tasks if task.copy_at <= self._now and task.route not in self.held]
         affordable = self._affordable(due)
         if affordable and not self._inner.is_dead:
             self._run(affordable)
@@ -125,7 +131,7 @@ class SeededCopier:
         """Make these copies now, for a caller that waits for them; later polls pay for their bytes."""
         tasks = [task for task in self._tasks if task.job_id in job_ids]
         for task in tasks:
-            self._credit[task.direction] -= int(task.batch.sizes.sum())
+            self._credit[task.route] -= int(task.batch.sizes.sum())
         self._run(tasks)
 
     def drain(self) -> None:
@@ -152,9 +158,9 @@ class SeededCopier:
         if not self._schedule.bytes_per_poll:
             return due
         affordable: list[_Task] = []
-        for way in Direction:
+        for way in self._routes:
             self._credit[way] += self._schedule.bytes_per_poll
-            for task in (task for task in due if task.direction is way):
+            for task in (task for task in due if task.route == way):
                 size = int(task.batch.sizes.sum())
                 if size > self._credit[way]:
                     break
@@ -165,10 +171,10 @@ class SeededCopier:
         return affordable
 
     def _run(self, tasks: list[_Task]) -> None:
-        """Make these copies, one direction after the other so that a seed always gives the same bytes."""
+        """Make these copies, one route after the other so that a seed always gives the same bytes."""
         self._rng.shuffle(tasks)
-        for way in self._rng.sample(list(Direction), 2):
-            for task in [task for task in tasks if task.direction is way]:
+        for way in self._rng.sample(self._routes, len(self._routes)):
+            for task in [task for task in tasks if task.route == way]:
                 if self._inner.is_dead:
                     break
                 self._tasks.remove(task)
@@ -182,7 +188,7 @@ class SeededCopier:
         self._inner.drain()
         for end in self._inner.poll():
             task = self._made.pop(end.job_id)
-            self.copied[task.direction] += int(task.batch.sizes[: end.num_copied].sum())
+            self.copied[task.route] += int(task.batch.sizes[: end.num_copied].sum())
             self._done.append(_Done(end, task.report_at))
 
     def _forget_corrupted(self, batch: CopyBatch) -> None:
@@ -195,9 +201,9 @@ class SeededCopier:
     def _draw_delay(self) -> int:
         return self._rng.randint(0, self._schedule.longest_delay)
 
-    def _choose_fault(self, direction: Direction) -> Fault:
-        if self._forced[direction]:
-            fault = self._forced[direction].popleft()
+    def _choose_fault(self, route: Route) -> Fault:
+        if self._forced[route]:
+            fault = self._forced[route].popleft()
         elif self._rng.random() < self._schedule.fault_rate:
             fault = self._rng.choice(self._schedule.faults)
         else:
@@ -205,5 +211,5 @@ class SeededCopier:
         if fault is Fault.NONE:
             return fault
         self.num_faults += 1
-        self._faults[f"{direction.value} {fault.name.lower()}"] += 1
+        self._faults[f"{route.verb} {fault.name.lower()}"] += 1
         return fault

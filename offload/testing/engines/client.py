@@ -34,12 +34,16 @@ class HttpServer:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def open(
-        self, path: str, body: Mapping[str, Any] | None = None, seconds: float = _REQUEST_SECONDS
+        self,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        seconds: float = _REQUEST_SECONDS,
+        headers: Mapping[str, str] | None = None,
     ) -> HTTPResponse:
         """Ask for a path below the address, with a body in JSON if there is one; close what is returned."""
         data = None if body is None else json.dumps(body).encode()
         try:
-            request = urllib.request.Request(self.base_url + path, data, self._headers)
+            request = urllib.request.Request(self.base_url + path, data, {**self._headers, **(headers or {})})
             response = urllib.request.urlopen(request, timeout=seconds)
         except urllib.error.HTTPError as error:
             detail = error.read().decode(errors="replace")[:500]

@@ -14,7 +14,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LLAMA_8B", "kv_bytes_per_token", "llama_config_only", "llama_parameters", "tiny_llama"]
+__all__ = [
+    "LLAMA_8B",
+    "kv_bytes_per_token",
+    "llama_config_only",
+    "llama_parameters",
+    "tiny_eagle",
+    "tiny_llama",
+]
 
 _FORMAT = 1  # part of the cache key; raise it when what is written below changes
 
@@ -88,6 +95,35 @@ def tiny_llama(
             _write_tokenizer(target, max_position_embeddings)
 
     return _cached(directory, "tiny-llama", shape | {"seed": seed, "tokenizer": with_tokenizer}, write)
+
+
+def tiny_eagle(model: Path, *, seed: int = 0) -> Path:
+    """Return a directory beside ``model``, one of ``tiny_llama``, with an EAGLE head for it.
+
+    One layer with random weights, which has no input norm, behind a projection of embedding and hidden state.
+    Embedding and output are the model's. What it drafts is hardly ever right, and depends on all of its KV.
+    """
+
+    def write(target: Path) -> None:
+        import torch
+        from safetensors.torch import save_file
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        config = LlamaConfig.from_pretrained(model)
+        config.num_hidden_layers, config.architectures = 1, ["LlamaForCausalLM"]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            llama: Any = LlamaForCausalLM
+            made = llama(config).float().state_dict()
+            width = config.hidden_size
+            weights = {"fc.weight": torch.randn(width, 2 * width) * config.initializer_range}
+        for name, weight in made.items():
+            if name.startswith("model.layers.") and "input_layernorm" not in name:
+                weights[name.removeprefix("model.")] = weight.contiguous()
+        save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(target)
+
+    return _cached(model.parent, f"eagle-of-{model.name}", {"seed": seed}, write)
 
 
 def llama_config_only(shape: Mapping[str, int] = LLAMA_8B, directory: Path | None = None) -> Path:

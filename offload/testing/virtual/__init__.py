@@ -5,16 +5,18 @@ attends to a position must read the right tag there. Thousands of steps a second
 """
 
 from offload.testing.virtual.engine import VirtualEngine
-from offload.testing.virtual.run import RunFailedError, RunReport, run_seed
+from offload.testing.virtual.run import KINDS, RunFailedError, RunReport, draw_kind, run_seed
 from offload.testing.virtual.settings import VirtualSettings, draw_settings
 from offload.testing.virtual.workload import Workload
 
 __all__ = [
+    "KINDS",
     "RunFailedError",
     "RunReport",
     "VirtualEngine",
     "VirtualSettings",
     "Workload",
+    "draw_kind",
     "draw_settings",
     "run_seed",
 ]

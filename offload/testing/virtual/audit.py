@@ -1,15 +1,16 @@
 """What must hold after every step and at the end, of the connector, the scheduler and every slot."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from allocator.node import Node
-from offload.messages import JobReport
-from offload.scheduler.jobs import LoadJob, StoreJob
+from offload.messages import LOAD, POOL, JobReport, Order
+from offload.scheduler.flow import Job
+from offload.scheduler.restore import LoadPart
 from offload.testing.virtual.history import WrongBytesError
 from offload.testing.virtual.inputs import Inputs, generation_of
 from offload.testing.virtual.scheduler_audit import SchedulerAudit
@@ -44,6 +45,7 @@ class Audit(SchedulerAudit):
         self._load_epochs: dict[int, int] = {}
         self._slot_epochs: dict[int, int] = {}
         self._failed: list[_FailedBlock] = []
+        self._cancelled: set[int] = set()
 
     def follow(self, request: Request) -> None:
         """Remember the request, whose prefix hashes name what slots should hold."""
@@ -52,25 +54,24 @@ class Audit(SchedulerAudit):
     def see_plan(self, envelope: PlanEnvelope) -> None:
         """The scheduler side has spoken: nothing stored before a reset may be loaded after it."""
         plan = envelope.plan
-        history = self._engine.history
-        for store in plan.stores:
-            slots = store.slots.tolist()
-            history.blocks(store.block_ids.tolist(), f"job {store.job_id} stores it")
-            history.slots(slots, f"job {store.job_id} fills it from blocks {store.block_ids.tolist()}")
-            self._slot_epochs.update(dict.fromkeys(slots, self.pool_epoch))
-        for load in plan.loads:
-            slots = load.slots.tolist()
-            jobs = [part.job_id for part in load.parts]
-            history.blocks(load.block_ids.tolist(), f"jobs {jobs} load it for {load.request_id}")
-            history.slots(slots, f"jobs {jobs} read it")
-            self._load_epochs.update(dict.fromkeys(jobs, self.pool_epoch))
-            self._engine.counts["loads"] += 1
-            for slot in slots:
-                if self._slot_epochs.get(slot) != self.pool_epoch:
-                    raise WrongBytesError(
-                        f"jobs {jobs} load slot {slot}, stored before the pool was reset\n"
-                        f"{history.of_slot(slot)}"
-                    )
+        self._cancelled.update(plan.cancelled)
+        for order in plan.orders:
+            self._engine.history.order(order)
+            if order.route.target == POOL:
+                self._slot_epochs.update(dict.fromkeys(order.targets.tolist(), self.pool_epoch))
+            if order.route.source == POOL:
+                self._load_epochs.update((part.job_id, self.pool_epoch) for part in order.parts)
+                self._check_epochs(order)
+            if order.route == LOAD:
+                self._engine.counts["loads"] += 1
+
+    def _check_epochs(self, order: Order) -> None:
+        for slot in order.sources.tolist():
+            if self._slot_epochs.get(slot) != self.pool_epoch:
+                raise WrongBytesError(
+                    f"{order.parts} read slot {slot}, filled before the pool was reset\n"
+                    f"{self._engine.history.of_slot(slot)}"
+                )
 
     def see_report(self, output: KVConnectorOutput | None, pool_epoch: int) -> None:
         """Workers have spoken, in a step planned at ``pool_epoch``: loads from before it are void."""
@@ -81,14 +82,13 @@ class Audit(SchedulerAudit):
         jobs = {job.job_id: job for job in self._engine.side.ledger}
         for job_id, ended in report.jobs.items():
             job = jobs.get(job_id)
-            if ended.num_copied and self._load_epochs.get(job_id, pool_epoch) < pool_epoch:
+            if ended.num_good and self._load_epochs.get(job_id, pool_epoch) < pool_epoch:
                 raise WrongBytesError(f"job {job_id} loads what was stored before the pool was reset")
-            if isinstance(job, LoadJob):
-                self._see_failed(job, ended)
-                block_ids = job.restore.block_ids[job.start : job.stop].tolist()
-            elif job is not None:
-                block_ids = [block.block_id for block in job.blocks]
             if job is not None:
+                block_ids = [block.block_id for block in job.blocks]
+                if job.flow.route == LOAD:
+                    self._see_failed(job.task, ended)
+                    block_ids = job.task.restore.block_ids[job.task.start : job.task.stop].tolist()
                 self._engine.history.blocks(block_ids, f"job {job_id}: {ended}")
                 if self.explain_failures:
                     self._check_cause(job, ended)
@@ -155,19 +155,19 @@ class Audit(SchedulerAudit):
         super().check_drained()
         self.check_pool()
 
-    def _check_cause(self, job: StoreJob | LoadJob, ended: JobReport) -> None:
+    def _check_cause(self, job: Job[Any], ended: JobReport) -> None:
         """No job fails of itself: it would mean that a check below has hidden a fault of ours."""
         engine = self._engine
         done_to_it = engine.counts["rot"] or any(copier.num_faults for copier in engine.copiers)
-        unwanted = ended.given_up or job.given_up or (isinstance(job, LoadJob) and job.restore.is_cancelled)
-        if ended.num_copied < job.num_blocks and not (done_to_it or unwanted):
+        unwanted = ended.given_up or job.given_up or job.job_id in self._cancelled
+        if ended.num_good < job.num_blocks and not (done_to_it or unwanted):
             raise WrongBytesError(f"job {job.job_id} failed though nothing was done to it: {ended}")
 
-    def _see_failed(self, job: LoadJob, ended: JobReport) -> None:
-        restore = job.restore
-        slots = restore.pin.slots[job.start : job.stop, 0].tolist()
-        hashes = restore.chain[restore.first + job.start : restore.first + job.stop]
-        self._failed += list(map(_FailedBlock, hashes, slots))[ended.num_copied :]
+    def _see_failed(self, part: LoadPart, ended: JobReport) -> None:
+        restore, start, stop = part
+        slots = restore.pin.slots[start:stop, 0].tolist()
+        hashes = restore.chain[restore.first + start : restore.first + stop]
+        self._failed += list(map(_FailedBlock, hashes, slots))[ended.num_good :]
 
     def _check_failed_slots(self) -> None:
         """Slots that just failed a load serve nobody.
@@ -211,7 +211,12 @@ class Audit(SchedulerAudit):
         generation = engine.generation + generation_of(self._inputs[node.hashes[0]], engine.adapters)
         for index, rank in enumerate(engine.ranks):
             held = np.concatenate([rank.slot_words(slot)[:, :, 0] for slot in slots], axis=1)
-            wrong = (held != rank.expected(expected, generation)).any(axis=0)
+            num_layers = rank.num_layers
+            wrong = (held[:num_layers] != rank.expected(expected[rank.own], generation)).any(axis=0)
+            for layer, reach in enumerate(engine.settings.draft_reaches):
+                drafted = rank.drafted(held[num_layers + layer], layer, generation)
+                at = engine.runner.drafter.wrong_positions(drafted, expected, reach, generation)
+                wrong[at] = True
             if rank.copier.corrupted:  # on purpose; it is up to the loads to find out
                 rotten = np.isin(slots, list(rank.rotten_slots()))
                 wrong &= ~np.repeat(rotten, engine.settings.block_size)
@@ -231,7 +236,7 @@ class Audit(SchedulerAudit):
 
     def _learn(self) -> None:
         """Take in the prefix hashes that requests have gained."""
-        size = self._engine.settings.block_size
+        size = self._engine.settings.block_tokens
         for req_id, request in list(self._requests.items()):
             hashes = request.block_hashes
             if hashes and hashes[-1] not in self._tags:

@@ -21,6 +21,7 @@ from offload.scheduler.answers import AnswerReuse
 from offload.scheduler.side import SchedulerSide
 from offload.testing.copiers.seeded import SeededCopier
 from offload.testing.virtual.audit import Audit
+from offload.testing.virtual.drafter import Drafter
 from offload.testing.virtual.history import History
 from offload.testing.virtual.inputs import Inputs
 from offload.testing.virtual.native import scheduler_jobs
@@ -31,6 +32,8 @@ from offload.testing.virtual.scheduler_audit import SchedulerAudit
 from offload.testing.virtual.settings import VirtualSettings, make_vllm_config
 
 VOCABULARY = 512
+
+_FIRST_STEPS = 4
 
 
 @dataclass(slots=True)
@@ -63,7 +66,7 @@ class VirtualEngine:
         self.history = History()
         self._rng = rng
         vllm_config = make_vllm_config(settings)
-        self._hasher = get_request_block_hasher(settings.block_size, make_hash(vllm_config))
+        self._hasher = get_request_block_hasher(settings.block_tokens, make_hash(vllm_config))
         self.copiers = [
             SeededCopier(settings.copies, random.Random(rng.random()), self.counts)
             for _ in range(settings.num_ranks)
@@ -72,30 +75,27 @@ class VirtualEngine:
             VirtualRank(index, settings, vllm_config, copier, self.clock)
             for index, copier in enumerate(self.copiers)
         ]
-        workers = {(0, index): rank.connector for index, rank in enumerate(self.ranks)}
+        workers = {
+            divmod(index, settings.stage_ranks): rank.connector for index, rank in enumerate(self.ranks)
+        }
         self.scheduler = make_scheduler(settings, vllm_config, self.clock, workers)
         self.scheduler.use_v2_model_runner = settings.v2_runner
-        if settings.connector == "offload":
-            self.side = self.scheduler.connector._scheduler
-            self.side.restores.first_part = settings.first_part
-            if settings.step_restores:
-                self.side.restores.shared_at_once = settings.step_restores
-                self.side.restores.carryover.step_work = settings.step_restores
-                self.side.restores.tidy()
-            self.side.stores.backlog.answer_run = settings.answer_run
-            self.side.stores.backlog.answer_interval = settings.answer_interval
-            if settings.answer_patience and self.side.stores.answers.is_learning:
-                patience = settings.answer_patience
-                self.side.stores.answers = AnswerReuse(patience=patience, worth=patience // 2)
         self._inputs: dict[str, Inputs] = {}
-        self.runner = VirtualRunner(self.ranks, settings.block_size, VOCABULARY, self.history, self._inputs)
-        self.audit = Audit(self) if settings.connector == "offload" else SchedulerAudit(self)
+        drafts = random.Random(rng.random() if settings.drafter else 0)
+        drafter = Drafter(settings, self.ranks, VOCABULARY, self.history, self.counts, drafts)
+        self.runner = VirtualRunner(
+            self.ranks, settings.block_tokens, VOCABULARY, self.history, self._inputs, drafter
+        )
+        self.audit = SchedulerAudit(self)
         self.generation = 0
         """Counts weight updates: KV of an earlier generation must never be read."""
         self.adapters: dict[int, int] = {}
         """Counts by id how often an adapter was loaded again: with each request that says so."""
         self._in_flight: deque[_Step] = deque()
         self._next_id = 0
+        if settings.connector == "offload":
+            self._find_side()
+            self.audit = Audit(self)
 
     @property
     def num_steps(self) -> int:
@@ -266,13 +266,30 @@ class VirtualEngine:
             self._come_to_rest(max_steps)
         raise StuckError(f"jobs {self.jobs} have not ended though nothing is stuck")
 
+    def _find_side(self) -> None:
+        """Our scheduler side is there at once, or when facts have come with the first steps."""
+        for _ in range(_FIRST_STEPS):
+            if self.scheduler.connector._scheduler is None:
+                self.step()
+        settings, self.side = self.settings, self.scheduler.connector._scheduler
+        self.side.restores.first_part = settings.first_part
+        if settings.step_restores:
+            self.side.restores.shared_at_once = settings.step_restores
+            self.side.restores.carryover.step_work = settings.step_restores
+            self.side.restores.tidy()
+        self.side.stores.backlog.answer_run = settings.answer_run
+        self.side.stores.backlog.answer_interval = settings.answer_interval
+        if settings.answer_patience and self.side.stores.answers.is_learning:
+            patience = settings.answer_patience
+            self.side.stores.answers = AnswerReuse(patience=patience, worth=patience // 2)
+
     def _lacks_stuck_blocks(self) -> bool:
         """Whether requests that are left need more blocks than there are without those of stuck loads."""
-        if self.settings.connector != "offload" or not any(job.blocks for job in self.side.ledger.loads()):
+        if self.settings.connector != "offload" or not self.side.restores.num_stuck:
             return False
         free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         longest = max(request.num_tokens for request in self.scheduler.requests.values())
-        return bool(longest // self.settings.block_size + 1 > free)
+        return bool(longest // self.settings.block_tokens + 1 > free)
 
     def _let_go(self) -> None:
         for copier in self.copiers:
@@ -326,4 +343,6 @@ class VirtualEngine:
             self.abort(req_id)
         self.audit.see_report(step.result.kv_connector_output, step.pool_epoch)
         self.scheduler.update_from_output(step.output, step.result)
+        if self.settings.drafter and not self.settings.overlapped:
+            self.scheduler.update_draft_token_ids(self.runner.take_drafts())
         self.audit.after_step()

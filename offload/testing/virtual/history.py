@@ -3,6 +3,8 @@
 from collections import defaultdict, deque
 from collections.abc import Iterable
 
+from offload.messages import GPU, POOL, Order
+
 _KEPT = 16
 
 
@@ -27,6 +29,17 @@ class History:
         """``what`` happened to these slots."""
         for slot in slots:
             self._slots[slot].append((self.step, what))
+
+    def order(self, order: Order) -> None:
+        """These blocks and slots are copied."""
+        jobs = [part.job_id for part in order.parts]
+        sources, targets = order.sources.tolist(), order.targets.tolist()
+        verb, source, target, for_whom = *order.route, order.request_id
+        told = {GPU: self.blocks, POOL: self.slots}
+        if source in told:
+            told[source](sources, f"jobs {jobs} {verb} it to {target} for {for_whom}")
+        if target in told:
+            told[target](targets, f"jobs {jobs} {verb} it for {for_whom} from {source} {sources}")
 
     def of_block(self, block_id: int) -> str:
         """Printable, oldest first."""

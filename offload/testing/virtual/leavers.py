@@ -49,7 +49,7 @@ class Leavers:
         engine.step()
 
     def _follow(self, leader: Request) -> None:
-        size = self._engine.settings.block_size
+        size = self._engine.settings.block_tokens
         num_shared = leader.num_computed_tokens // size - self._rng.randint(1, _LATE_ENOUGH)
         prompt = list(leader.all_token_ids[: max(num_shared, 0) * size]) + self._draw(size)
         self._send(prompt, {"cpu_offload_load": False} if self._rng.random() < 0.7 else None)

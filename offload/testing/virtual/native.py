@@ -19,9 +19,8 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-from offload.messages import Ids
+from offload.messages import LOAD, STORE, Ids
 from offload.testing.copiers.seeded import SeededCopier
-from offload.worker.copiers import Direction
 from offload.worker.layout import BlockLayout, Region
 
 
@@ -69,9 +68,9 @@ class SeededWorker(OffloadingWorker):
     @override
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec) -> bool:
         self._in_flight.add(job_id)
-        self._copier.fence(Direction.STORE)
+        self._copier.fence(STORE)
         batch = self._layout.store(_ids(src_spec), _ids(dst_spec))
-        self._copier.submit(job_id, Direction.STORE, batch)
+        self._copier.submit(job_id, STORE, batch)
         return True
 
     @override
@@ -79,9 +78,9 @@ class SeededWorker(OffloadingWorker):
         self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
     ) -> bool:
         self._in_flight.add(job_id)
-        self._copier.fence(Direction.LOAD)
+        self._copier.fence(LOAD)
         batch = self._layout.load(_ids(src_spec), _ids(dst_spec))
-        self._copier.submit(job_id, Direction.LOAD, batch)
+        self._copier.submit(job_id, LOAD, batch)
         return True
 
     @override

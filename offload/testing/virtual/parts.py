@@ -1,6 +1,6 @@
 """What virtual engines are made of: vLLM's real scheduler, and connectors of workers with their caches."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,7 +8,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import init_none_hash
+from vllm.v1.core.kv_cache_utils import init_none_hash, resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -17,6 +17,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from offload.testing.copiers.inline import InlineExecutor
 from offload.testing.seams import seams
 from offload.testing.virtual.settings import CELL_BYTES, VirtualSettings, make_kv_cache_config
+from offload.vllm.places import Place
 
 
 def make_hash(vllm_config: VllmConfig) -> Callable[[Any], bytes]:
@@ -26,9 +27,11 @@ def make_hash(vllm_config: VllmConfig) -> Callable[[Any], bytes]:
     return function
 
 
-def make_worker(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, **instead: Any) -> Any:
-    """A connector of worker role, of which ours has these ``Seams``, and makes checksums at once."""
-    with seams(make_executor=InlineExecutor, **instead):
+def make_worker(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, places: Sequence[Place] = (), **instead: Any
+) -> Any:
+    """A connector of worker role. Ours has these places and ``Seams``, and makes checksums at once."""
+    with seams(places, make_executor=InlineExecutor, **instead):
         return KVConnectorFactory.create_connector(
             config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
         )
@@ -63,13 +66,15 @@ def make_scheduler(
         workers: connectors by pipeline rank and tensor rank.
     """
     scheduler_class = AsyncScheduler if settings.overlapped else Scheduler
-    with seams(clock=clock):
+    kv_cache_config = make_kv_cache_config(settings)
+    block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    with seams(settings.places, clock=clock):
         scheduler = scheduler_class(
             vllm_config=vllm_config,
-            kv_cache_config=make_kv_cache_config(settings),
+            kv_cache_config=kv_cache_config,
             structured_output_manager=StructuredOutputManager(vllm_config),
-            block_size=settings.block_size,
-            hash_block_size=settings.block_size,
+            block_size=block_size,
+            hash_block_size=hash_block_size,
             log_stats=settings.log_stats,
         )
     if settings.connector == "offload":

@@ -21,7 +21,10 @@ _WORDS = CELL_BYTES // 8
 
 
 class VirtualRank:
-    """Holds ``cells[layer, block, token, word]``: word 0 is the tag, word 1 says who wrote it when."""
+    """Holds ``cells[layer, block, token, word]``: word 0 is the tag, word 1 says who wrote it when.
+
+    Under decode context parallelism ranks have every so many tokens, as vLLM deals them out one by one.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,11 @@ class VirtualRank:
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
-        kv_cache_config = make_kv_cache_config(settings)
+        self.own = slice(index % settings.dcp, None, settings.dcp)
+        """Of the token positions of a request, those that this rank holds."""
+        kv_cache_config = make_kv_cache_config(settings, index)
+        self.num_layers = settings.layers_of(index)
+        """Without those that draft."""
         self.copier = copier
         self.connector: Any = None
         self.side: WorkerSide | None = None
@@ -41,6 +48,7 @@ class VirtualRank:
             self.connector = make_worker(
                 vllm_config,
                 kv_cache_config,
+                settings.places,
                 make_copier=self.make_copier,
                 clock=clock,
                 seals_of_blocks=settings.seals_of_blocks,
@@ -54,13 +62,14 @@ class VirtualRank:
             self.connector._samples_late = settings.samples_late
         tensor = kv_cache_config.kv_cache_tensors[0]
         backing = make_cache(settings, kv_cache_config, self.connector)
-        shape = (settings.num_layers, settings.gpu_blocks, settings.block_size, _WORDS)
+        num_all = len(tensor.layers)
+        shape = (num_all, settings.gpu_blocks, settings.block_size, _WORDS)
         strides = (tensor.layer_stride, tensor.block_stride, CELL_BYTES, 8)
         words = backing.numpy().view(np.uint64)
-        self.cells: Words = np.lib.stride_tricks.as_strided(words, shape, strides)
-        self._masks = np.array(
-            [[mix(mix(2, index), layer)] for layer in range(settings.num_layers)], dtype=np.uint64
-        )
+        cells: Words = np.lib.stride_tricks.as_strided(words, shape, strides)
+        self.cells, self._draft_cells = cells[: self.num_layers], cells[self.num_layers :]
+        masks = np.array([[mix(mix(2, index), layer)] for layer in range(num_all)], dtype=np.uint64)
+        self._masks, self._draft_masks = masks[: self.num_layers], masks[self.num_layers :]
 
     def make_copier(self, *_: Any) -> Copier:
         """For a connector of this rank."""
@@ -72,19 +81,40 @@ class VirtualRank:
         return masked
 
     def write(self, table: list[int], start: int, words: Words, writer: int) -> None:
-        """Store ``words[layers, n]`` for token positions from ``start`` on."""
-        positions = np.arange(start, start + words.shape[1])
-        blocks = np.asarray(table)[positions // self._settings.block_size]
-        offsets = positions % self._settings.block_size
-        self.cells[:, blocks, offsets, 0] = words
+        """Store what is this rank's of ``words[layers, n]``, for token positions from ``start`` on."""
+        own, span = (
+            slice((self.own.start - start) % self.own.step, None, self.own.step),
+            self._settings.block_tokens,
+        )
+        positions = np.arange(start, start + words.shape[1])[own]
+        blocks = np.asarray(table)[positions // span]
+        offsets = positions % span // self.own.step
+        self.cells[:, blocks, offsets, 0] = words[:, own]
         self.cells[:, blocks, offsets, 1] = writer
 
     def read(self, table: list[int], stop: int) -> Words:
-        """Tags of token positions ``0 .. stop - 1``, as ``uint64[layers, stop]``."""
-        num_blocks = -(-stop // self._settings.block_size)
+        """Tags of this rank's among token positions ``0 .. stop - 1``, as ``uint64[layers, these]``."""
+        num_blocks = -(-stop // self._settings.block_tokens)
         pages = self.cells[..., 0][:, table[:num_blocks]]
-        read: Words = pages.reshape(self._settings.num_layers, -1)[:, :stop]
+        read: Words = pages.reshape(self.num_layers, -1)[:, : len(range(stop)[self.own])]
         return read
+
+    def drafted(self, tags: Words, layer: int, generation: int) -> Words:
+        """``uint64[tokens]``: what a draft layer of this rank holds for these tags; or the reverse."""
+        words: Words = tags ^ self._draft_masks[layer] ^ np.uint64(mix(3, generation))
+        return words
+
+    def write_drafted(self, table: list[int], start: int, words: Words, layer: int) -> None:
+        """Store ``words[n]`` in a draft layer for token positions from ``start`` on."""
+        positions = np.arange(start, start + len(words))
+        blocks = np.asarray(table)[positions // self._settings.block_size]
+        self._draft_cells[layer, blocks, positions % self._settings.block_size, 0] = words
+
+    def read_drafted(self, table: list[int], stop: int, layer: int, generation: int) -> Words:
+        """Tags that a draft layer holds for token positions ``0 .. stop - 1``, as ``uint64[stop]``."""
+        num_blocks = -(-stop // self._settings.block_size)
+        pages = self._draft_cells[layer, table[:num_blocks], :, 0]
+        return self.drafted(pages.reshape(-1)[:stop], layer, generation)
 
     def begin(self, metadata: Any) -> None:
         """Everything vLLM calls before the forward pass."""
@@ -100,10 +130,10 @@ class VirtualRank:
         return end_step(self.connector, finished_req_ids)
 
     def slot_words(self, slot: int) -> Words:
-        """What a slot of this rank's pool holds, ``uint64[layers, tokens, words]``."""
-        slot_bytes = self._settings.slot_bytes
+        """What a slot of this rank's pool holds, ``uint64[layers, tokens, words]``, draft layers last."""
+        slot_bytes = self._slot_bytes
         raw = ctypes.string_at(self._pool_address + slot * slot_bytes, slot_bytes)
-        shape = (self._settings.num_layers, self._settings.block_size, _WORDS)
+        shape = (len(self.cells) + len(self._draft_cells), self._settings.block_size, _WORDS)
         return np.frombuffer(raw, dtype=np.uint64).reshape(shape)
 
     @property
@@ -111,15 +141,20 @@ class VirtualRank:
         assert self.side is not None and self.side._memory is not None
         return self.side._memory.address
 
+    @property
+    def _slot_bytes(self) -> int:
+        num_all = len(self.cells) + len(self._draft_cells)
+        return num_all * self._settings.block_size * CELL_BYTES
+
     def rot(self, slot: int, offset: int) -> None:
         """One byte of that slot changes by itself."""
-        address = self._pool_address + slot * self._settings.slot_bytes + offset
+        address = self._pool_address + slot * self._slot_bytes + offset
         ctypes.c_uint8.from_address(address).value ^= 0xFF
         self.copier.corrupted.append(address)
 
     def rotten_slots(self) -> set[int]:
         """Slots with a wrong byte in them."""
-        slot_bytes = self._settings.slot_bytes
+        slot_bytes = self._slot_bytes
         slots = {(address - self._pool_address) // slot_bytes for address in self.copier.corrupted}
         return {slot for slot in slots if 0 <= slot < self._settings.cpu_slots}
 

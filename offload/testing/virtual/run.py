@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 
 from offload.testing.virtual.engine import VirtualEngine
 from offload.testing.virtual.leavers import Leavers
-from offload.testing.virtual.settings import VirtualSettings, draw_settings
+from offload.testing.virtual.settings import VirtualSettings, draw_settings, with_drafts
 from offload.testing.virtual.workload import Workload
+
+KINDS = ("plain", "draft")
+"""Of engines: with speculative decoding or without."""
 
 LEAVERS_EVERY = 8
 """In one seed of so many, requests leave chains that are being restored, and do nothing else."""
@@ -35,20 +38,29 @@ class RunReport:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-def run_seed(seed: int, turns: int = 300, settings: VirtualSettings | None = None) -> RunReport:
+def draw_kind(kind: str, seed: int, rng: random.Random) -> VirtualSettings:
+    """Settings of an engine of one of ``KINDS``. What ``rng`` says next does not depend on the kind."""
+    settings = draw_settings(rng)
+    return with_drafts(settings, random.Random(f"drafts of {seed}")) if kind == "draft" else settings
+
+
+def run_seed(
+    seed: int, turns: int = 300, settings: VirtualSettings | None = None, kind: str = "plain"
+) -> RunReport:
     """Drive an engine through ``turns`` turns of a random workload, then let it come to rest.
 
     Args:
         seed: decides everything.
         turns: turns before the workload stops sending.
         settings: of the engine; drawn from the seed if not given.
+        kind: of ``KINDS``, for settings that are drawn.
 
     Raises:
         RunFailedError: something did not hold.
     """
     began = time.perf_counter()
     rng = random.Random(seed)
-    settings = draw_settings(rng) if settings is None else settings
+    settings = draw_kind(kind, seed, rng) if settings is None else settings
     engine = VirtualEngine(settings, rng)
     engine.audit.explain_failures = True
     workload = Leavers(engine, rng) if seed % LEAVERS_EVERY == LEAVERS_EVERY - 1 else Workload(engine, rng)

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
+from offload.testing.virtual.drafter import Drafted, Drafter, Span, Turn
 from offload.testing.virtual.history import History, WrongBytesError
 from offload.testing.virtual.inputs import Inputs, generation_of
 from offload.testing.virtual.rank import VirtualRank
-from offload.testing.virtual.tags import TagChain, mix
+from offload.testing.virtual.tags import TagChain
 
 
 @dataclass(slots=True)
@@ -24,6 +25,7 @@ class _State:
     num_prompt: int
     generation: int  # of its adapter when it was admitted: what runs on is not vLLM's to compute again
     is_pooled: bool
+    drafted: Drafted
     table: list[int] = field(default_factory=list)
 
 
@@ -37,6 +39,7 @@ class VirtualRunner:
         vocabulary: int,
         history: History,
         inputs: dict[str, Inputs],
+        drafter: Drafter,
     ) -> None:
         """``inputs`` by request id; a worker is not told of salts, but the tags depend on them."""
         self._ranks = ranks
@@ -44,9 +47,11 @@ class VirtualRunner:
         self._vocabulary = vocabulary
         self._history = history
         self._inputs = inputs
+        self.drafter = drafter
         self.adapters: dict[int, int] = {}
         """How often each LoRA adapter has been loaded again, by id, for the next ``execute``."""
         self._states: dict[str, _State] = {}
+        self._last: list[str] = []  # of the last step
         connector = ranks[0].connector
         self._aggregator = KVOutputAggregator((connector and connector.get_finished_count()) or len(ranks))
         self.num_positions_checked = 0
@@ -59,10 +64,13 @@ class VirtualRunner:
         """
         for rank in self._ranks:
             rank.begin(_through_a_pipe(output.kv_connector_metadata))
+        self.drafter.begin_step()
         computed = self._update_states(output)
+        spans = self._spans(output, computed)
         for rank in self._ranks:
-            self._forward(rank, output, computed, generation)
-        sampled = self._sample(output, computed)
+            self._forward(rank, spans, generation)
+        sampled = self._sample(spans)
+        self._draft(spans, sampled, generation)
         results = []
         for rank in self._ranks:
             result = ModelRunnerOutput(
@@ -100,7 +108,12 @@ class VirtualRunner:
             chain.extend(new.prefill_token_ids or prompt)
             generation, is_pooled = generation_of(inputs, self.adapters), new.pooling_params is not None
             self._states[new.req_id] = _State(
-                chain, len(prompt), generation, is_pooled, list(new.block_ids[0])
+                chain,
+                len(prompt),
+                generation,
+                is_pooled,
+                self.drafter.admitted(new.num_computed_tokens),
+                list(new.block_ids[0]),
             )
             computed[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
@@ -110,24 +123,39 @@ class VirtualRunner:
             if req_id in cached.all_token_ids:
                 state.chain.become(cached.all_token_ids[req_id])
             else:
+                # A scheduler that does not wait for outputs counts drafts as if all were right.
+                computed[req_id] = min(computed[req_id], state.drafted.num_done)
                 state.chain.become(state.chain.tokens[: state.num_prompt + cached.num_output_tokens[index]])
             new_ids = cached.new_block_ids[index]
             if req_id in cached.resumed_req_ids:
                 state.table = list(new_ids[0])
+                state.drafted = self.drafter.admitted(computed[req_id])
             elif new_ids is not None:
                 state.table.extend(new_ids[0])
         return computed
 
-    def _forward(
-        self, rank: VirtualRank, output: SchedulerOutput, computed: dict[str, int], generation: int
-    ) -> None:
-        """Write all, then attend to all: what one request writes, another may share in the same step."""
+    def _spans(self, output: SchedulerOutput, computed: dict[str, int]) -> list[Span]:
         spans = []
         for req_id, num_scheduled in output.num_scheduled_tokens.items():
             state, start = self._states[req_id], computed[req_id]
+            drafts = list(output.scheduled_spec_decode_tokens.get(req_id, ()))
+            for index, draft in enumerate(state.drafted.tokens[: len(drafts)]):
+                if drafts[index] == -1:  # the scheduler does not know what was drafted
+                    drafts[index] = draft
             stop = start + num_scheduled
-            assert stop <= len(state.chain), f"{req_id} computes up to {stop} of {len(state.chain)} tokens"
-            words = rank.expected(state.chain.tags[:stop], generation + state.generation)
+            num_known = len(state.chain) + len(drafts)
+            assert stop <= num_known, f"{req_id} computes up to {stop} of {num_known} tokens"
+            assert stop == num_known or not drafts, f"{req_id} has drafts before its last token"
+            spans.append(Span(req_id, start, stop, drafts))
+        return spans
+
+    def _forward(self, rank: VirtualRank, steps: list[Span], generation: int) -> None:
+        """Write all, then attend to all: what one request writes, another may share in the same step."""
+        spans = []
+        for req_id, start, stop, drafts in steps:
+            state = self._states[req_id]
+            tags = np.append(state.chain.tags, state.chain.ahead(drafts)) if drafts else state.chain.tags
+            words = rank.expected(tags[:stop], generation + state.generation)
             writer = (self._history.step << 24) | (hash(req_id) & 0xFFFFFF)
             rank.write(state.table, start, words[:, start:], writer)
             spans.append((req_id, state, start, stop, words))
@@ -135,13 +163,13 @@ class VirtualRunner:
                 blocks = state.table[start // self._block_size : -(-stop // self._block_size)]
                 self._history.blocks(blocks, f"{req_id} computed tokens {start} to {stop}")
         for req_id, state, start, stop, words in spans:
-            read = rank.read(state.table, stop)
+            read, held = rank.read(state.table, stop), words[:, rank.own]
             self.num_positions_checked += stop
-            if not np.array_equal(read, words):
-                self._complain(rank, req_id, state, start, read != words)
+            if not np.array_equal(read, held):
+                self._complain(rank, req_id, state, start, read != held)
 
     def _complain(self, rank: VirtualRank, req_id: str, state: _State, start: int, wrong: Any) -> None:
-        positions = np.flatnonzero(wrong.any(axis=0))
+        positions = np.arange(len(state.chain))[rank.own][np.flatnonzero(wrong.any(axis=0))]
         layers = np.flatnonzero(wrong.any(axis=1))
         block_id = state.table[positions[0] // self._block_size]
         writers = rank.cells[0, block_id, :, 1] >> np.uint64(24)
@@ -152,15 +180,27 @@ class VirtualRunner:
             f"{writers.tolist()}\n{self._history.of_block(block_id)}"
         )
 
-    def _sample(self, output: SchedulerOutput, computed: dict[str, int]) -> dict[str, list[int]]:
+    def _sample(self, spans: list[Span]) -> dict[str, list[int]]:
         sampled: dict[str, list[int]] = {}
-        for req_id, num_scheduled in output.num_scheduled_tokens.items():
-            chain = self._states[req_id].chain
-            is_last = computed[req_id] + num_scheduled == len(chain) and not self._states[req_id].is_pooled
-            tokens = [mix(chain.last, 7) % self._vocabulary] if is_last else []
-            chain.extend(tokens)
-            sampled[req_id] = tokens
+        for req_id, _, stop, drafts in spans:
+            state = self._states[req_id]
+            is_last = stop == len(state.chain) + len(drafts) and not state.is_pooled
+            sampled[req_id] = self.drafter.accepted(state.chain, drafts) if is_last else []
+            num_rejected = len(drafts) + 1 - len(sampled[req_id]) if is_last else 0
+            state.drafted.num_done = stop - num_rejected
         return sampled
+
+    def _draft(self, spans: list[Span], sampled: dict[str, list[int]], generation: int) -> None:
+        turns, self._last = [], [span.request_id for span in spans]
+        for span in spans:
+            state = self._states[span.request_id]
+            state.drafted.tokens = self.drafter.propose(state.chain) if sampled[span.request_id] else []
+            turns.append(Turn(span, state.chain, state.table, state.drafted, generation + state.generation))
+        self.drafter.run(turns)
+
+    def take_drafts(self) -> DraftTokenIds:
+        """What the last step drafted, for a scheduler that waits for it."""
+        return DraftTokenIds(self._last, [self._states[req_id].drafted.tokens for req_id in self._last])
 
     def _pool(self, output: SchedulerOutput, computed: dict[str, int]) -> list[torch.Tensor | None]:
         """An embedding for each request that wants one and whose prompt is computed."""

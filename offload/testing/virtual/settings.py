@@ -20,11 +20,14 @@ from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.engines.environment import transfer_config
 from offload.vllm import plugin
+from offload.vllm.places import Place
 
 CELL_BYTES = 16
 """Bytes of one token position of one layer: two words, see ``tags``."""
 
 CONNECTORS = ("offload", "native", "none")
+
+DRAFTERS = ("ngram", "draft_model", "eagle", "mtp")
 
 _STORED_ANSWERS = (AUTO, AUTO, True, True, False)
 
@@ -40,6 +43,15 @@ _MODEL = {
     "max_position_embeddings": 4_194_304,
     "torch_dtype": "float32",
 }
+_MTP_MODEL = _MODEL | {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "head_dim": 8,
+    "moe_intermediate_size": 48,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "num_nextn_predict_layers": 4,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +61,13 @@ class VirtualSettings:
     Attributes:
         connector: "offload" (ours), "native" (vLLM's ``OffloadingConnector``) or "none".
         num_ranks: workers, each with its own part of every block.
+        dcp: ranks that share the tokens of a block (decode context parallelism); 1: each has them all.
+        pcp: ranks among which a prompt is divided (prefill context parallelism).
+        stages: of a pipeline; the last one has a layer more than the others.
         gpu_blocks: blocks of the GPU cache, the null block included.
         cpu_slots: slots of the CPU pool.
-        block_size: tokens per block.
-        num_layers: layers on each rank.
+        block_size: tokens that a rank holds of a block.
+        num_layers: layers on each rank, but see ``stages``.
         block_outermost: a block of all layers is one piece, instead of one piece per layer.
         policy: "fcfs" or "priority".
         overlapped: schedule the next step before the last one's output is known.
@@ -76,11 +91,19 @@ class VirtualSettings:
         record_trace: as in the connector's configuration.
         native_options: more of the native connector's ``kv_connector_extra_config``.
         eviction_policy: as in the connector's configuration.
+        places: below the pool.
         log_stats: let the scheduler collect statistics as a served engine does.
+        drafter: a method of speculative decoding of ``DRAFTERS``, or "" for none. "mtp" has a module for each
+            draft.
+        num_drafts: tokens drafted per request and step, at most.
+        draft_skill: share of drafts that are right.
     """
 
     connector: str = "offload"
     num_ranks: int = 1
+    dcp: int = 1
+    pcp: int = 1
+    stages: int = 1
     gpu_blocks: int = 32
     cpu_slots: int = 64
     block_size: int = 4
@@ -107,7 +130,11 @@ class VirtualSettings:
     record_trace: str | None = None
     native_options: Mapping[str, Any] = field(default_factory=dict)
     eviction_policy: str = DEFAULT_POLICY
+    places: tuple[Place, ...] = ()
     log_stats: bool = False
+    drafter: str = ""
+    num_drafts: int = 0
+    draft_skill: float = 0.7
     samples_late: bool = False
     """Whether stores are submitted with the next step, as for a model runner that samples after saving."""
 
@@ -115,6 +142,8 @@ class VirtualSettings:
         """Refuse what no engine can be."""
         if self.connector not in CONNECTORS:
             raise ValueError(f"connector={self.connector!r}: must be one of {', '.join(CONNECTORS)}")
+        if self.drafter not in ("", *DRAFTERS) or bool(self.drafter) != bool(self.num_drafts):
+            raise ValueError(f"drafter={self.drafter!r} and num_drafts={self.num_drafts} do not go together")
         if self.connector == "native" and self.copies.fault_rate:
             raise ValueError(
                 f"fault_rate={self.copies.fault_rate}: must be 0, the native connector ends with its first "
@@ -124,12 +153,38 @@ class VirtualSettings:
     @property
     def longest(self) -> int:
         """Tokens per request at most."""
-        return self.max_model_len or (self.gpu_blocks - 1) * self.block_size
+        return self.max_model_len or (self.gpu_blocks - 1) * self.block_tokens
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens per block, on all ranks together."""
+        return self.block_size * self.dcp
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a block on one rank."""
-        return self.num_layers * self.block_size * CELL_BYTES
+        """Bytes of a block on one rank, of the first stage."""
+        return (self.num_layers + len(self.draft_reaches)) * self.block_size * CELL_BYTES
+
+    @property
+    def draft_reaches(self) -> tuple[int, ...]:
+        """For each draft layer, on how many tokens behind a position its KV there depends."""
+        reaches = {"draft_model": (0,), "eagle": (1,), "mtp": tuple(range(1, self.num_drafts + 1))}
+        return reaches.get(self.drafter, ())
+
+    @property
+    def num_unsettled(self) -> int:
+        """Tokens at the end of the computed ones whose KV draft layers write once more."""
+        return max(0, *self.draft_reaches, 1) - 1
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks per stage of the pipeline."""
+        return self.num_ranks // self.stages
+
+    def layers_of(self, rank: int) -> int:
+        """Layers on a rank."""
+        is_last = rank // self.stage_ranks == self.stages - 1
+        return self.num_layers + (is_last and self.stages > 1)
 
 
 def draw_settings(
@@ -175,18 +230,35 @@ def draw_settings(
     )
     patience = 2 * settings.answer_run * (settings.answer_interval == 1)
     comes_in_bursts = settings.copies.burst_every > 1 and settings.copies.longest_delay > 0
+    shares_blocks = settings.answer_run > 1
     return replace(
         settings,
+        dcp=settings.num_ranks if shares_blocks else 1,
         step_restores=int(settings.first_part == 1),
         step_landed=int(settings.first_part == 2 and comes_in_bursts),
         answer_patience=patience,
     )
 
 
+def with_drafts(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
+    """The same with a random drafter.
+
+    A step has room for a request with all of its drafts, and for a slot that draft models take. With less,
+    vLLM would wait for ever for room to fill up a request whose prompt is computed but for its last token.
+    """
+    drafter = rng.choice([*DRAFTERS, "eagle"])
+    num_drafts = rng.randint(1, 4)
+    if drafter == "mtp":
+        num_drafts = min(num_drafts, settings.block_size)  # vLLM refuses more
+    chunk = max(settings.chunk, num_drafts + 2)
+    skill = rng.choice([0.0, 0.5, 0.9])
+    return replace(settings, dcp=1, drafter=drafter, num_drafts=num_drafts, chunk=chunk, draft_skill=skill)
+
+
 def make_vllm_config(settings: VirtualSettings, transfer: dict[str, Any] | None = None) -> VllmConfig:
     """The configuration a real engine would make of these settings; ``transfer``: another connector's."""
     vllm_config: VllmConfig = EngineArgs(
-        model=_model_folder(),
+        model=_model_folder(settings.drafter == "mtp"),
         skip_tokenizer_init=True,
         load_format="dummy",
         dtype="float32",
@@ -195,22 +267,34 @@ def make_vllm_config(settings: VirtualSettings, transfer: dict[str, Any] | None 
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=max(settings.chunk, settings.max_num_seqs),
         block_size=settings.block_size,
-        tensor_parallel_size=settings.num_ranks,
+        tensor_parallel_size=settings.stage_ranks // settings.pcp,
+        pipeline_parallel_size=settings.stages,
+        decode_context_parallel_size=settings.dcp if settings.pcp == 1 else 1,
         distributed_executor_backend="mp" if settings.num_ranks > 1 else "uni",
         enable_prefix_caching=True,
         enable_chunked_prefill=True,
         scheduling_policy=settings.policy,
         kv_transfer_config=transfer or _transfer_config(settings),
+        speculative_config=_speculative_config(settings),
     ).create_engine_config()
     # The platform at hand may have its own mind about these; the scheduler only reads them.
     vllm_config.scheduler_config.async_scheduling = settings.overlapped
     vllm_config.cache_config.num_gpu_blocks = settings.gpu_blocks
+    if settings.pcp > 1:  # which no runner of the CPU backend takes
+        parallel = vllm_config.parallel_config
+        parallel.prefill_context_parallel_size = settings.pcp
+        parallel.decode_context_parallel_size = settings.dcp
+        parallel.world_size = settings.num_ranks
     return vllm_config
 
 
-def make_kv_cache_config(settings: VirtualSettings) -> KVCacheConfig:
-    """One group of full-attention layers over pages of a few bytes."""
-    layers = [f"layer.{index}" for index in range(settings.num_layers)]
+def make_kv_cache_config(settings: VirtualSettings, rank: int = 0) -> KVCacheConfig:
+    """One group of full-attention layers over pages of a few bytes, as that rank has it.
+
+    Those that draft come behind the others.
+    """
+    layers = [f"layer.{index}" for index in range(settings.layers_of(rank))]
+    layers += [f"draft.{index}" for index in range(len(settings.draft_reaches))]
     page = settings.block_size * CELL_BYTES
     spec = FullAttentionSpec(
         block_size=settings.block_size, num_kv_heads=1, head_size=CELL_BYTES // 8, dtype=torch.float32
@@ -258,8 +342,17 @@ def _transfer_config(settings: VirtualSettings) -> dict[str, Any] | None:
     return transfer_config(extra, name)
 
 
+def _speculative_config(settings: VirtualSettings) -> dict[str, Any] | None:
+    if not settings.drafter:
+        return None
+    config: dict[str, Any] = {"method": settings.drafter, "num_speculative_tokens": settings.num_drafts}
+    if settings.drafter == "ngram":
+        return config | {"prompt_lookup_max": 2}
+    return config if settings.drafter == "mtp" else config | {"model": _model_folder()}
+
+
 @functools.cache
-def _model_folder() -> str:
+def _model_folder(has_mtp: bool = False) -> str:
     folder = tempfile.mkdtemp(prefix="kv-offload-virtual-")
-    (Path(folder) / "config.json").write_text(json.dumps(_MODEL))
+    (Path(folder) / "config.json").write_text(json.dumps(_MTP_MODEL if has_mtp else _MODEL))
     return folder

@@ -68,6 +68,11 @@ class TagChain:
         self._tags[size : size + len(new)] = new
         self.tokens.extend(tokens)
 
+    def ahead(self, tokens: Sequence[int]) -> Words:
+        """Tags of these tokens if they were appended; none is."""
+        tag = self.last
+        return np.array([tag := mix(tag, token) for token in tokens], dtype=np.uint64)
+
     def become(self, tokens: Sequence[int]) -> None:
         """Hold exactly ``tokens``, keeping the tags of the common beginning."""
         known = min(len(self.tokens), len(tokens))

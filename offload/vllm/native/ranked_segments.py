@@ -122,7 +122,7 @@ class RankedSegments(Caller[Segment]):
             for key in gone:
                 del self._segments[key]
             self._unlink_if_empty(leaf)
-            self.after_eviction(leaf, gone, leaf.parent)
+            self.after_eviction(leaf, gone, len(gone), leaf.parent)
         for segment in met:
             if segment.keys:
                 self.refresh(segment)

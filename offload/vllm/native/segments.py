@@ -25,6 +25,11 @@ class Segment:
         return len(self.keys)
 
     @property
+    def weight(self) -> int:
+        """Blocks that it takes."""
+        return len(self.keys)
+
+    @property
     def is_evictable(self) -> bool:
         """Whether its tail may go: a leaf with no key in use."""
         return not self.children and not self.num_busy

@@ -8,9 +8,9 @@ import torch
 from vllm import _custom_ops
 
 from offload.errors import UnsupportedError
+from offload.messages import LOAD, STORE, Route
 from offload.vllm import copy_paths
 from offload.vllm.copy_paths import COPY_ENGINE, KERNEL, faster_path, pick_paths, possible_paths, trial_ids
-from offload.worker.copiers import Direction
 from offload.worker.copiers.cuda import BatchedCopy
 from offload.worker.layout import BlockLayout, Region
 
@@ -36,7 +36,7 @@ def times(engine: float, kernel: float) -> Callable[[BatchedCopy], float]:
     ("engine", "kernel", "taken"), [(10, 7.9, KERNEL), (10, 8.1, COPY_ENGINE), (10, 20, COPY_ENGINE)]
 )
 def test_a_kernel_must_be_clearly_faster(engine: float, kernel: float, taken: str) -> None:
-    assert faster_path(PATHS, times(engine, kernel), Direction.LOAD) == taken
+    assert faster_path(PATHS, times(engine, kernel), LOAD) == taken
 
 
 def test_where_nothing_can_be_copied_the_start_fails(caplog: pytest.LogCaptureFixture) -> None:
@@ -44,7 +44,7 @@ def test_where_nothing_can_be_copied_the_start_fails(caplog: pytest.LogCaptureFi
         raise AttributeError("no swap_blocks_batch")
 
     with pytest.raises(UnsupportedError, match=r"stores by copy engine; the log says why\. Install a vLLM"):
-        faster_path({COPY_ENGINE: path}, milliseconds, Direction.STORE)
+        faster_path({COPY_ENGINE: path}, milliseconds, STORE)
     assert "no swap_blocks_batch" in caplog.text
 
 
@@ -57,7 +57,7 @@ def test_a_path_that_raises_is_not_taken(
             raise RuntimeError("no such kernel")
         return 1.0
 
-    assert faster_path(PATHS, milliseconds, Direction.STORE) == taken
+    assert faster_path(PATHS, milliseconds, STORE) == taken
     assert "no such kernel" in caplog.text
 
 
@@ -160,13 +160,13 @@ def test_a_call_to_the_driver_has_so_many_copies_at_most(
 def test_each_direction_takes_its_own_path(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def milliseconds(device: torch.device, direction: Direction, batch: object, copy: BatchedCopy) -> float:
+    def milliseconds(device: torch.device, direction: Route, batch: object, copy: BatchedCopy) -> float:
         tried.append(direction)
-        return 1.0 if (copy is path) == (direction is Direction.STORE) else 2.0
+        return 1.0 if (copy is path) == (direction == STORE) else 2.0
 
     monkeypatch.setattr(copy_paths, "possible_paths", lambda device, layout: PATHS)
     monkeypatch.setattr(copy_paths, "_milliseconds", milliseconds)
     layout = BlockLayout([Region(0, 512, 512), Region(1 << 20, 512, 512)], 1 << 30)
     picked = pick_paths(GPU, layout, 100, 100)
-    assert picked == {Direction.STORE: path, Direction.LOAD: other_path}
-    assert tried == [Direction.LOAD] * 2 + [Direction.STORE] * 2, "loads first, out of a pool of zeros"
+    assert picked == {STORE: path, LOAD: other_path}
+    assert tried == [LOAD] * 2 + [STORE] * 2, "loads first, out of a pool of zeros"

@@ -43,6 +43,16 @@ def test_of_an_engine() -> None:
     engine.close()
 
 
+@pytest.mark.parametrize(("shape", "block_size"), [({"dcp": 2}, 8), ({"pcp": 2}, 4), ({"stages": 2}, 4)])
+def test_of_ranks_that_share_blocks(shape: dict[str, int], block_size: int) -> None:
+    """Equal on all ranks; a rank that thinks it has all tokens of a block differs."""
+    engine = make_engine(num_ranks=2, **shape)
+    taken = [connector._fingerprint for connector in (engine.scheduler.connector, engine.ranks[1].connector)]
+    assert taken[0] == taken[1] and taken[0].world_size == 2
+    assert taken[0].block_size == engine.side.block_size == block_size
+    engine.close()
+
+
 def other_worker(engine: VirtualEngine) -> None:
     """The last rank's process was started from another installation."""
     facts = engine.ranks[-1].side.facts

@@ -19,7 +19,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from offload import UnsupportedError
-from offload.vllm.regions import block_bytes, block_regions, cache_address
+from offload.vllm.regions import VllmCache, block_bytes, block_regions, cache_address
 from offload.worker.layout import Region
 
 try:
@@ -144,6 +144,11 @@ def full(head_size: int = 4, dtype: torch.dtype = torch.int8, **more: Any) -> Fu
     return FullAttentionSpec(block_size=2, num_kv_heads=3, head_size=head_size, dtype=dtype, **more)
 
 
+def packed() -> FullAttentionSpec:
+    """As of types that keep the scales beside the values: 11 bytes where the element type says 8."""
+    return full(state_content_bytes=11)
+
+
 def latent() -> MLAAttentionSpec:
     return MLAAttentionSpec(block_size=2, num_kv_heads=1, head_size=20, dtype=torch.int8)
 
@@ -155,6 +160,7 @@ MODELS: dict[str, tuple[dict[str, KVCacheSpec], list[KVCacheLayout]]] = {
         dict.fromkeys(names(2), full(block_stride_alignment=64)),
         [KVCacheLayout.LBHNC, KVCacheLayout.LBNHC, KVCacheLayout.BLHNC, KVCacheLayout.BLNHC],
     ),
+    "packed type": (dict.fromkeys(names(2), packed()), list(KVCacheLayout)),
     "latent attention": (dict.fromkeys(names(3), latent()), list(KVCacheLayout)),
     "two head sizes": (
         {**dict.fromkeys(names(2), full()), **dict.fromkeys(names(1, 2), full(head_size=6))},
@@ -221,6 +227,15 @@ class TestCacheAddress:
         raw = torch.zeros(700, dtype=torch.int8)
         caches = {"layer.0": raw[320:640], "layer.1": raw[:320].view(torch.float16)}
         assert cache_address(caches, self.config) == raw.data_ptr()
+
+    def test_trap_85_layers_that_share_the_kv_of_others_add_nothing(self) -> None:
+        """vLLM names them beside the layers whose KV they read; the configuration does not."""
+        raw = torch.zeros(640, dtype=torch.int8)
+        caches = {"layer.0": raw[:320], "layer.1": raw[320:]}
+        shared = caches | {"layer.2": caches["layer.1"], "layer.3": caches["layer.0"][64:]}
+        cache = VllmCache(self.config)
+        assert cache.regions(shared) == cache.regions(caches) == block_regions(self.config, raw.data_ptr())
+        assert sum(region.piece_bytes for region in cache.regions(shared)) == cache.block_bytes == 128
 
     def test_several_allocations_are_refused(self) -> None:
         caches = {name: torch.zeros(640, dtype=torch.int8) for name in names(2)}

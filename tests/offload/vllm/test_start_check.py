@@ -132,14 +132,15 @@ def test_good_settings(settings: dict[str, Any], models: dict[str, str], check: 
     assert check.refusal("--config", config, "--", models["llama"], *options()) is None
 
 
-SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+HIDDEN_STATES = {"method": "extract_hidden_states", "num_speculative_tokens": 1}
 TOO_SMALL = (LEAST_BLOCK_BYTES_PER_TOKEN * 32 - 1) / GIB
 BAD_ENGINES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("llama", {"cpu_gib": TOO_SMALL}, {}),
     ("llama", {"cpu_gib": 0.01, "record_trace": "/tmp/t.jsonl"}, {"block_size": 96}),
     ("llama", {"cpu_gib": 0.01}, {"enable_prefix_caching": False}),
-    ("llama", {"cpu_gib": 0.01}, {"speculative_config": SPECULATIVE}),
+    ("llama", {"cpu_gib": 0.01}, {"speculative_config": HIDDEN_STATES}),
     ("llama", {"cpu_gib": 0.01}, {"distributed_executor_backend": "external_launcher"}),
+    ("llama", {"cpu_gib": 0.01}, {"kv_offloading_size": 4.0}),
     ("sliding window", {"cpu_gib": 0.01}, {}),
     ("alternating windows", {"cpu_gib": 0.01}, {}),
     ("hybrid", {"cpu_gib": 0.01}, {}),
@@ -148,7 +149,11 @@ if current_platform.is_cpu():  # whose ranks need no devices
     BAD_ENGINES += [
         ("llama", {"cpu_gib": TOO_SMALL * 2}, {"tensor_parallel_size": 2}),
         ("llama", {"cpu_gib": host_memory_bytes() / GIB * 0.6}, {"data_parallel_size": 2}),
-        ("llama", {"cpu_gib": 0.01}, {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}),
+        (
+            "llama",
+            {"cpu_gib": 0.01, "record_trace": "/tmp/t.jsonl"},
+            {"block_size": 512, "tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+        ),
     ]
 
 

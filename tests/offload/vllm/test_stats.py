@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging, KVConnectorProm
 
+from offload.messages import GPU_ROUTES, LOAD, STORE, Route
 from offload.observe.metrics import METRICS, Metrics
 from offload.vllm import stats
 from offload.vllm.plugin import CONNECTOR, register
@@ -36,8 +37,14 @@ class TestStats:
         assert other.data == {"stored_bytes": 7}
 
     def test_reduced_stats_name_every_metric(self) -> None:
-        reduced = OffloadStats(data={"stored_bytes": 5}).reduce()
-        assert reduced == {spec.name: 5 if spec.name == "stored_bytes" else 0 for spec in METRICS}
+        reduced = OffloadStats(data={"stored_bytes": 5, "route_bytes:gpu_to_pool": 5}).reduce()
+        plain = {spec.name: 0 for spec in METRICS if not spec.by_route}
+        assert reduced == {**plain, "stored_bytes": 5, "route_bytes:gpu_to_pool": 5}
+
+    def test_counts_of_a_route_add_up(self) -> None:
+        stats = OffloadStats(data={"route_bytes:gpu_to_pool": 5, "route_paused:gpu_to_pool": 1})
+        stats.aggregate(OffloadStats(data={"route_bytes:gpu_to_pool": 2, "route_paused:gpu_to_pool": 0}))
+        assert stats.data == {"route_bytes:gpu_to_pool": 7, "route_paused:gpu_to_pool": 0}
 
     def test_empty(self) -> None:
         stats = OffloadStats()
@@ -78,16 +85,22 @@ def prom(page: Any, monkeypatch: pytest.MonkeyPatch) -> KVConnectorProm:
     return KVConnectorProm(config, ["model_name", "engine"], {0: ["tiny", "0"], 1: ["tiny", "1"]})
 
 
-def sample(name: str, engine: int = 0) -> str:
+def sample(name: str, engine: int = 0, route: Route | None = None) -> str:
     suffix = "_total" if name in {spec.name for spec in METRICS if spec.is_counter} else ""
-    return f'vllm:cpu_offload_{name}{suffix}{{engine="{engine}",model_name="tiny"}}'
+    label = "" if route is None else f',route="{route.label}"'
+    return f'vllm:cpu_offload_{name}{suffix}{{engine="{engine}",model_name="tiny"{label}}}'
 
 
 def test_every_metric_is_on_the_page_from_the_start(
     prom: KVConnectorProm, page: Callable[[], dict[str, float]]
 ) -> None:
     assert isinstance(prom.prom_metrics, OffloadPromMetrics)
-    assert page() == {sample(spec.name, engine): 0 for spec in METRICS for engine in (0, 1)}
+    assert page() == {
+        sample(spec.name, engine, route): 0
+        for spec in METRICS
+        for engine in (0, 1)
+        for route in (GPU_ROUTES if spec.by_route else (None,))
+    }
 
 
 def test_the_page_has_descriptions(prom: KVConnectorProm, page: Any) -> None:
@@ -106,6 +119,22 @@ def test_counters_add_up_and_gauges_are_set_per_engine(
     prom.observe({"stored_bytes": 1}, engine_idx=1)
     shown = {name: value for name, value in page().items() if value}
     assert shown == {sample("stored_bytes"): 12, sample("pool_used_blocks"): 2, sample("stored_bytes", 1): 1}
+
+
+def test_what_is_counted_by_route_has_its_label(
+    prom: KVConnectorProm, page: Callable[[], dict[str, float]]
+) -> None:
+    metrics = Metrics()
+    metrics.count("route_bytes", 7, LOAD)
+    metrics.count("route_bytes", 2, STORE)
+    metrics.show("route_paused", 1, STORE)
+    prom.observe(metrics.take())
+    shown = {name: value for name, value in page().items() if value}
+    assert shown == {
+        sample("route_bytes", route=LOAD): 7,
+        sample("route_bytes", route=STORE): 2,
+        sample("route_paused", route=STORE): 1,
+    }
 
 
 INFO = "vllm:kv_offload_config_info"

@@ -28,7 +28,7 @@ from offload import ConfigError, HostMemoryError, OffloadConfig, OffloadError, U
 from offload.vllm import support
 from offload.vllm.certification.certificate import VARIABLE
 from offload.vllm.plugin import CONNECTOR, register
-from offload.vllm.support import check_before_start, check_cache_groups, check_engine
+from offload.vllm.support import DRAFTS, check_before_start, check_cache_groups, check_engine
 from offload.worker.pool.host_limits import host_memory_bytes
 from tests.offload.vllm.models import KINDS, LEAST_BLOCK_BYTES_PER_TOKEN, write_model
 
@@ -119,13 +119,23 @@ REFUSED_ENGINES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("llama", {"transfer": ours("kv_consumer")}, ['kv_role is "kv_consumer"', '"kv_role": "kv_both"']),
     (
         "llama",
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
-        ["speculative decoding is on", "remove --speculative-config"],
+        {"speculative_config": {"method": "extract_hidden_states", "num_speculative_tokens": 1}},
+        ['"extract_hidden_states"', "ngram, ", "eagle, ", "or remove --speculative-config"],
     ),
     (
         "llama",
         {"distributed_executor_backend": "external_launcher"},
         ["distributed_executor_backend is external_launcher", "use mp or ray"],
+    ),
+    (
+        "llama",
+        {"kv_offloading_size": 0.0},
+        ["kv_offloading_size is 0.0", f"in place of {CONNECTOR}", "remove --kv-offloading-size"],
+    ),
+    (
+        "llama",
+        {"kv_offloading_size": 4.0, "kv_offloading_backend": "lmcache"},
+        ["kv_offloading_size is 4.0", f"in place of {CONNECTOR}", "remove --kv-offloading-size"],
     ),
     ("sliding window", {}, ["sliding-window use windowed attention", "remove the connector"]),
     (
@@ -164,18 +174,21 @@ def test_a_platform_whose_memory_no_copier_reaches(
 
 @pytest.mark.skipif(not current_platform.is_cpu(), reason="needs vLLM's CPU backend: ranks without devices")
 def test_context_parallelism(configure: Configure) -> None:
-    with pytest.raises(UnsupportedError) as refused:
-        configure(transfer=ours(), tensor_parallel_size=2, decode_context_parallel_size=2)
-    check_message(refused, "decode_context_parallel_size is 2", "set --decode-context-parallel-size 1")
+    """A recorded trace needs blocks that divide 512 tokens, all ranks of a block together."""
+    arguments = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "max_model_len": 512}
+    config = configure(transfer=ours(cpu_gib=0.01, record_trace="/tmp/trace.jsonl"), **arguments)
+    config.cache_config.block_size = 256
+    assert check_engine(config) is not None
+    config.cache_config.block_size = 512
+    with pytest.raises(ConfigError, match="the block size is 1024, which does not divide"):
+        check_engine(config)
 
 
 def test_prefill_context_parallelism(configure: Configure) -> None:
     """No runner of the CPU backend takes it, so the setting is made behind vLLM's own checks."""
     config = configure(transfer=ours())
     config.parallel_config.prefill_context_parallel_size = 2
-    with pytest.raises(UnsupportedError) as refused:
-        check_engine(config)
-    check_message(refused, "prefill_context_parallel_size is 2", "set --prefill-context-parallel-size 1")
+    assert check_engine(config) is not None
 
 
 def test_a_cache_that_is_kept_in_host_memory_itself(
@@ -201,6 +214,51 @@ def test_hashes_that_cover_tokens_after_their_block(
         '"disable_lookahead_block_hashes": true',
         "--speculative-config",
     )
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "eagle"])
+def test_speculative_decoding_is_served(configure: Configure, models: dict[str, str], method: str) -> None:
+    drafts: dict[str, Any] = {"method": method, "num_speculative_tokens": 2}
+    drafts |= {"prompt_lookup_max": 3} if method == "ngram" else {"model": models["llama"]}
+    config = configure(transfer=ours(), speculative_config=drafts)
+    assert check_engine(config) == OffloadConfig(cpu_gib=0.01)
+
+
+@pytest.mark.parametrize("method", ["dflash", "dspark", "custom_class", "a later one"])
+def test_ways_to_draft_that_are_not_known(
+    configure: Configure, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some need models or packages that are not here, so the setting is made behind vLLM's own checks."""
+    drafts = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}
+    config = configure(transfer=ours(), speculative_config=drafts)
+    for known in DRAFTS:
+        monkeypatch.setattr(config.speculative_config, "method", known)
+        check_engine(config)
+    monkeypatch.setattr(config.speculative_config, "method", method)
+    with pytest.raises(UnsupportedError) as refused:
+        check_engine(config)
+    check_message(refused, f'"{method}"', ", ".join(DRAFTS), "remove --speculative-config")
+
+
+def test_auxiliary_outputs_that_a_restored_block_may_lack(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(transfer=ours())
+    monkeypatch.setattr(config.aux_output_config, "enable_return_routed_experts", True)
+    with pytest.raises(UnsupportedError) as refused:
+        check_engine(config)
+    check_message(refused, "enable_return_routed_experts is True", "remove --enable-return-routed-experts")
+
+
+@pytest.mark.parametrize("kind", ["is_encoder_decoder", "is_attention_free", "is_diffusion"])
+def test_models_with_state_beside_attention(
+    configure: Configure, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(transfer=ours())
+    monkeypatch.setattr(type(config.model_config), kind, True)
+    monkeypatch.setitem(vars(config.model_config), kind, True)  # some are kept once they are known
+    with pytest.raises(UnsupportedError, match="llama is a model with state beside full attention"):
+        check_engine(config)
 
 
 def test_ways_to_sleep_that_are_not_known(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +354,10 @@ class TestOtherConnectors:
         config = configure(transfer=transfer, enable_prefix_caching=False)
         assert (config.kv_transfer_config is None) == (transfer is None)
 
+    def test_vllms_own_flag_is_left_to_it(self, configure: Configure) -> None:
+        config = configure(kv_offloading_size=4.0)
+        assert config.kv_transfer_config.kv_connector == "OffloadingConnector"
+
     def test_ours_is(self, configure: Configure) -> None:
         with pytest.raises(ImportError, match=r"offload\.vllm"):
             configure(transfer=ours())
@@ -318,6 +380,15 @@ class TestChildrenOfAMultiConnector:
             configure(transfer=self.multi(other, ours(cpu_gb=1)))
         with pytest.raises(UnsupportedError, match='kv_role is "kv_consumer"'):
             configure(transfer=self.multi(other, ours(role="kv_consumer")))
+
+    def test_ours_is_not_replaced_among_them(self, configure: Configure) -> None:
+        with pytest.raises(UnsupportedError, match=r"kv_offloading_size is 4\.0"):
+            configure(transfer=self.multi(ours()), kv_offloading_size=4.0)
+
+    def test_pipelines_are_served(self, configure: Configure) -> None:
+        if not current_platform.is_cpu():
+            pytest.skip("needs vLLM's CPU backend, where ranks need no devices")
+        assert check_engine(configure(transfer=self.multi(ours()), pipeline_parallel_size=2)) is not None
 
     def test_failed_restores_must_not_fail_requests(self, configure: Configure) -> None:
         transfer = self.multi(ours()) | {"kv_load_failure_policy": "fail"}

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from offload.messages import STORE
 from offload.testing.copiers.faulty import Fault, FaultyCopier
-from offload.worker.copiers import CopyEnd, Direction
+from offload.worker.copiers import CopyEnd
 from offload.worker.layout import CopyBatch
 from tests.offload.places import NUM_BYTES, HostPlaces, Places, first_gpu_bytes, first_pool_bytes
 
@@ -19,7 +20,7 @@ def places() -> Iterator[Places]:
 
 def pair(places: Places) -> CopyBatch:
     """Two stores of 8 bytes."""
-    columns = np.array([places.spread(at, at, 8, Direction.STORE) for at in (0, 8)]).T
+    columns = np.array([places.spread(at, at, 8, STORE) for at in (0, 8)]).T
     return CopyBatch(*(np.ascontiguousarray(column) for column in columns))
 
 
@@ -34,7 +35,7 @@ def pair(places: Places) -> CopyBatch:
 )
 def test_faults(places: Places, fault: Fault, end: CopyEnd, num_bytes: int) -> None:
     copier = FaultyCopier(places.copier, lambda job_id, direction: fault)
-    copier.submit(1, Direction.STORE, pair(places))
+    copier.submit(1, STORE, pair(places))
     copier.drain()
     assert copier.poll() == [end]
     assert copier.poll() == []
@@ -46,7 +47,7 @@ def test_faults(places: Places, fault: Fault, end: CopyEnd, num_bytes: int) -> N
 def test_a_refusal_raises(places: Places) -> None:
     copier = FaultyCopier(places.copier, lambda job_id, direction: Fault.REFUSE)
     with pytest.raises(RuntimeError, match="job 1 refused"):
-        copier.submit(1, Direction.STORE, pair(places))
+        copier.submit(1, STORE, pair(places))
     copier.drain()
     assert copier.poll() == []
     assert np.array_equal(places.pool, first_pool_bytes(NUM_BYTES))
@@ -54,7 +55,7 @@ def test_a_refusal_raises(places: Places) -> None:
 
 def test_one_byte_is_wrong_and_said_to_be(places: Places) -> None:
     copier = FaultyCopier(places.copier, lambda job_id, direction: Fault.WRONG_BYTES)
-    copier.submit(1, Direction.STORE, pair(places))
+    copier.submit(1, STORE, pair(places))
     copier.drain()
     assert copier.poll() == [CopyEnd(1, 2, None)]
     (wrong,) = np.flatnonzero(places.pool[:16] != first_gpu_bytes(NUM_BYTES)[:16])
@@ -64,9 +65,7 @@ def test_one_byte_is_wrong_and_said_to_be(places: Places) -> None:
 def test_what_is_stuck_begins_when_it_is_let_go(places: Places) -> None:
     copier = FaultyCopier(places.copier, lambda job_id, direction: Fault.STUCK if job_id == 1 else Fault.NONE)
     for job_id in (1, 2):
-        copier.submit(
-            job_id, Direction.STORE, pair(places)._replace(sources=pair(places).sources + 16 * job_id)
-        )
+        copier.submit(job_id, STORE, pair(places)._replace(sources=pair(places).sources + 16 * job_id))
     copier.drain()
     assert copier.poll() == [CopyEnd(2, 2, None)]
     assert np.array_equal(places.pool[:16], first_gpu_bytes(NUM_BYTES)[32:48])
@@ -79,9 +78,9 @@ def test_what_is_stuck_begins_when_it_is_let_go(places: Places) -> None:
 def test_a_dead_copier_ends_nothing_and_takes_nothing_until_it_is_let_go(places: Places) -> None:
     copier = FaultyCopier(places.copier, lambda job_id, direction: Fault.DIE if job_id == 2 else Fault.NONE)
     for job_id in (1, 2):
-        copier.submit(job_id, Direction.STORE, pair(places))
+        copier.submit(job_id, STORE, pair(places))
     with pytest.raises(RuntimeError, match="job 3 refused"):
-        copier.submit(3, Direction.STORE, pair(places))
+        copier.submit(3, STORE, pair(places))
     copier.drain()
     assert copier.poll() == [] and copier.is_stuck
     copier.let_go()
@@ -92,7 +91,7 @@ def test_a_dead_copier_ends_nothing_and_takes_nothing_until_it_is_let_go(places:
 def test_faults_are_chosen_per_batch(places: Places) -> None:
     copier = FaultyCopier(places.copier, lambda job_id, direction: Fault.FAIL if job_id == 2 else Fault.NONE)
     for job_id in (1, 2, 3):
-        copier.submit(job_id, Direction.STORE, pair(places))
+        copier.submit(job_id, STORE, pair(places))
     copier.drain()
     assert {end.job_id: end.num_copied for end in copier.poll()} == {1: 2, 2: 0, 3: 2}
 
@@ -101,7 +100,7 @@ def test_ends_are_held_back_until_released(places: Places) -> None:
     copier = FaultyCopier(places.copier)
     copier.holding = True
     for job_id in (1, 2, 3):
-        copier.submit(job_id, Direction.STORE, pair(places))
+        copier.submit(job_id, STORE, pair(places))
     copier.release(3)
     copier.drain()
     assert copier.poll() == [CopyEnd(3, 2, None)]
@@ -116,9 +115,9 @@ def test_a_release_lets_one_end_through(places: Places) -> None:
     copier = FaultyCopier(places.copier)
     copier.holding = True
     copier.release(1)
-    copier.submit(1, Direction.STORE, pair(places))
+    copier.submit(1, STORE, pair(places))
     copier.drain()
     assert copier.poll() == [CopyEnd(1, 2, None)]
-    copier.submit(1, Direction.STORE, pair(places))
+    copier.submit(1, STORE, pair(places))
     copier.drain()
     assert copier.poll() == []

@@ -18,6 +18,7 @@ from offload.vllm.certification.border import REACHED, border_digest, border_mod
 from tests.offload.vllm.overlay import HERE, lay_over
 
 NOT_EVERYWHERE = {
+    "vllm.config.aux_output",
     "vllm.entrypoints.common.cli_args",
     "vllm.entrypoints.launchers.cli_args",
     "vllm.v1.core.kv_cache_planning",
