@@ -41,7 +41,8 @@ from benchmarks.engine_replay import ReplayEngine, ReplaySettings
 from benchmarks.engine_replay.conversations import Conversations, Template
 from benchmarks.engine_replay.driver import replay
 from benchmarks.trace_replay.turns import replay_turns
-from offload.observe.trace import read_trace
+from benchmarks.trace_replay.workloads import Workload, read_workload
+from offload.observe.trace import TraceError
 
 __all__ = ["SCENES", "Scene", "main", "run", "scenes"]
 
@@ -179,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scene", metavar="NAME;...", help=f"of {names} (default: all)")
     parser.add_argument("--requests", type=positive, default=_REQUESTS, help="of each scene (default: 1000)")
     parser.add_argument("--processes", type=positive, default=os.cpu_count(), help="default: one per core")
-    parser.add_argument("--trace", type=Path, nargs="*", default=[], help="traces, instead of the scenes")
+    parser.add_argument("--trace", type=Path, nargs="+", default=[], help="traces, instead of the scenes")
     options = parser.parse_args(arguments)
     known = scenes(options.requests)
     names = options.scene.split(";") if options.scene else list(known)
@@ -187,7 +188,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"--scene: {', '.join(sorted(unknown))}: use {'; '.join(known)}")
     work = [(known[name], is_small) for name in names for is_small in (False, True)]
-    rows = list(_trace_rows(options.trace)) if options.trace else _engine_rows(work, options.processes)
+    try:
+        traces = [read_workload(path) for path in options.trace]
+    except (TraceError, OSError) as error:
+        parser.error(f"--trace: {error}")
+    rows = list(_trace_rows(traces)) if traces else _engine_rows(work, options.processes)
     print(table(_COLUMNS, rows))
     settings = {"requests": options.requests, "trace": [path.stem for path in options.trace]}
     report.write(options.json, rows, settings=settings)
@@ -199,9 +204,9 @@ def _engine_rows(work: Sequence[tuple[Scene, bool]], processes: int) -> list[dic
         return [row for rows in pool.map(compare, *zip(*work, strict=True)) for row in rows]
 
 
-def _trace_rows(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    for path in paths:
-        yield from replay_turns(path.stem.removesuffix("_trace"), read_trace(path), AFTER)
+def _trace_rows(traces: Sequence[Workload]) -> Iterator[dict[str, Any]]:
+    for trace in traces:
+        yield from replay_turns(trace.name, trace.requests, AFTER)
 
 
 def _be_quiet() -> None:

@@ -7,7 +7,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["above_zero", "at_least", "none_below_zero", "one_of", "parser_of", "positive", "settings_of"]
+__all__ = [
+    *("above_zero", "add_numbers", "at_least", "none_below_zero", "one_of", "parser_of", "positive"),
+    "settings_of",
+]
 
 
 def parser_of(benchmark: str, doc: str | None) -> argparse.ArgumentParser:
@@ -54,6 +57,17 @@ def none_below_zero(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r}: must be a number, at least 0")
     return value
+
+
+def add_numbers(target: Any, *options: tuple[Any, ...]) -> None:
+    """Add `--NAME N` for each: its name, its default, what it is, and its type if that is no guess.
+
+    The guess: a number above 0, whole if the default is. ``target``: a parser, or a group of one.
+    """
+    for name, default, what, *kind in options:
+        guess = above_zero if isinstance(default, float) else positive
+        told = f"{what} (default: {default:,.10g})"
+        target.add_argument(f"--{name}", type=[*kind, guess][0], default=default, metavar="N", help=told)
 
 
 def one_of(names: Collection[str]) -> Callable[[str], tuple[str, ...]]:

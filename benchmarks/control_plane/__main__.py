@@ -29,7 +29,7 @@ from operator import methodcaller
 from typing import Any
 
 from benchmarks.common import report
-from benchmarks.common.arguments import at_least, one_of, parser_of, positive, settings_of
+from benchmarks.common.arguments import add_numbers, at_least, one_of, parser_of, positive, settings_of
 from benchmarks.control_plane import figures
 from benchmarks.control_plane.figures import OURS, Row
 from benchmarks.control_plane.process import child_of
@@ -152,14 +152,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     told = f"of {','.join(PEERS)} (default: all)"
     add("--peers", type=one_of(PEERS), default=PEERS, metavar="NAME,...", help=told)
-    for name, default, least, what in (
-        ("runs", 5, 1, "of each measurement, in alternation"),
-        ("resident", 1_000_000, 1, "blocks in the pool of the second part, and of the memory"),
-        ("decode-steps", 1024, 2, "that are measured, after as many others"),
-        ("churn", 10_000_000, _CHURN_PARTS, "blocks stored into a full pool before memory is read again"),
-    ):
-        told = f"{what} (default: {default})"
-        add(f"--{name}", type=at_least(least), default=default, metavar="N", help=told)
+    churned = "blocks stored into a full pool before memory is read again"
+    add_numbers(
+        parser,
+        ("runs", 5, "of each measurement, in alternation"),
+        ("resident", 1_000_000, "blocks in the pool of the second part, and of the memory"),
+        ("decode-steps", 1024, "that are measured, after as many others", at_least(2)),
+        ("churn", 10_000_000, churned, at_least(_CHURN_PARTS)),
+    )
     return parser
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from benchmarks.control_plane.prompts import WrongRunError, fresh_hashes
+from benchmarks.common.prompts import fresh_hashes
+from benchmarks.control_plane.prompts import WrongRunError
 from benchmarks.control_plane.sizes import BLOCK_TOKENS, DECODE_PROMPT_TOKENS, DECODE_REQUESTS
 from benchmarks.engine_replay import ReplayEngine, ReplaySettings, TimeModel
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from allocator import serve
-from benchmarks.control_plane.prompts import PromptEngine, fresh_hashes
+from benchmarks.common.prompts import fresh_hashes
+from benchmarks.control_plane.prompts import PromptEngine
 from benchmarks.control_plane.sizes import BLOCK_TOKENS
 from offload.config import DEFAULT_POLICY
 

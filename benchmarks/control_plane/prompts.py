@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 
+from benchmarks.common.prompts import fresh_hashes
 from benchmarks.control_plane.sizes import BLOCK_TOKENS, TAIL_TOKENS
 from benchmarks.engine_replay import ReplayEngine, ReplaySettings
 
-__all__ = ["PromptEngine", "WrongRunError", "fresh_hashes"]
+__all__ = ["PromptEngine", "WrongRunError"]
 
 _FILLER_BLOCKS = (2048, 1024, 512, 256)
 """Lengths of the chains that make blocks resident beforehand, in turn."""
@@ -83,12 +84,6 @@ class PromptEngine:
         if not engine.scheduler.kv_cache_manager.reset_prefix_cache():
             raise WrongRunError(f"{self._connector}: idle, but some GPU blocks are still held")
         return dict(spent)
-
-
-def fresh_hashes(rng: random.Random, num_blocks: int) -> list[bytes]:
-    """Prefix hashes of a chain that nobody has: 32 bytes each."""
-    data = rng.randbytes(32 * num_blocks)
-    return [data[at : at + 32] for at in range(0, len(data), 32)]
 
 
 def _fillers(num_blocks: int) -> Iterator[list[bytes]]:

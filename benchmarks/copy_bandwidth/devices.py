@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from offload.worker.copiers import Copier, CpuCopier, CudaCopier, Direction
+from offload.messages import GPU_ROUTES, LOAD, STORE, Route
+from offload.worker.copiers import Copier, CpuCopier, CudaCopier
 from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
 from offload.worker.layout import BlockLayout
 from offload.worker.pool.host_limits import memory_limits
@@ -50,7 +51,7 @@ class Device(Protocol):
     def make_copier(self, layout: BlockLayout, num_blocks: int) -> Copier:
         """The product's; there are as many slots as blocks."""
 
-    def enqueue(self, direction: Direction, copy: Callable[[], None]) -> None:
+    def enqueue(self, direction: Route, copy: Callable[[], None]) -> None:
         """Run `copy`, or what it enqueues, after what was enqueued for the direction and beside the other."""
 
     def settle(self) -> None:
@@ -80,7 +81,7 @@ class CudaDevice:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._streams = {way: torch.cuda.Stream(device) for way in Direction}
+        self._streams = {way: torch.cuda.Stream(device) for way in GPU_ROUTES}
         self._origin = torch.cuda.Event(enable_timing=True)
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._unused: list[torch.cuda.Event] = []  # making one takes time that counts as submission
@@ -107,11 +108,9 @@ class CudaDevice:
         from offload.vllm.copy_paths import pick_paths
 
         paths = pick_paths(self._device, layout, num_blocks, num_blocks)
-        return CudaCopier(
-            self._device, *(self.timed(paths[way]) for way in (Direction.STORE, Direction.LOAD))
-        )
+        return CudaCopier(self._device, *(self.timed(paths[way]) for way in (STORE, LOAD)))
 
-    def enqueue(self, direction: Direction, copy: Callable[[], None]) -> None:
+    def enqueue(self, direction: Route, copy: Callable[[], None]) -> None:
         with torch.cuda.stream(self._streams[direction]), self._span():
             copy()
 
@@ -164,7 +163,7 @@ class CpuDevice:
     has_vllm = False
 
     def __init__(self) -> None:
-        self._lanes = {way: ThreadPoolExecutor(1, f"copies-{way.value}") for way in Direction}
+        self._lanes = {way: ThreadPoolExecutor(1, f"copies-{way.verb}") for way in GPU_ROUTES}
         self._enqueued: list[Future[None]] = []
 
     def limit_bytes(self) -> int:
@@ -179,7 +178,7 @@ class CpuDevice:
     def make_copier(self, layout: BlockLayout, num_blocks: int) -> Copier:
         return CpuCopier()
 
-    def enqueue(self, direction: Direction, copy: Callable[[], None]) -> None:
+    def enqueue(self, direction: Route, copy: Callable[[], None]) -> None:
         self._enqueued.append(self._lanes[direction].submit(copy))
 
     def settle(self) -> None:

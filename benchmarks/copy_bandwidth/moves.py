@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import Ids
-from offload.worker.copiers import Direction
+from offload.messages import LOAD, STORE, Ids, Route
 
 __all__ = ["DIRECTIONS", "Moves", "Pairs", "Pattern", "draw"]
 
@@ -30,13 +29,13 @@ class Pairs(NamedTuple):
     slots: Ids
 
 
-Moves = Mapping[Direction, Pairs]
+Moves = Mapping[Route, Pairs]
 """At once, of disjoint blocks and slots."""
 
-DIRECTIONS: Mapping[str, Sequence[Direction]] = {
-    "down": [Direction.STORE],
-    "up": [Direction.LOAD],
-    "both": [Direction.STORE, Direction.LOAD],
+DIRECTIONS: Mapping[str, Sequence[Route]] = {
+    "down": [STORE],
+    "up": [LOAD],
+    "both": [STORE, LOAD],
 }
 """From the GPU down into the pool, up again, and both at once."""
 
@@ -44,7 +43,7 @@ DIRECTIONS: Mapping[str, Sequence[Direction]] = {
 def draw(
     rng: np.random.Generator,
     pattern: Pattern,
-    directions: Sequence[Direction],
+    directions: Sequence[Route],
     num_blocks: int,
     num_places: int,
 ) -> Moves:

@@ -13,7 +13,7 @@ from vllm.v1.kv_offload.cpu.gpu_worker import SingleDirectionOffloadingHandler
 from benchmarks.copy_bandwidth.arena import Arena
 from benchmarks.copy_bandwidth.devices import Device
 from benchmarks.copy_bandwidth.moves import Moves
-from offload.worker.copiers import Direction
+from offload.messages import GPU_ROUTES, STORE, Route
 
 __all__ = ["NativeWay"]
 
@@ -35,20 +35,20 @@ class NativeWay:
         host = [arena.slots[:, number].view(torch.int8) for number in range(arena.shape.num_pieces)]
         references = [CanonicalKVCacheRef(number, size) for number in range(arena.shape.num_pieces)]
         self._handlers = {
-            way: SingleDirectionOffloadingHandler(gpu, host, 1, [references], way is Direction.STORE)
-            for way in Direction
+            way: SingleDirectionOffloadingHandler(gpu, host, 1, [references], way == STORE)
+            for way in GPU_ROUTES
         }
         for handler in self._handlers.values():
             handler._swap_blocks_batch = device.timed(handler._swap_blocks_batch)
         self._job_ids = itertools.count(1)
-        self._begun: list[tuple[Direction, int]] = []
+        self._begun: list[tuple[Route, int]] = []
 
     def prepare(self, moves: Moves) -> Callable[[], None]:
         specs = []
         for direction, (block_ids, slots) in moves.items():
             gpu = GPULoadStoreSpec(block_ids.tolist(), group_sizes=[len(block_ids)], block_indices=[0])
             host = CPULoadStoreSpec(slots.tolist())
-            pair = (gpu, host) if direction is Direction.STORE else (host, gpu)
+            pair = (gpu, host) if direction == STORE else (host, gpu)
             specs.append((direction, next(self._job_ids), pair))
 
         def begin() -> None:
@@ -63,7 +63,7 @@ class NativeWay:
             handler = self._handlers[direction]
             handler.wait({job_id})
             if [result.success for result in handler.get_finished()] != [True]:
-                raise RuntimeError(f"vLLM's {direction.value} failed")
+                raise RuntimeError(f"vLLM's {direction.verb} failed")
         self._begun.clear()
 
     def close(self) -> None:

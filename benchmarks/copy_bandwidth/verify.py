@@ -11,7 +11,7 @@ from benchmarks.copy_bandwidth.arena import Arena
 from benchmarks.copy_bandwidth.devices import Device
 from benchmarks.copy_bandwidth.moves import DIRECTIONS, Pattern, draw
 from benchmarks.copy_bandwidth.ways import Way
-from offload.worker.copiers import Direction
+from offload.messages import GPU_ROUTES, LOAD, STORE
 
 __all__ = ["WrongBytesError", "verify"]
 
@@ -28,12 +28,12 @@ def verify(arena: Arena, device: Device, ways: Sequence[Way], rng: np.random.Gen
     Raises:
         WrongBytesError: a target differs from its source, or a source has changed.
     """
-    num_blocks = min(_MOST_BLOCKS, arena.num_blocks // len(Direction))
+    num_blocks = min(_MOST_BLOCKS, arena.num_blocks // len(GPU_ROUTES))
     size = (num_blocks, arena.shape.num_pieces, arena.shape.piece_bytes)
     for way in ways:
         for pattern in Pattern:
             moves = draw(rng, pattern, DIRECTIONS["both"], num_blocks, arena.num_blocks)
-            down, up = moves[Direction.STORE], moves[Direction.LOAD]
+            down, up = moves[STORE], moves[LOAD]
             stored, loaded = (torch.from_numpy(rng.integers(0, 256, size, dtype=np.uint8)) for _ in range(2))
             arena.write_blocks(down.block_ids, stored)
             arena.write_slots(up.slots, loaded)

@@ -12,7 +12,7 @@ import torch
 from benchmarks.copy_bandwidth.arena import Arena, host_tensor
 from benchmarks.copy_bandwidth.devices import Device
 from benchmarks.copy_bandwidth.moves import Moves, Pairs
-from offload.worker.copiers import Direction
+from offload.messages import GPU_ROUTES, LOAD, STORE, Route
 
 __all__ = ["OurWay", "PeakWay", "TorchWay", "Way"]
 
@@ -48,7 +48,7 @@ class OurWay:
     def prepare(self, moves: Moves) -> Callable[[], None]:
         def begin() -> None:
             for direction, (block_ids, slots) in moves.items():
-                if direction is Direction.STORE:
+                if direction == STORE:
                     batch = self._layout.store(block_ids, slots)
                 else:
                     batch = self._layout.load(slots, block_ids)
@@ -93,14 +93,14 @@ class TorchWay:
     def close(self) -> None:
         """Threads and streams are the device's."""
 
-    def _copies(self, direction: Direction, pairs: Pairs) -> Callable[[], None]:
+    def _copies(self, direction: Route, pairs: Pairs) -> Callable[[], None]:
         blocks, slots = self._arena.blocks, self._arena.slots
 
         def copy() -> None:
             for block, slot in zip(pairs.block_ids.tolist(), pairs.slots.tolist(), strict=True):
                 for piece in range(self._arena.shape.num_pieces):
                     gpu, host = blocks[piece, block], slots[slot, piece]
-                    if direction is Direction.STORE:
+                    if direction == STORE:
                         host.copy_(gpu, non_blocking=True)
                     else:
                         gpu.copy_(host, non_blocking=True)
@@ -113,21 +113,19 @@ class PeakWay:
 
     name = "peak"
 
-    def __init__(
-        self, device: Device, gpu: dict[Direction, torch.Tensor], host: dict[Direction, torch.Tensor]
-    ):
+    def __init__(self, device: Device, gpu: dict[Route, torch.Tensor], host: dict[Route, torch.Tensor]):
         self._device = device
         self._gpu = gpu
         self._host = host
-        self.num_bytes = gpu[Direction.STORE].numel()
+        self.num_bytes = gpu[STORE].numel()
 
     @classmethod
     @contextmanager
     def opened(cls, device: Device, nbytes: int) -> Iterator[PeakWay]:
         """With buffers of that size, two on either side."""
-        gpu = {way: device.make_cache(nbytes) for way in Direction}
-        with closing(device.make_pool(len(Direction), nbytes)) as memory:
-            host = dict(zip(Direction, host_tensor(memory).view(len(Direction), nbytes), strict=True))
+        gpu = {way: device.make_cache(nbytes) for way in GPU_ROUTES}
+        with closing(device.make_pool(len(GPU_ROUTES), nbytes)) as memory:
+            host = dict(zip(GPU_ROUTES, host_tensor(memory).view(len(GPU_ROUTES), nbytes), strict=True))
             yield cls(device, gpu, host)
 
     def prepare(self, moves: Moves) -> Callable[[], None]:
@@ -136,7 +134,7 @@ class PeakWay:
         def begin() -> None:
             for direction in moves:
                 target, source = self._host[direction], self._gpu[direction]
-                if direction is Direction.LOAD:
+                if direction == LOAD:
                     target, source = source, target
                 self._device.enqueue(direction, _copy(target, source))
 

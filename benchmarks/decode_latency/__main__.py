@@ -31,7 +31,7 @@ from dataclasses import asdict
 from tqdm import tqdm
 
 from benchmarks.common import report
-from benchmarks.common.arguments import parser_of, positive
+from benchmarks.common.arguments import add_numbers, parser_of
 from benchmarks.decode_latency.engine import SteadyProcess
 from benchmarks.decode_latency.settings import LatencySettings, make_latency_settings
 from benchmarks.decode_latency.summary import BASE, Row, format_goal, format_summary, row_of
@@ -82,8 +82,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("decode_latency", __doc__)
     add = parser.add_argument
     add("--mode", choices=("offload", "native"), default="offload", help="the connector (default: offload)")
-    add("--starts", type=positive, default=2, metavar="N", help="fresh engines of each kind (default: 2)")
-    add("--rounds", type=positive, default=3, metavar="N", help="per start and kind of traffic (default: 3)")
+    rounds = "per start and kind of traffic"
+    add_numbers(parser, ("starts", 2, "fresh engines of each kind"), ("rounds", 3, rounds))
     add("--steady", type=int, metavar="N", help="requests in the steady batch (default: 4; on a GPU 16)")
     add("--side-prompts", type=int, metavar="N", help="per round (default: 10; on a GPU 20)")
     add("--gap-steps", type=int, metavar="N", help="between side prompts (default: 30; on a GPU 50)")

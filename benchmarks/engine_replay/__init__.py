@@ -5,6 +5,5 @@ What is real is everything that runs in the scheduler's process, and every worke
 """
 
 from benchmarks.engine_replay.engine import CONNECTORS, ReplayEngine, ReplaySettings, Step, TimeModel
-from benchmarks.engine_replay.stopwatch import Stopwatch
 
-__all__ = ["CONNECTORS", "ReplayEngine", "ReplaySettings", "Step", "Stopwatch", "TimeModel"]
+__all__ = ["CONNECTORS", "ReplayEngine", "ReplaySettings", "Step", "TimeModel"]

@@ -46,10 +46,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.common import report
-from benchmarks.common.arguments import above_zero, at_least, one_of, parser_of, positive, settings_of
+from benchmarks.common.arguments import add_numbers, at_least, one_of, parser_of, positive, settings_of
 from benchmarks.engine_replay import CONNECTORS, ReplayEngine, ReplaySettings, TimeModel
 from benchmarks.engine_replay.driver import Measurement, replay
 from benchmarks.engine_replay.rows import Row, compare, format_rows, merge
@@ -109,28 +108,22 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds", type=positive, metavar="N", help="default: 5 of longdoc, 1 of a trace; medians are told"
     )
 
-    def group(title: str, *options: tuple[str, Any, str]) -> Any:
-        made = parser.add_argument_group(title)
-        for name, default, what in options:
-            kind = above_zero if isinstance(default, float) else positive
-            told = f"{what} (default: {default:,})"
-            made.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=told)
-        return made
-
-    group(
-        "engine",
+    add_numbers(
+        parser.add_argument_group("engine"),
         ("chunk", 8192, "tokens computed in a step at most"),
         ("max-num-seqs", 256, "running requests at most"),
     )
-    group(
-        "model of a GPU (defaults: a few GPUs together serving a model of 8 billion parameters)",
+    add_numbers(
+        parser.add_argument_group(
+            "model of a GPU (defaults: a few GPUs together serving a model of 8 billion parameters)"
+        ),
         ("step-seconds", model.step_seconds, "every step takes this long, and"),
         ("tokens-per-second", 100_000.0, "computed in it besides"),
         ("block-mib", 2.0, f"of a block of {_BLOCK} tokens"),
         ("link-gb-per-second", model.link_bytes_per_second / 1e9, "to and from the CPU, in each direction"),
     )
-    group(
-        "longdoc",
+    add_numbers(
+        parser.add_argument_group("longdoc"),
         ("documents", documents.documents, "asked about"),
         ("document-tokens", documents.document_tokens, "of each"),
         ("answer-tokens", documents.answer_tokens, "generated for each question"),
@@ -138,19 +131,14 @@ def _parser() -> argparse.ArgumentParser:
         ("warm-passes", 3, "after the cold one"),
         ("concurrency", 1, "requests under way"),
     )
-    traces = group(
-        "traces",
+    traces = parser.add_argument_group("traces")
+    add_numbers(
+        traces,
         ("speed", 1.0, "how fast time runs in the trace"),
         ("gpu-blocks", 32_768, "of the GPU cache"),
         ("cpu-blocks", 262_144, "of the CPU pool"),
         ("max-model-len", 262_144, "tokens of a request at most; longer ones are skipped"),
-    )
-    traces.add_argument(
-        "--requests",
-        type=at_least(0),
-        default=4000,
-        metavar="N",
-        help="only the first N; 0: all (default: 4,000)",
+        ("requests", 4000, "only the first N; 0: all", at_least(0)),
     )
     traces.add_argument(
         "--same-process", action="store_true", help="no process of its own for each connector"

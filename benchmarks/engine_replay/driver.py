@@ -29,7 +29,7 @@ class Measurement:
 
     Attributes:
         step_ns: in the scheduler (schedule and update), connector included.
-        connector_ns: of that in the connector, as the ``Stopwatch`` sees it, and in its hook at arrivals.
+        connector_ns: of that in the connector, as the stopwatch sees it, and in its hook at arrivals.
         ttft: virtual time from arrival to the end of the step that generated the first token.
         hit_tokens_gpu: prompt tokens that the GPU cache had at first admission.
         hit_tokens_cpu: prompt tokens that the connector had then.

@@ -17,8 +17,9 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
+from benchmarks.common.stopwatch import Stopwatch
+from benchmarks.engine_replay.phases import PHASES
 from benchmarks.engine_replay.simple import VirtualSimpleWorker
-from benchmarks.engine_replay.stopwatch import Stopwatch
 from offload.config import AUTO, DEFAULT_POLICY
 from offload.testing.copiers.paced import Link, Pace, PacedCopier, VirtualClock
 from offload.testing.engines.environment import transfer_config
@@ -119,9 +120,9 @@ class ReplayEngine:
             workers[0, 0] = self._worker = self._make_worker(virtual, vllm_config)
         self.scheduler = make_scheduler(virtual, vllm_config, time.monotonic, workers)
         self.connector: Any = self.scheduler.connector
-        self._stopwatch: Stopwatch | None = None
+        self._stopwatch = Stopwatch(settings.timer)
         if settings.watch and self.connector is not None:
-            self._stopwatch = Stopwatch(self.connector, settings.timer)
+            self._stopwatch.watch(self.connector, PHASES)
         freeze_gc_heap()
 
     def add(
@@ -163,9 +164,8 @@ class ReplayEngine:
         ready = timer()
         updates = self.scheduler.update_from_output(output, result)
         updated = timer()
-        spent = self._stopwatch.take() if self._stopwatch else {}
         answers = [answer for update in updates.values() for answer in update.outputs]
-        return Step(output, scheduled - began, updated - ready, spent, seconds, answers)
+        return Step(output, scheduled - began, updated - ready, self._stopwatch.take(), seconds, answers)
 
     def is_idle(self) -> bool:
         """Whether nothing is left to do until the next request arrives."""

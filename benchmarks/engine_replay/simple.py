@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from vllm.v1.simple_kv_offload.worker import SimpleCPUOffloadWorker
 
+from offload.messages import LOAD, STORE
 from offload.testing.copiers.paced import Link
-from offload.worker.copiers import Direction
 
 
 class _VirtualEvent:
@@ -61,7 +61,7 @@ class VirtualSimpleWorker(SimpleCPUOffloadWorker):
         events_list: list[tuple[int, Any]],
     ) -> None:
         """What vLLM's worker asks of its copy backend."""
-        direction = Direction.STORE if is_store else Direction.LOAD
+        direction = STORE if is_store else LOAD
         end = self._link.book(direction, len(src_blocks) * self._block_bytes)
         events_list.append((event_idx, _VirtualEvent(self._link, end)))
 

@@ -27,7 +27,6 @@ import gc
 import json
 import logging
 import math
-import os
 import random
 import statistics
 import subprocess
@@ -40,13 +39,13 @@ import psutil
 
 from allocator import CpuOffloadingBlockAllocator, serve
 from benchmarks.common import report
-from benchmarks.common.arguments import parser_of
+from benchmarks.common.arguments import add_numbers, parser_of
+from benchmarks.common.prompts import fresh_hashes
 from benchmarks.common.tables import Column, table
 from evictor import HintedPolicy, available_policies, make_policy
 
 __all__ = ["main"]
 
-_HASH_BYTES = 32
 _TURNS = 6
 _AGAIN_SHARE = 0.1
 _COLLECTIONS = 7
@@ -80,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("gc_pause", __doc__)
-    parser.add_argument("--slots", type=int, default=1_000_000, help="of the pool (default %(default)s)")
+    add_numbers(parser, ("slots", 1_000_000, "of the pool"))
     parser.add_argument(
         "--chains", type=int, nargs="+", default=[1, 8, 64, 1000], help="mean lengths in blocks"
     )
@@ -145,7 +144,7 @@ def _churn(allocator: CpuOffloadingBlockAllocator, mean_chain: int) -> tuple[flo
 
     Returns seconds of the longest request, and of the one that took most of the processor's time.
     """
-    rng = random.Random(0)
+    rng, blocks = random.Random(0), random.Random(1)
     recent: list[list[bytes]] = []
     num_new, longest, processor = 0, 0.0, 0.0
     while num_new < _TURNS * allocator.capacity:
@@ -153,8 +152,7 @@ def _churn(allocator: CpuOffloadingBlockAllocator, mean_chain: int) -> tuple[flo
             chain = rng.choice(recent)
         else:
             size = max(1, math.ceil(rng.expovariate(1 / mean_chain)) if mean_chain > 1 else 1)
-            data = os.urandom(_HASH_BYTES * size)
-            chain = [data[start : start + _HASH_BYTES] for start in range(0, len(data), _HASH_BYTES)]
+            chain = fresh_hashes(blocks, size)
             num_new += size
             recent.append(chain)
             if len(recent) > 100:

@@ -34,7 +34,7 @@ import psutil
 from tqdm import tqdm
 
 from benchmarks.common import report
-from benchmarks.common.arguments import at_least, parser_of, positive
+from benchmarks.common.arguments import add_numbers, at_least, parser_of
 from benchmarks.common.tables import Column, grouped, table
 from benchmarks.long_document_qa.arguments import (
     add_engine_arguments,
@@ -94,9 +94,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("overhead", __doc__)
     add = parser.add_argument
     add("--mode", choices=MODES, default="offload", help="of the second engine (default: offload)")
-    add("--starts", type=positive, default=2, metavar="N", help="fresh pairs of engines (default: 2)")
-    add("--rounds", type=at_least(2), default=12, metavar="N", help="pairs per case and start (default: 12)")
-    add("--round-documents", type=positive, default=4, metavar="N", help="new ones per round (default: 4)")
+    add_numbers(
+        parser,
+        ("starts", 2, "fresh pairs of engines"),
+        ("rounds", 12, "pairs per case and start", at_least(2)),
+        ("round-documents", 4, "new ones per round"),
+    )
     add_prompt_arguments(parser.add_argument_group("workload"))
     add_engine_arguments(parser.add_argument_group("engines"))
     return parser

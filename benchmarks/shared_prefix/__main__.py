@@ -32,14 +32,14 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from benchmarks.common import report
-from benchmarks.common.arguments import parser_of, positive
+from benchmarks.common.arguments import add_numbers, parser_of
 from benchmarks.common.prompts import draw_tokens
 from benchmarks.common.tables import Column, table
+from offload.messages import LOAD, STORE
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine, VirtualSettings
 from offload.testing.virtual.engine import VOCABULARY
 from offload.testing.virtual.settings import CONNECTORS
-from offload.worker.copiers import Direction
 
 __all__ = ["main"]
 
@@ -140,18 +140,17 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("shared_prefix", __doc__)
     add = parser.add_argument
     add("--connectors", nargs="+", choices=CONNECTORS, default=["native", "offload"], help="to compare")
-    for name, what in (
-        ("requests", "the first one and its followers"),
-        ("shared_blocks", "of the prefix that all share"),
-        ("more_blocks", "of the first one's chain after it, in `longer`"),
-        ("own_blocks", "of each follower after it, in `own`"),
-        ("head_start", "steps from the first one's arrival to the others'"),
-        ("answer_tokens", "generated for each request"),
-        ("blocks_per_step", "copied at most, in each direction"),
-    ):
-        default = getattr(_Sizes(), name)
-        option = "--" + name.replace("_", "-")
-        add(option, type=positive, default=default, metavar="N", help=f"{what} (default: {default})")
+    sizes = _Sizes()
+    add_numbers(
+        parser,
+        ("requests", sizes.requests, "the first one and its followers"),
+        ("shared-blocks", sizes.shared_blocks, "of the prefix that all share"),
+        ("more-blocks", sizes.more_blocks, "of the first one's chain after it, in `longer`"),
+        ("own-blocks", sizes.own_blocks, "of each follower after it, in `own`"),
+        ("head-start", sizes.head_start, "steps from the first one's arrival to the others'"),
+        ("answer-tokens", sizes.answer_tokens, "generated for each request"),
+        ("blocks-per-step", sizes.blocks_per_step, "copied at most, in each direction"),
+    )
     add("--seed", type=int, default=0, metavar="N", help="decides the tokens (default: 0)")
     return parser
 
@@ -206,9 +205,9 @@ def _run(scenario: _Scenario, connector: str, sizes: _Sizes) -> dict[str, Any]:
             engine.add(chain, 1)
             engine.drain(_MAX_STEPS)
         (copier,) = engine.copiers
-        num_stored = copier.copied[Direction.STORE] // block_bytes
+        num_stored = copier.copied[STORE] // block_bytes
         assert connector == "none" or num_stored == _distinct_blocks(scenario.pool)
-        assert engine.reset(connector=False) and not copier.copied[Direction.LOAD]
+        assert engine.reset(connector=False) and not copier.copied[LOAD]
         probe = _Probe(engine)
         arrivals: list[tuple[Request, int]] = []
         for prompt in scenario.prompts:
@@ -224,7 +223,7 @@ def _run(scenario: _Scenario, connector: str, sizes: _Sizes) -> dict[str, Any]:
             "steps_waited": [
                 probe.scheduled_in[request.request_id] - arrived - 1 for request, arrived in arrivals
             ],
-            "blocks_loaded": copier.copied[Direction.LOAD] // block_bytes,
+            "blocks_loaded": copier.copied[LOAD] // block_bytes,
             "blocks_needed": _distinct_blocks(scenario.prompts),
             "prompt_tokens_computed": probe.prompt_tokens,
             "prompt_tokens": sum(map(len, scenario.prompts)),

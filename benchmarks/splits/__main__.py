@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
-import os
+import random
 import statistics
 import sys
 import time
@@ -25,13 +25,14 @@ from typing import Any
 
 from allocator import CpuOffloadingBlockAllocator, serve
 from benchmarks.common import report
-from benchmarks.common.arguments import parser_of
+from benchmarks.common.arguments import add_numbers, parser_of
+from benchmarks.common.prompts import fresh_hashes
+from benchmarks.common.stopwatch import processor_seconds
 from benchmarks.common.tables import Column, table
 from evictor import HintedPolicy, available_policies, make_policy
 
 __all__ = ["main"]
 
-_HASH_BYTES = 32
 _TIMES = 9
 _COLUMNS = (
     *(Column(name, name) for name in ("policy", "state", "segments")),
@@ -45,10 +46,8 @@ _COLUMNS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and print its table; returns the exit code."""
     parser = parser_of("splits", __doc__)
-    parser.add_argument("--blocks", type=int, default=16_384, help="of the document (default %(default)s)")
-    parser.add_argument(
-        "--every", type=int, default=4, help="blocks from one request that leaves it to the next"
-    )
+    every = "blocks from one request that leaves it to the next"
+    add_numbers(parser, ("blocks", 16_384, "of the document"), ("every", 4, every))
     parser.add_argument("--policies", nargs="+", choices=available_policies(), default=["hazard", "lru"])
     args = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)
@@ -62,11 +61,12 @@ def _measure(policy: str, num_blocks: int, every: int) -> list[dict[str, Any]]:
     capacity = 4 * num_blocks
     inner = make_policy(policy, capacity)
     allocator = CpuOffloadingBlockAllocator(capacity, policy=HintedPolicy(inner, num_blocks, time.monotonic))
-    document = [os.urandom(_HASH_BYTES) for _ in range(num_blocks)]
+    rng = random.Random(0)
+    document = fresh_hashes(rng, num_blocks)
     serve(allocator, document)
     rows = [_row(allocator, document, policy, "one segment")]
     depths = range(every, num_blocks, every)
-    others = [[*document[:depth], os.urandom(_HASH_BYTES)] for depth in depths]
+    others = [[*document[:depth], *fresh_hashes(rng, 1)] for depth in depths]
     for chain in others:
         serve(allocator, chain)
     rows.append(_row(allocator, document, policy, "others leave it"))
@@ -79,12 +79,12 @@ def _measure(policy: str, num_blocks: int, every: int) -> list[dict[str, Any]]:
 
 def _mend(allocator: CpuOffloadingBlockAllocator, document: list[bytes]) -> dict[str, Any]:
     """Ask for the document once, and step on until its pieces are one, or no step brings them nearer."""
-    steps = [_ms(lambda: allocator.touch(document))]
+    steps = [processor_seconds(lambda: allocator.touch(document))]
     before, num_pieces = math.inf, _num_segments(allocator, document)
     while 1 < num_pieces < before:
-        steps.append(_ms(allocator.tidy))
+        steps.append(processor_seconds(allocator.tidy))
         before, num_pieces = num_pieces, _num_segments(allocator, document)
-    return {"mending_ms": round(max(steps), 3), "mending_steps": len(steps)}
+    return {"mending_ms": round(max(steps) * 1e3, 3), "mending_steps": len(steps)}
 
 
 def _num_segments(allocator: CpuOffloadingBlockAllocator, document: list[bytes]) -> int:
@@ -94,10 +94,8 @@ def _num_segments(allocator: CpuOffloadingBlockAllocator, document: list[bytes])
 def _row(
     allocator: CpuOffloadingBlockAllocator, document: list[bytes], policy: str, state: str
 ) -> dict[str, Any]:
-    touch = statistics.median(_ms(lambda: allocator.touch(document)) for _ in range(_TIMES))
-    pin = statistics.median(
-        _ms(lambda: allocator.unpin(allocator.pin(document, 0, len(document)))) for _ in range(_TIMES)
-    )
+    touch = _median_ms(lambda: allocator.touch(document))
+    pin = _median_ms(lambda: allocator.unpin(allocator.pin(document, 0, len(document))))
     return {
         "policy": policy,
         "state": state,
@@ -107,10 +105,8 @@ def _row(
     }
 
 
-def _ms(call: Callable[[], object]) -> float:
-    begin = time.thread_time()
-    call()
-    return (time.thread_time() - begin) * 1e3
+def _median_ms(call: Callable[[], object]) -> float:
+    return statistics.median(processor_seconds(call) for _ in range(_TIMES)) * 1e3
 
 
 if __name__ == "__main__":

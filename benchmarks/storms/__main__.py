@@ -14,24 +14,23 @@ longest step after it, and how many steps it takes, with `tidy` in each:
 
 from __future__ import annotations
 
-import gc
-import os
+import random
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from allocator import CpuOffloadingBlockAllocator
 from benchmarks.common import report
-from benchmarks.common.arguments import parser_of
+from benchmarks.common.arguments import add_numbers, parser_of
+from benchmarks.common.prompts import fresh_hashes
+from benchmarks.common.stopwatch import frozen_heap, processor_seconds
 from benchmarks.common.tables import Column, table
 from offload.scheduler.carryover import Carryover
 
 __all__ = ["main"]
 
-_HASH_BYTES = 32
 _BITES = 200
 _COLUMNS = (
     Column("storm", "storm"),
@@ -45,7 +44,7 @@ _COLUMNS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and print its table; returns the exit code."""
     parser = parser_of("storms", __doc__)
-    parser.add_argument("--slots", type=int, default=300_000, help="of the pool (default %(default)s)")
+    add_numbers(parser, ("slots", 300_000, "of the pool"))
     parser.add_argument("--chains", type=int, nargs="+", default=[8, 64, 1000], help="lengths in blocks")
     args = parser.parse_args(argv)
     rows = [row for length in args.chains for row in _storms(args.slots, length)]
@@ -83,10 +82,9 @@ def _full(
     slots: int, length: int, has_events: bool = False
 ) -> tuple[CpuOffloadingBlockAllocator, list[list[bytes]]]:
     allocator = CpuOffloadingBlockAllocator(slots, record_events=has_events)
-    chains = []
+    chains, rng = [], random.Random(0)
     for _ in range(slots // length):
-        data = os.urandom(_HASH_BYTES * length)
-        chains.append([data[start : start + _HASH_BYTES] for start in range(0, len(data), _HASH_BYTES)])
+        chains.append(fresh_hashes(rng, length))
         plan = allocator.plan_store(chains[-1], length)
         assert plan is not None
         allocator.commit(plan)
@@ -102,18 +100,15 @@ def _row(
     allocator: CpuOffloadingBlockAllocator,
     carryover: Carryover,
 ) -> dict[str, Any]:
-    gc.collect()
-    gc.freeze()
-
     def step() -> None:
         carryover.tidy()
         allocator.tidy()
         allocator.take_events()
 
-    steps = [_seconds(lambda: (storm(), step()))]
-    while len(carryover) or allocator._tree.has_dead:
-        steps.append(_seconds(step))
-    gc.unfreeze()
+    with frozen_heap():
+        steps = [processor_seconds(lambda: (storm(), step()))]
+        while len(carryover) or allocator._tree.has_dead:
+            steps.append(processor_seconds(step))
     return {
         "storm": name,
         "chain": length,
@@ -125,7 +120,7 @@ def _row(
 
 def _bites(slots: int) -> dict[str, Any]:
     allocator, _ = _full(slots, slots)
-    seconds = [_seconds(lambda: allocator.evict(100)) for _ in range(_BITES)]
+    seconds = [processor_seconds(lambda: allocator.evict(100)) for _ in range(_BITES)]
     return {
         "storm": f"bite of 100 to {100 + slots // 1024}: first, median",
         "chain": slots,
@@ -148,12 +143,6 @@ def _until_tidy(allocator: CpuOffloadingBlockAllocator) -> None:
     while allocator._tree.has_dead:
         allocator.tidy()
     allocator.tidy()
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    begin = time.thread_time()
-    call()
-    return time.thread_time() - begin
 
 
 if __name__ == "__main__":

@@ -43,15 +43,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import report
-from benchmarks.common.arguments import none_below_zero, parser_of, positive, settings_of
+from benchmarks.common.arguments import add_numbers, none_below_zero, parser_of, positive, settings_of
 from benchmarks.trace_replay import policies
 from benchmarks.trace_replay.comparison import compare
 from benchmarks.trace_replay.plot import write_plot
 from benchmarks.trace_replay.policies import Policy, find_policy
 from benchmarks.trace_replay.prefill import PrefillModel
 from benchmarks.trace_replay.rows import Row, format_summary, format_tables, summary
-from benchmarks.trace_replay.workloads import Workload, cycle, mixtures
-from offload.observe.trace import IDS_BLOCK_TOKENS, TraceError, read_trace
+from benchmarks.trace_replay.workloads import Workload, cycle, mixtures, read_workload
+from offload.observe.trace import IDS_BLOCK_TOKENS, TraceError
 
 __all__ = ["main"]
 
@@ -95,14 +95,11 @@ def _workloads(options: argparse.Namespace) -> Iterator[Workload]:
         if given == _CYCLE:
             yield cycle(options.documents, options.pool_documents, options.passes, options.document_blocks)
             continue
-        path = Path(given)
-        trace = Workload(path.stem.removesuffix("_trace"), read_trace(path, options.requests))
+        trace = read_workload(Path(given), options.requests)
         if trace.name in [each.name for each in traces]:
             raise TraceError(
                 f"{given}: another trace is called {trace.name!r} too; give it another file name"
             )
-        if not any(request.hash_ids for request in trace.requests):
-            raise TraceError(f"{given}: no prompt fills a block of {IDS_BLOCK_TOKENS} tokens")
         traces.append(trace)
         yield trace
     if options.mix:
@@ -163,34 +160,22 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of a block; each id of a trace becomes {IDS_BLOCK_TOKENS}/N (default: {IDS_BLOCK_TOKENS})",
     )
     add("--requests", type=positive, metavar="N", help="only the first N of each trace (default: all)")
-    add(
-        "--rounds",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="medians of their times are told (default: 1)",
-    )
+    add_numbers(parser, ("rounds", 1, "medians of their times are told"))
     add("--timer", choices=_TIMERS, default="cpu", help="of this thread, or of the wall (default: cpu)")
     add("--plot", type=Path, metavar="FILE", help="write a PNG (default: beside the JSON)")
-    built_in = parser.add_argument_group(f"--trace {_CYCLE}")
+    add_numbers(
+        parser.add_argument_group(f"--trace {_CYCLE}"),
+        ("documents", 64, "asked one after the other"),
+        ("pool-documents", 30, "that the pool has room for"),
+        ("passes", 8, "over all documents"),
+        ("document-blocks", 20, f"of a document, of {IDS_BLOCK_TOKENS} tokens"),
+    )
     model = PrefillModel()
-    prefill = parser.add_argument_group("model of prefill on a GPU (see benchmarks.trace_replay.prefill)")
-    for group, kind, name, default, what in (
-        (built_in, positive, "documents", 64, "asked one after the other"),
-        (built_in, positive, "pool-documents", 30, "that the pool has room for"),
-        (built_in, positive, "passes", 8, "over all documents"),
-        (built_in, positive, "document-blocks", 20, f"of a document, of {IDS_BLOCK_TOKENS} tokens"),
-        (
-            prefill,
-            none_below_zero,
-            "prefill-us-per-token",
-            model.seconds_per_token * 1e6,
-            "that every token takes, and",
-        ),
-        (prefill, none_below_zero, "prefill-ns-per-pair", model.seconds_per_pair * 1e9, "per pair of tokens"),
-    ):
-        told = f"{what} (default: {default:g})"
-        group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=told)
+    add_numbers(
+        parser.add_argument_group("model of prefill on a GPU (see benchmarks.trace_replay.prefill)"),
+        ("prefill-us-per-token", model.seconds_per_token * 1e6, "that every token takes", none_below_zero),
+        ("prefill-ns-per-pair", model.seconds_per_pair * 1e9, "that a pair of tokens takes", none_below_zero),
+    )
     return parser
 
 

@@ -72,7 +72,7 @@ def replay_turns(name: str, trace: Sequence[TraceRequest], count_from: int) -> I
         for fraction in _FRACTIONS:
             with_all: dict[str, int] = {}
             for store in (True, False, "auto"):
-                found = _replay(trace, chains, int(num_blocks * fraction), store, count_from)
+                found = _replay(trace, chains, max(1, int(num_blocks * fraction)), store, count_from)
                 with_all = with_all or found
                 after = with_all["answer_blocks_after"]
                 yield {

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import chain, permutations
 from operator import attrgetter
+from pathlib import Path
 
 import xxhash
 
-from offload.observe.trace import IDS_BLOCK_TOKENS, TraceRequest
+from offload.observe.trace import IDS_BLOCK_TOKENS, TraceError, TraceRequest, read_trace
 from offload.sizing.capacity import chains_of
 
-__all__ = ["SCALES", "Workload", "chains_in_blocks", "cycle", "mixtures"]
+__all__ = ["SCALES", "Workload", "chains_in_blocks", "cycle", "mixtures", "read_workload"]
 
 SCALES = (0.1, 10)
 """What the times of a trace are multiplied by."""
@@ -44,6 +45,19 @@ class Workload:
         """The requests of each pass."""
         each = len(self.requests) // self.passes
         return [slice(number * each, (number + 1) * each) for number in range(self.passes)]
+
+
+def read_workload(path: Path, limit: int | None = None) -> Workload:
+    """The first ``limit`` requests of a trace (None: all), named after its file. O(file).
+
+    Raises:
+        TraceError: a line that is not a request, or no full block in all of them.
+        OSError: the file cannot be read.
+    """
+    trace = Workload(path.stem.removesuffix("_trace"), read_trace(path, limit))
+    if not any(request.hash_ids for request in trace.requests):
+        raise TraceError(f"{path}: no prompt fills a block of {IDS_BLOCK_TOKENS} tokens")
+    return trace
 
 
 def mixtures(traces: Sequence[Workload]) -> Iterator[Workload]:

@@ -25,15 +25,13 @@ counts little.
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
-import os
 import random
 import statistics
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
@@ -41,11 +39,13 @@ from vllm.v1.request import Request, RequestStatus
 
 from allocator import Evicted
 from benchmarks.common import report
-from benchmarks.common.arguments import parser_of, settings_of
+from benchmarks.common.arguments import add_numbers, at_least, parser_of, settings_of
+from benchmarks.common.prompts import fresh_hashes
+from benchmarks.common.stopwatch import Stopwatch, frozen_heap, processor_seconds
 from benchmarks.common.tables import Column, table
+from offload.messages import LOAD
 from offload.testing.virtual import VirtualEngine, VirtualSettings
 from offload.testing.virtual.engine import VOCABULARY
-from offload.worker.copiers import Direction
 
 __all__ = ["main"]
 
@@ -71,31 +71,6 @@ _HOOKS = (
 )
 
 
-class _Stopwatch:
-    """Adds up the CPU seconds of wrapped calls by name, step by step."""
-
-    def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
-        self._now: dict[str, float] = defaultdict(float)
-        self._own = statistics.fmean(-time.thread_time() + time.thread_time() for _ in range(5000))
-
-    def watch(self, owner: Any, name: str, label: str) -> None:
-        original: Callable[..., Any] = getattr(owner, name)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            begin = time.thread_time()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._now[label] += time.thread_time() - begin - self._own
-
-        setattr(owner, name, timed)
-
-    def step_ended(self) -> None:
-        self.steps.append({label: max(seconds, 0.0) for label, seconds in self._now.items()})
-        self._now.clear()
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table, and write JSON if asked to."""
     options = _arguments(argv)
@@ -114,11 +89,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of("waiting_requests", __doc__)
-    parser.add_argument("--restores", type=int, default=200, help="under way (default 200)")
-    parser.add_argument("--waiting", type=int, default=1000, help="requests that wait (default 1000)")
-    parser.add_argument("--steps", type=int, default=20, help="in which copies stand still (default 20)")
-    parser.add_argument(
-        "--storm", type=int, default=300_000, help="blocks of the emptied pool; 0: none (default 300000)"
+    add_numbers(
+        parser,
+        ("restores", 200, "under way"),
+        ("waiting", 1000, "requests that wait"),
+        ("steps", 20, "in which copies stand still", at_least(2)),
+        ("storm", 300_000, "blocks of the emptied pool; 0: none", at_least(0)),
     )
     parser.add_argument("--connectors", nargs="+", default=["offload"], choices=["native", "offload"])
     return parser.parse_args(argv)
@@ -162,32 +138,32 @@ def _measure_on(
     engine.add([*system, 2], 1)  # now the GPU has the system prompt
     engine.drain()
     (copier,) = engine.copiers
-    copier.held.add(Direction.LOAD)
+    copier.held.add(LOAD)
     first = [engine.add([*document, 3], 1) for document in documents]
     while not all(request.status is RequestStatus.WAITING_FOR_REMOTE_KVS for request in first):
         engine.step()
     loads = len(engine.jobs)
     others = [engine.add([*documents[k % num_restores], 4], 1) for k in range(num_waiting)]
     alone = _row(connector, "get_num_new_matched_tokens, alone", _ask(engine, others), [{}])
-    stopwatch = _Stopwatch()
-    for hook in _HOOKS:
-        stopwatch.watch(engine.scheduler.connector, hook, hook)
-    stopwatch.watch(engine.scheduler, "schedule", "schedule")
-    stopwatch.watch(engine.scheduler.kv_cache_manager, "cache_blocks", "cache_blocks")
-    gc.collect()
-    gc.freeze()
-    for _ in range(num_steps):
-        engine.step()
-        stopwatch.step_ended()
-    assert not any(request.is_finished() for request in others)
-    assert len(engine.jobs) >= loads, "a restore ended"
-    copier.held.clear()
-    while not all(request.is_finished() for request in [*first, *others]):
-        engine.step()
-        stopwatch.step_ended()
-    gc.unfreeze()
-    held, ending = stopwatch.steps[:num_steps], stopwatch.steps[num_steps:]
+    stopwatch = Stopwatch(time.thread_time_ns, less_own=True)
+    stopwatch.watch(engine.scheduler.connector, {hook: hook for hook in _HOOKS})
+    stopwatch.watch(engine.scheduler, {"schedule": "schedule"})
+    stopwatch.watch(engine.scheduler.kv_cache_manager, {"cache_blocks": "cache_blocks"})
+    with frozen_heap():
+        held = [_timed_step(engine, stopwatch) for _ in range(num_steps)]
+        assert not any(request.is_finished() for request in others)
+        assert len(engine.jobs) >= loads, "a restore ended"
+        copier.held.clear()
+        ending = []
+        while not all(request.is_finished() for request in [*first, *others]):
+            ending.append(_timed_step(engine, stopwatch))
     return [*(_row(connector, label, held, ending) for label in ("schedule", "cache_blocks", *_HOOKS)), alone]
+
+
+def _timed_step(engine: VirtualEngine, stopwatch: Stopwatch) -> dict[str, float]:
+    """Seconds by hook."""
+    engine.step()
+    return {hook: max(spent, 0.0) / 1e9 for hook, spent in stopwatch.take().items()}
 
 
 def _ask(engine: VirtualEngine, others: Sequence[Request]) -> list[dict[str, float]]:
@@ -219,24 +195,22 @@ def _storm(size: int) -> list[dict[str, Any]]:
     """KV events of a pool that is emptied, as one chain and as chains of one block."""
     from offload.vllm.kv_events import KvEventStream
 
-    hashes = [os.urandom(32) for _ in range(size)]
-    begin = time.thread_time()
-    for each in hashes:
-        maybe_convert_block_hash(BlockHash(each))
-    rows = [_storm_row("one by one", [time.thread_time() - begin])]
+    hashes = fresh_hashes(random.Random(0), size)
+
+    def convert() -> None:
+        for each in hashes:
+            maybe_convert_block_hash(BlockHash(each))
+
+    rows = [_storm_row("one by one", [processor_seconds(convert)])]
     for label, news in (
         ("one chain", [Evicted(hashes)]),
         ("chains of one block", [Evicted([each]) for each in hashes]),
     ):
         stream, steps = KvEventStream(_BLOCK), []
-        gc.collect()
-        gc.freeze()
-        while news or stream.is_behind:
-            begin = time.thread_time()
-            stream.take(news)
-            steps.append(time.thread_time() - begin)
-            news = []
-        gc.unfreeze()
+        with frozen_heap():
+            while news or stream.is_behind:
+                steps.append(processor_seconds(partial(stream.take, news)))
+                news = []
         rows.append(_storm_row(label, steps))
     return rows
 

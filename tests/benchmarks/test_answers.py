@@ -1,15 +1,19 @@
 """The benchmark of answers: whose blocks the next turn's prompt has; and what "auto" is held to."""
 
+import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from benchmarks.answers import __main__ as answers
 from benchmarks.answers.__main__ import SCENES, run, scenes
 from benchmarks.engine_replay.conversations import Conversations, Template
 from benchmarks.engine_replay.engine import own_hash
 from benchmarks.engine_replay.workloads import ReplayRequest
 from benchmarks.trace_replay.turns import chains_of, next_turns, replay_turns
 from offload.observe.trace import TraceRequest
+from tests.benchmarks.conftest import Refusal
 from tests.seeds import OTHER_SEEDS
 
 BLOCK = 4
@@ -77,6 +81,38 @@ def test_a_trace_is_told_in_rows() -> None:
     assert len(rows) == 2 * 3 * 3
     whole = [row for row in rows if row["pool"] == "100%"]
     assert [row["hit_tokens"] for row in whole] == [2_496, 2_112, 2_496, 2_112, 2_112, 2_112]
+
+
+def test_a_pool_has_a_block_at_least() -> None:
+    (request,) = TRACE[1:2]
+    assert all(row["hit_tokens"] == 0 for row in replay_turns("single", [request], 0))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["nowhere.jsonl"], "--trace: [Errno 2] No such file or directory: 'nowhere.jsonl'"),
+        (["good.jsonl", "bad.jsonl"], "--trace: bad.jsonl, line 1: 'no' is not JSON"),
+        (["empty.jsonl"], "--trace: empty.jsonl: has no requests"),
+        (["short.jsonl"], "--trace: short.jsonl: no prompt fills a block of 512 tokens"),
+        (["."], "--trace: [Errno 21] Is a directory: '.'"),
+        ([], "--trace: expected at least one argument"),
+    ],
+)
+def test_traces_that_are_refused(
+    given: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    refusal: Refusal,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = {"timestamp": 0, "input_length": 512, "output_length": 1}
+    Path("good.jsonl").write_text(json.dumps({**request, "hash_ids": [1]}))
+    Path("short.jsonl").write_text(json.dumps({**request, "input_length": 511, "hash_ids": []}))
+    Path("bad.jsonl").write_text("no\n")
+    Path("empty.jsonl").touch()
+    assert message in refusal(answers, "--trace", *given)
 
 
 @fixed_seed

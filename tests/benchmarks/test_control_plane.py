@@ -1,13 +1,10 @@
 """The benchmark of the scheduler's side, tiny: that it runs, and what its rows are made of."""
 
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from benchmarks.control_plane import __main__ as control_plane
 from benchmarks.control_plane import figures
+from tests.benchmarks.conftest import Refusal, Run
 
 PHASES = {"lookup", "plan", "complete", "finish", "other", "total"}
 COLUMNS = {"connector", "tokens", "state", "phase", "us_per_block", "ms", "resident_blocks"}
@@ -15,12 +12,9 @@ CONNECTORS = ("offload", *control_plane.PEERS)
 TINY = "--tokens 2048,4096 --runs 1 --resident 4096 --decode-steps 4 --churn 8192"
 
 
-def test_rows(tmp_path: Path) -> None:
+def test_rows(run: Run) -> None:
     """A warm run that did not restore everything, or a cold one that did not compute it, would fail."""
-    path = tmp_path / "rows.json"
-    assert control_plane.main([*TINY.split(), "--json", str(path)]) == 0
-    written = json.loads(path.read_text())
-    rows: list[dict[str, Any]] = written["rows"]
+    rows, meta, _, _ = run(control_plane, *TINY.split())
     assert all(row.keys() >= COLUMNS for row in rows)
     resident = {"cold": (0, 4096), "warm": (0, 4096), "evicting": (4096 + 128 + 256,)}
     found = {
@@ -43,8 +37,8 @@ def test_rows(tmp_path: Path) -> None:
     assert all(0 < row["us_median"] <= row["us_p99"] <= row["us_max"] for row in decode)
     memory = [(row["connector"], row["churned_blocks"]) for row in rows if row["state"] == "memory"]
     assert memory == [*(("offload", churned) for churned in range(0, 8193, 2048)), ("native-lru", 0)]
-    assert len(written["meta"]["ratios"]) == len(control_plane.PEERS) * 2 * 5
-    assert all(row["ratio"] >= 0 for row in written["meta"]["lookup_growth"]), "of times too short to tell"
+    assert len(meta["ratios"]) == len(control_plane.PEERS) * 2 * 5
+    assert all(row["ratio"] >= 0 for row in meta["lookup_growth"]), "of times too short to tell"
 
 
 def test_bars() -> None:
@@ -69,7 +63,5 @@ def test_bars() -> None:
         ("--runs 0", "'0': must be a whole number, at least 1"),
     ],
 )
-def test_bad_values(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        control_plane.main(arguments.split())
-    assert message in capsys.readouterr().err
+def test_bad_values(arguments: str, message: str, refusal: Refusal) -> None:
+    assert message in refusal(control_plane, *arguments.split())

@@ -17,9 +17,11 @@ from benchmarks.copy_bandwidth.moves import DIRECTIONS, Pattern, draw
 from benchmarks.copy_bandwidth.shapes import SHAPES
 from benchmarks.copy_bandwidth.targets import TARGETS, judge
 from benchmarks.copy_bandwidth.verify import WrongBytesError
+from offload.messages import LOAD, STORE, Route
 from offload.testing.copiers.faulty import Fault, FaultyCopier
-from offload.worker.copiers import Copier, CpuCopier, Direction
+from offload.worker.copiers import Copier, CpuCopier
 from offload.worker.layout import CopyBatch
+from tests.benchmarks.conftest import Refusal, Run
 from tests.offload.places import needs_gpu
 
 KIB = 1 << 10
@@ -33,12 +35,9 @@ def nobody_looks_at_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "load_note", list)
 
 
-def test_rows_and_tables_of_the_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out" / "rows.json"
-    told = ["--blocks", "64,1", "--torch-pieces", "60", "--json", str(out)]
-    assert copy_bandwidth.main([*TINY, *SMALL, *told]) == 0
-    written = json.loads(out.read_text())
-    rows = written["rows"]
+def test_rows_and_tables_of_the_dry_run(run: Run) -> None:
+    ran = run(copy_bandwidth, *TINY, *SMALL, "--blocks", "64,1", "--torch-pieces", "60")
+    rows = ran.rows
     assert [(row["shape"], row["blocks"], row["direction"], row["ids"], row["way"]) for row in rows] == [
         *(
             (shape, blocks, direction, ids, way)
@@ -64,12 +63,12 @@ def test_rows_and_tables_of_the_dry_run(tmp_path: Path, capsys: pytest.CaptureFi
         assert row["way"] == "peak" or row["rounds"] == 1
     assert [row["share_of_peak"] for row in rows if row["way"] == "peak"][:2] == [1, 1]
 
-    meta = written["meta"]
+    meta = ran.meta
     assert meta["notes"] == [CpuDevice.remark]
     assert meta["settings"]["device"] == "cpu" and meta["settings"]["blocks"] == [1, 64]
     rows_of_target = {each["target"]: each["rows"] for each in meta["targets"]}
     assert list(rows_of_target.values()) == [4, 0, 4, 0, 12]
-    said = capsys.readouterr().out
+    said = ran.out
     assert said.startswith(f"{CpuDevice.remark}\n") and said.count(CpuDevice.remark) == 2
     for title in ("copies", "ours, contiguous against scattered", "goals on a GPU"):
         assert f"\n{title}" in said
@@ -89,22 +88,22 @@ def test_sizes_are_those_of_the_models() -> None:
 class Misplacing(CpuCopier):
     """Brings the right bytes to each other's places, in one direction."""
 
-    wrong = Direction.STORE
+    wrong = STORE
 
-    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
+    def submit(self, job_id: int, direction: Route, batch: CopyBatch) -> None:
         if direction is self.wrong:
             batch = batch._replace(targets=batch.targets[::-1].copy())
         super().submit(job_id, direction, batch)
 
 
 class MisplacingLoads(Misplacing):
-    wrong = Direction.LOAD
+    wrong = LOAD
 
 
 class Smearing(CpuCopier):
     """Brings the right bytes and spoils the source."""
 
-    def submit(self, job_id: int, direction: Direction, batch: CopyBatch) -> None:
+    def submit(self, job_id: int, direction: Route, batch: CopyBatch) -> None:
         super().submit(job_id, direction, batch)
         self.drain()
         ctypes.memset(int(batch.sources[-1]), 0, int(batch.sizes[-1]))
@@ -229,16 +228,13 @@ def test_a_target_without_rows_is_not_measured() -> None:
     }
 
 
-def test_more_blocks_than_fit_are_fewer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "rows.json"
+def test_more_blocks_than_fit_are_fewer(run: Run) -> None:
     # 21 blocks of 486 KiB, so 10 each way
-    arguments = [*TINY, SMALL[0], "--gib", "0.01", "--blocks", "2,12,100", "--json", str(out)]
-    assert copy_bandwidth.main(arguments) == 0
-    written = json.loads(out.read_text())
-    assert sorted({row["blocks"] for row in written["rows"] if row["way"] == "ours"}) == [2, 8]
+    ran = run(copy_bandwidth, *TINY, SMALL[0], "--gib", "0.01", "--blocks", "2,12,100")
+    assert sorted({row["blocks"] for row in ran.rows if row["way"] == "ours"}) == [2, 8]
     note = f"{SMALL[0]}, 12, 100 blocks each way: more than fits in 0.01 GiB, 8 instead"
-    assert note in written["meta"]["notes"]
-    assert capsys.readouterr().out.count(note) == 2
+    assert note in ran.meta["notes"]
+    assert ran.out.count(note) == 2
 
 
 @pytest.mark.parametrize(
@@ -256,26 +252,19 @@ def test_more_blocks_than_fit_are_fewer(tmp_path: Path, capsys: pytest.CaptureFi
         (["--gib", "0.0005", *TINY, *SMALL], "--blocks, --gib: nothing to measure"),
     ],
 )
-def test_bad_arguments(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        copy_bandwidth.main(arguments)
-    assert ended.value.code == 2
-    assert complaint in capsys.readouterr().err
+def test_bad_arguments(arguments: list[str], complaint: str, refusal: Refusal) -> None:
+    assert complaint in refusal(copy_bandwidth, *arguments)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        copy_bandwidth.main(["--device", "cuda"])
-    assert "torch finds no CUDA device here" in capsys.readouterr().err
+def test_a_gpu_that_is_not_there(refusal: Refusal) -> None:
+    assert "torch finds no CUDA device here" in refusal(copy_bandwidth, "--device", "cuda")
 
 
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("shape", SHAPES)
-def test_all_ways_bring_the_right_bytes_on_a_gpu(shape: str, tmp_path: Path) -> None:
-    out = tmp_path / "rows.json"
+def test_all_ways_bring_the_right_bytes_on_a_gpu(shape: str, run: Run) -> None:
     arguments = ["--device", "cuda", "--rounds", "1", "--peak-mib", "8", "--shapes", shape]
-    assert copy_bandwidth.main([*arguments, "--blocks", "1,16", "--json", str(out)]) == 0
-    rows = json.loads(out.read_text())["rows"]
-    assert {row["way"] for row in rows} == {"ours", "vllm", "torch", "peak"}
+    ran = run(copy_bandwidth, *arguments, "--blocks", "1,16")
+    assert {row["way"] for row in ran.rows} == {"ours", "vllm", "torch", "peak"}

@@ -1,8 +1,6 @@
 """The decode-latency benchmark: its logic with an engine of a few lines, and a real one once."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from benchmarks.long_document_qa import arguments
 from benchmarks.long_document_qa.measure import Counters
 from benchmarks.long_document_qa.workload import Prompt
 from offload.testing.engines.environment import ENVIRONMENT
+from tests.benchmarks.conftest import Run
 
 STEP, CHUNK, STORING = 0.010, 0.100, 0.002
 """Seconds: a step that decodes, what a chunk of a side prompt adds, and what a store adds to a step."""
@@ -195,15 +194,10 @@ class VirtualProcess:
         return Decoded(Gaps.of(timeline), Counters(bytes_stored=len(prompts) * self._stores))
 
 
-def test_the_whole_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_whole_run(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setattr(decode_latency, "SteadyProcess", VirtualProcess)
-    path = tmp_path / "rows.json"
-    command = f"--device cpu --starts 2 --rounds 2 --side-prompts 4 --json {path}"
-    assert decode_latency.main(command.split()) == 0
-    written = json.loads(path.read_text())
-    rows = written["rows"]
+    command = "--device cpu --starts 2 --rounds 2 --side-prompts 4"
+    rows, meta, said, _ = run(decode_latency, *command.split())
     assert [(row["start"], row["mode"], row["traffic"]) for row in rows] == [
         (start, mode, kind)
         for start, modes in ((1, ("prefix", "offload")), (2, ("offload", "prefix")))
@@ -216,9 +210,8 @@ def test_the_whole_run(
         assert row["decode_p99_ms"] == pytest.approx(12 if slow else 10)
         assert row["all_p99_ms"] == pytest.approx(110)
         assert row["bytes_stored"] == (8 if slow else 0)
-    assert written["meta"]["settings"]["steady"] == 4
+    assert meta["settings"]["steady"] == 4
     assert "1.200x, not met" in format_goal(rows, "offload")
-    said = capsys.readouterr().out
     assert "1.200x, not met" in said
     assert "say little about a GPU" in said
 

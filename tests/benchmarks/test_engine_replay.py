@@ -12,6 +12,7 @@ from benchmarks.engine_replay import __main__ as engine_replay
 from benchmarks.engine_replay.driver import replay
 from benchmarks.engine_replay.workloads import ReplayRequest, fits, of_trace
 from offload.observe.trace import TraceRequest
+from tests.benchmarks.conftest import Ran, Refusal, Run
 
 COLUMNS = [
     *("connector", "workload", "requests", "steps", "scheduler_ms_per_request"),
@@ -39,21 +40,18 @@ def write(path: Path, *lines: dict[str, Any] | str) -> Path:
     return path
 
 
-def rows_of(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    rows = json.loads(path.read_text())["rows"]
-    return {(row["workload"], row["connector"]): row for row in rows}
+def by_connector(ran: Ran) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["workload"], row["connector"]): row for row in ran.rows}
 
 
-def test_a_trace_through_every_connector(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_through_every_connector(tmp_path: Path, run: Run) -> None:
     too_long = {**LINE, "timestamp": 99_000, "input_length": 9000, "hash_ids": list(range(17))}
     trace = write(tmp_path / "small.jsonl", *conversations(), too_long)
-    out = tmp_path / "rows.json"
     sizes = ["--gpu-blocks", "300", "--cpu-blocks", "2000", "--max-model-len", "8192"]
-    arguments = ["--workload", str(trace), "--json", str(out), "--same-process", *sizes]
-    assert engine_replay.main(arguments) == 0
-    assert "1 of 25 requests are skipped" in capsys.readouterr().out
+    ran = run(engine_replay, "--workload", str(trace), "--same-process", *sizes)
+    assert "1 of 25 requests are skipped" in ran.out
 
-    rows = rows_of(out)
+    rows = by_connector(ran)
     assert [connector for _, connector in rows] == ["none", "native", "simple", "offload"]
     for row in rows.values():
         assert list(row)[: len(COLUMNS)] == COLUMNS
@@ -72,13 +70,9 @@ def test_a_trace_through_every_connector(tmp_path: Path, capsys: pytest.CaptureF
         assert row["ttft_p50"] < none["ttft_p50"]  # a copy is faster than computing
 
 
-def test_long_documents_stay_on_the_gpu_or_come_back(tmp_path: Path) -> None:
-    out = tmp_path / "rows.json"
+def test_long_documents_stay_on_the_gpu_or_come_back(run: Run) -> None:
     sizes = ["--documents", "3", "--gpu-documents", "1", "--document-tokens", "1600", "--warm-passes", "2"]
-    arguments = ["--connector", "none,offload", "--json", str(out), "--rounds", "1", *sizes]
-    assert engine_replay.main(arguments) == 0
-
-    rows = rows_of(out)
+    rows = by_connector(run(engine_replay, "--connector", "none,offload", "--rounds", "1", *sizes))
     documents = 3 * 2 * 1600
     for (workload, connector), row in rows.items():
         assert row["requests"] == (6 if workload.endswith("/warm") else 3)
@@ -118,10 +112,10 @@ def test_equal_ids_are_equal_hashes() -> None:
     assert not fits(trace[0], 2000, 65, 16)
 
 
-def test_what_cannot_be_replayed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        engine_replay.main(["--workload", str(write(tmp_path / "empty.jsonl"))])
-    assert "has no requests" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        engine_replay.main(["--connector", "none,ours"])
-    assert "'ours': must be one of none, native" in capsys.readouterr().err
+def test_an_unknown_connector_is_refused(refusal: Refusal) -> None:
+    assert "'ours': must be one of none, native" in refusal(engine_replay, "--connector", "none,ours")
+
+
+def test_an_empty_trace_is_refused(tmp_path: Path, refusal: Refusal) -> None:
+    empty = str(write(tmp_path / "empty.jsonl"))
+    assert "has no requests" in refusal(engine_replay, "--workload", empty)

@@ -21,6 +21,7 @@ from benchmarks.trace_replay.workloads import Workload, chains_in_blocks, cycle,
 from evictor import available_policies, make_policy
 from offload.config import DEFAULT_POLICY
 from offload.observe.trace import TraceRequest
+from tests.benchmarks.conftest import Refusal, Run
 from tests.seeds import OTHER_SEEDS
 
 FIELDS = [
@@ -70,12 +71,6 @@ def nobody_looks_at_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "load_note", list)
 
 
-def run(out: Path, *arguments: str) -> tuple[list[Row], dict[str, Any]]:
-    assert trace_replay.main([*arguments, "--json", str(out)]) == 0
-    written = json.loads(out.read_text())
-    return written["rows"], written["meta"]
-
-
 def hits_of(pool: Pool, chains: Sequence[Chain]) -> list[int]:
     return replay(pool, chains, [0.0] * len(chains), TraceClock(), lambda: 0).hits
 
@@ -84,14 +79,13 @@ def leaf_lru(capacity: int) -> OurPool:
     return OurPool(capacity, make_policy("lru", capacity))
 
 
-def test_rows_tables_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_tables_and_plot(tmp_path: Path, run: Run) -> None:
     paths = [
         write(tmp_path / f"{name}_trace.jsonl", list(conversations(seed))) for seed, name in enumerate("ab")
     ]
-    out = tmp_path / "out" / "rows.json"
     cycle_sizes = ["--documents", "8", "--pool-documents", "3", "--passes", "3", "--document-blocks", "5"]
     sizes = ["--capacity", "0.1,0.5", "--rounds", "2", *cycle_sizes]
-    found, meta = run(out, "--trace", *map(str, paths), "cycle", "--mix", *sizes)
+    found, meta, out, err = run(trace_replay, "--trace", *map(str, paths), "cycle", "--mix", *sizes)
     assert (tmp_path / "out" / "rows.png").stat().st_size > 10_000
 
     assert [row["trace"] for row in found if row["policy"] == "lru" and row["pass"] is None] == [
@@ -130,27 +124,26 @@ def test_rows_tables_and_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
     assert [line["policy"] for line in meta["summary"]] == known_names()
     assert meta["settings"]["trace"] == ["a_trace", "b_trace", "cycle"]
-    told = capsys.readouterr()
     for title in (
         "hit rate, %",
         "hit rate of each pass, %",
         "microseconds per block evicted",
         "against leaf-LRU",
     ):
-        assert title in told.out
-    assert "a+b, 10.0%, vllm-arc: " in told.err
+        assert title in out
+    assert "a+b, 10.0%, vllm-arc: " in err
 
 
-def test_without_lru_and_optimum_their_gap_is_known(tmp_path: Path) -> None:
+def test_without_lru_and_optimum_their_gap_is_known(tmp_path: Path, run: Run) -> None:
     """An id is 32 blocks of 16 tokens, and a fraction the same share of them."""
     path = write(tmp_path / "a.jsonl", list(conversations(3)))
     sizes = ["--trace", str(path), "--capacity", "0.4"]
-    both, _ = run(tmp_path / "both.json", *sizes, "--policy", "lru,optimal-no-bypass,optimal")
-    alone, meta = run(tmp_path / "alone.json", *sizes, "--policy", "optimal-no-bypass")
+    both = run(trace_replay, *sizes, "--policy", "lru,optimal-no-bypass,optimal").rows
+    alone, meta, _, _ = run(trace_replay, *sizes, "--policy", "optimal-no-bypass")
     assert alone == [both[1]] and [line["policy"] for line in meta["summary"]] == ["optimal-no-bypass"]
     assert both[0]["gap_closed"] == 0 < both[1]["gap_closed"] <= 1
 
-    [small], _ = run(tmp_path / "small.json", *sizes, "--policy", "lru", "--block-tokens", "16")
+    [small] = run(trace_replay, *sizes, "--policy", "lru", "--block-tokens", "16").rows
     assert small["accessed_blocks"] == 32 * both[0]["accessed_blocks"]
     assert small["capacity_blocks"] == pytest.approx(32 * both[0]["capacity_blocks"], abs=32)
     assert small["hit_rate"] == pytest.approx(both[0]["hit_rate"], abs=0.02)
@@ -171,10 +164,10 @@ def test_what_prefill_takes() -> None:
     assert model.seconds([10, 4, 0]) == 45 + 12
 
 
-def test_documents_in_a_cycle(tmp_path: Path) -> None:
+def test_documents_in_a_cycle(run: Run) -> None:
     """Leaf-LRU always gives up the next document; the optimum keeps as many as fit."""
     sizes = ["--documents", "8", "--pool-documents", "3", "--passes", "4", "--document-blocks", "5"]
-    found, _ = run(tmp_path / "rows.json", *sizes, "--policy", "lru,optimal,vllm-lru")
+    found = run(trace_replay, *sizes, "--policy", "lru,optimal,vllm-lru").rows
     rates = {(row["policy"], row["pass"]): row["hit_rate"] for row in found}
     for policy in ("lru", "vllm-lru"):
         assert [rates[policy, number] for number in (None, 1, 2, 3, 4)] == [0] * 5
@@ -303,7 +296,7 @@ def test_what_is_refused(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refusal: Refusal,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "b").mkdir()
@@ -311,7 +304,4 @@ def test_what_is_refused(
     write(tmp_path / "b" / "a.jsonl", [request(0.0, 1)])
     write(tmp_path / "short.jsonl", [request(0.0)])
     (tmp_path / "bad.jsonl").write_text("no\n")
-    with pytest.raises(SystemExit) as caught:
-        trace_replay.main(arguments)
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in refusal(trace_replay, *arguments)
