@@ -13,7 +13,8 @@ BORDER_TESTS := tests/offload/vllm tests/offload/worker/test_side.py tests/offlo
 	tests/virtual/test_faults.py tests/virtual/test_traps_bytes.py tests/virtual/test_traps_contract.py \
 	tests/virtual/test_traps_liveness.py tests/virtual/test_traps_multi.py tests/virtual/test_virtual_engine.py \
 	tests/virtual/test_sleep.py tests/virtual/test_hint_caps.py tests/virtual/test_request_hints.py \
-	tests/virtual/test_answer_reuse.py tests/engine/test_async_hints.py tests/engine/test_kv_bytes.py \
+	tests/virtual/test_answer_reuse.py tests/virtual/test_traps_fleet.py tests/virtual/test_drafts.py \
+	tests/engine/test_async_hints.py tests/engine/test_kv_bytes.py \
 	tests/engine/test_restore.py tests/engine/test_serve.py tests/engine/test_traps.py
 
 # The engines that tests and benchmarks start have nothing to report to anyone.
@@ -45,9 +46,12 @@ newest: setup ## run the same tests on the newest one (where there is no GPU)
 	@.ci/setup-newest
 	@[ ! -d .venv/newest ] || PYTHONPATH=$(CURDIR)/.venv/newest $(python) -m pytest $(BORDER_TESTS)
 
-soak: setup ## search on with fresh seeds, which are printed: SOAK_SECONDS of engines, then all tests without one
+soak: setup ## search on with fresh seeds, printed: SOAK_SECONDS of each kind of engines, then tests without one
 	@seed=$${SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; set -x; \
-	$(python) -m tests.soak --seed $${seed}000 --seconds $${SOAK_SECONDS:-600} --processes 2 && \
+	for kind in plain draft; do \
+		$(python) -m tests.soak --kind $$kind --seed $${seed}000 --seconds $${SOAK_SECONDS:-600} \
+			--processes 2 || exit; \
+	done; \
 	KV_OFFLOAD_SEED=$$seed $(python) -m pytest -m "not engine" $(ARGS)
 
 lint: setup ## check format, style and types

@@ -1,11 +1,11 @@
 """Millions of adversarial steps of vLLM's real scheduler over our whole connector.
 
-    python -m tests.soak [--seed 0] --seconds 600 [--processes 2] [--json FILE]
+    python -m tests.soak [--seed 0] --seconds 600 [--processes 2] [--kind plain|draft] [--json FILE]
 
 Each seed is an engine of its own: tiny pools, random mode, random faults (see ``offload.testing.virtual``).
 Without ``--seed`` the first one is fresh, and printed.
 The exit status is 1 if any seed failed; a failed seed is printed with its step and the history of the
-block, and reproduces with ``--seed SEED --seeds 1``.
+block, and reproduces with ``--seed SEED --seeds 1`` and its kind.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from itertools import count, islice
 from typing import Any, NamedTuple
 
 from benchmarks.common import report
-from offload.testing.virtual import RunFailedError, run_seed
+from offload.testing.virtual import KINDS, RunFailedError, run_seed
 from offload.testing.virtual.engine import StuckError
 from offload.testing.virtual.history import WrongBytesError
 
@@ -84,6 +84,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="begin no seed after that time")
     parser.add_argument("--turns", type=int, default=1000, help="turns of the workload per seed")
     parser.add_argument("--processes", type=int, default=1, help="seeds that run at the same time")
+    parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="of engines")
     parser.add_argument("--json", metavar="FILE", help="write the totals there")
     arguments = parser.parse_args()
     if arguments.seed is None:
@@ -126,17 +127,17 @@ def _outcomes(arguments: argparse.Namespace) -> Iterator[Outcome]:
                 seed = next(seeds, None)
                 if seed is None:
                     break
-                running.add(pool.submit(_run, seed, arguments.turns))
+                running.add(pool.submit(_run, seed, arguments.turns, arguments.kind))
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
 
 
-def _run(seed: int, turns: int) -> Outcome:
+def _run(seed: int, turns: int, kind: str) -> Outcome:
     logging.disable(logging.WARNING)  # faults made on purpose are not worth a line each
     try:
-        ran = run_seed(seed, turns)
+        ran = run_seed(seed, turns, kind=kind)
     except RunFailedError as failure:
         kinds = {WrongBytesError: "wrong tags", StuckError: "stuck"}
         kind = kinds.get(type(failure.cause), "other")

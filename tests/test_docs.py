@@ -1,6 +1,7 @@
 """What README and docs promise by name is there: links, metrics, settings, keys of requests."""
 
 import json
+import pkgutil
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -15,6 +16,19 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 USING = (ROOT / "docs" / "using.md").read_text()
 TEXTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "tests" / "README.md"]
+OUR_TEXTS = [path for path in TEXTS if path.name not in ("CHANGELOG.md", "comparison.md")]
+"""Those that name no files of others, or that are gone."""
+PACKAGES = ("allocator", "evictor", "offload", "tests")
+FILES = {path.name for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+"
+NOT_OURS = {
+    *("request.block_hashes", "lora_request.load_inplace", "llm.llm_engine.step", "vllm.general_plugins"),
+    *("BlockPool.touch", "CachePolicy.insert", "CachePolicy.on_request_access"),
+    *("EngineArgs.create_engine_config", "resources.limits.memory", "mmap.madvise"),
+    *("kv.retain", "kv.pin", "kv.demote", "kv.fetch", "kv.prefetch"),
+    *("memory.max", "memory.high", "memory.limit_in_bytes"),
+}
+"""Names that vLLM, Linux or Kubernetes gives."""
 COUNTERS = {f"{spec.name}_total" for spec in METRICS if spec.is_counter}
 GAUGES = {spec.name for spec in METRICS if not spec.is_counter}
 
@@ -41,6 +55,37 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 def test_there_are_links_to_look_at() -> None:
     assert "](docs/operations.md#" in README and "](#" in USING
+
+
+def dotted_names(text: str) -> set[str]:
+    """Between backquotes, and after `python -m`: modules and what is in them, and Python files."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    names = re.findall(rf"`({DOTTED})(?:\(\))?`|python -m ({DOTTED})", text)
+    return {name for pair in names for name in pair if name and not name.endswith((".md", ".json", ".jsonl"))}
+
+
+def is_there(name: str) -> bool:
+    """A Python file by that name, or something that can be imported."""
+    if name.endswith(".py"):
+        return name in FILES
+    try:
+        pkgutil.resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("path", OUR_TEXTS, ids=[str(path.relative_to(ROOT)) for path in OUR_TEXTS])
+def test_names_with_dots_are_there(path: Path) -> None:
+    assert {name for name in dotted_names(path.read_text()) - NOT_OURS if not is_there(name)} == set()
+
+
+def test_names_that_are_gone_are_seen() -> None:
+    text = "`a.py`, `json.loads()`, `python -m benchmarks.none`\n`offload.errors.None_`, `policy.py`, `8.5`"
+    names = dotted_names(text)
+    assert names == {"a.py", "json.loads", "benchmarks.none", "offload.errors.None_", "policy.py"}
+    assert {name for name in names if is_there(name)} == {"json.loads", "policy.py"}
+    assert {name for path in OUR_TEXTS for name in dotted_names(path.read_text())} >= NOT_OURS
 
 
 def test_decisions_are_numbered_one_after_the_other() -> None:

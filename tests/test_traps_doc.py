@@ -25,7 +25,7 @@ def names_in(file: str) -> list[str]:
 
 def test_every_trap_has_one_row() -> None:
     numbers = re.findall(r"^\| (\d+) \|", TEXT, re.MULTILINE)
-    assert [int(number) for number in numbers] == list(range(1, 49))
+    assert len(numbers) >= 60 and [int(number) for number in numbers] == sorted({*map(int, numbers)})
 
 
 def test_every_row_names_a_test_or_says_why_not() -> None:
