@@ -5,12 +5,13 @@ from importlib.util import find_spec
 import hypothesis
 import pytest
 
-from tests.seeds import OTHER_SEEDS, use_other_seeds
+from tests.seeds import OTHER_SEEDS, draw_the_same_beside_any_modules, use_other_seeds
 from tests.strategies import thorough
 
 # Also for property tests that do not say how long they draw.
 hypothesis.settings.register_profile("fixed", thorough(100))
 hypothesis.settings.load_profile("fixed")
+draw_the_same_beside_any_modules()
 if OTHER_SEEDS:
     use_other_seeds()
 

@@ -9,6 +9,8 @@ import os
 import random
 from typing import Any
 
+from hypothesis.internal.conjecture import providers
+
 OTHER_SEEDS = int(os.environ.get("KV_OFFLOAD_SEED") or 0)
 
 
@@ -22,3 +24,13 @@ class OtherRandom(random.Random):
 def use_other_seeds() -> None:
     """Have ``random.Random`` draw otherwise in this process from now on."""
     random.Random = OtherRandom  # type: ignore[misc]
+
+
+def draw_the_same_beside_any_modules() -> None:
+    """Have Hypothesis draw none of the constants in whatever modules of ours a process has loaded.
+
+    It mixes them in, so a test would draw otherwise when it runs alone, or after others.
+    """
+    none = providers._local_constants
+    assert not len(none), "Hypothesis has read modules before"
+    providers._get_local_constants = lambda: none

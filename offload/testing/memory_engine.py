@@ -207,6 +207,10 @@ class MemoryEngine:
             num_blocks += 1
         return num_blocks * self.block_size
 
+    def has(self, prefix_hash: bytes) -> bool:
+        """Whether the prefix cache has that block."""
+        return prefix_hash in self._cached
+
     def num_lacking(self, request: MemoryRequest, num_tokens: int) -> int:
         """Free blocks that it takes for ``num_tokens`` of the request, with those that the cache has."""
         have = len(self._tables.get(request.request_id, ()))

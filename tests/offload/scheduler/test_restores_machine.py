@@ -166,6 +166,7 @@ class RestoresMachine(RuleBasedStateMachine):
             for restore in self.restores
             if restore.brings(request.block_hashes, position)
             and not (restore.is_void or restore.is_cancelled)
+            and not self.engine.has(request.block_hashes[position])  # computed again: the last of the prompt
         ]
         if self.restores.still_waits(request.request_id, position) or self.restores.follow(request, position):
             return
