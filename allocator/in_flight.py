@@ -7,7 +7,7 @@ import numpy as np
 
 from allocator.errors import StalePlanError
 from allocator.plans import StorePlan
-from allocator.slot_pool import Slots, flat
+from allocator.slot_pool import Slots
 
 
 class PlansInFlight:
@@ -92,14 +92,8 @@ class PlansInFlight:
         assert len(set(plan_ids)) == len(plan_ids), f"store plans {sorted(plan_ids)} are in several states"
 
 
-def all_slots(plan: StorePlan) -> Slots:
-    """Slots of a plan, those of its bag too, absent columns left out."""
-    slots = flat(plan.slots)
-    return slots if plan.bag is None else np.concatenate([slots, plan.bag])
-
-
 def _slots_of(plans: Iterable[StorePlan]) -> Slots:
-    return np.concatenate([*map(all_slots, plans), np.empty(0, dtype=np.int64)])
+    return np.concatenate([*(plan.all_slots for plan in plans), np.empty(0, dtype=np.int64)])
 
 
 def _stale(plan: StorePlan) -> StalePlanError:

@@ -3,7 +3,9 @@
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from allocator.slot_pool import Slots
+import numpy as np
+
+from allocator.slot_pool import Slots, flat
 
 
 class Hit(NamedTuple):
@@ -41,6 +43,12 @@ class StorePlan(NamedTuple):
     def stop(self) -> int:
         """The chain position after the last hash, where the checkpoint is."""
         return self.start + len(self.hashes)
+
+    @property
+    def all_slots(self) -> Slots:
+        """Slots of its positions, then those of its bag, absent columns left out."""
+        slots = flat(self.slots)
+        return slots if self.bag is None else np.concatenate([slots, self.bag])
 
     @property
     def parent_hash(self) -> bytes | None:

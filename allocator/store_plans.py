@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from allocator.in_flight import PlansInFlight, all_slots
+from allocator.in_flight import PlansInFlight
 from allocator.node import Node
 from allocator.plans import StorePlan
 from allocator.prefix_tree import PrefixTree
@@ -73,7 +73,7 @@ class StorePlans:
     def end_orphan(self, plan: StorePlan) -> bool:
         """Free the slots of an orphaned plan. False if the plan is still wanted."""
         if is_orphan := self.plans.end_orphan(plan):
-            self._pool.move(all_slots(plan), SlotState.FILLING, SlotState.FREE)
+            self._pool.move(plan.all_slots, SlotState.FILLING, SlotState.FREE)
         return is_orphan
 
     def note_cut(self) -> None:
@@ -89,7 +89,7 @@ class StorePlans:
             return
         self._has_cut = False
         for plan in self.plans.orphan_all(lambda plan: self._node_of(plan) is None):
-            self._pool.move(all_slots(plan), SlotState.FILLING, SlotState.FREE)
+            self._pool.move(plan.all_slots, SlotState.FILLING, SlotState.FREE)
 
     def check_invariants(self) -> None:
         """Each plan is in one state, and what is wanted is in the tree."""

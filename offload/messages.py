@@ -44,6 +44,7 @@ class Fingerprint(NamedTuple):
         block_size: tokens per block.
         dtype: element types of the KV cache, and of the model where that says "auto".
         layout: order of the cache's dimensions.
+        groups: kinds of its cache groups.
     """
 
     kv_offload: str
@@ -52,6 +53,7 @@ class Fingerprint(NamedTuple):
     block_size: int
     dtype: str
     layout: str
+    groups: str = ""
 
 
 class Part(NamedTuple):

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 
 from allocator import CpuOffloadingBlockAllocator
-from offload.scheduler.engine import Request
+from offload.scheduler.engine import Engine, Request
 
 _LOOKED_AT = 2
 """Roots looked at for each that is added: no fewer are dropped than added once half of them are lost."""
@@ -22,9 +22,10 @@ class Adapters:
     With those that the pool has lost they are about twice as many in the long run.
     """
 
-    def __init__(self, allocator: CpuOffloadingBlockAllocator) -> None:
-        """``allocator``: of the pool."""
+    def __init__(self, allocator: CpuOffloadingBlockAllocator, engine: Engine) -> None:
+        """``allocator``: of the pool; ``engine``: whose requests these are."""
         self._allocator = allocator
+        self._engine = engine
         self._roots = _Roots(allocator)
         self._reloading: dict[str, frozenset[Hashable]] = {}  # by request: names and ids
         self._reloaded: set[Hashable] = set()  # ever
@@ -45,7 +46,7 @@ class Adapters:
         names = _names(request)
         if not names or self._reloaded.isdisjoint(names):
             return True
-        is_known = self._allocator.known_depth(request.block_hashes, num_local) == num_local
+        is_known = self._allocator.known_depth(self._engine.chain(request), num_local) == num_local
         return is_known and not self._is_reloading(names)
 
     def admit(self, request: Request) -> bool:
@@ -68,7 +69,7 @@ class Adapters:
     def stored(self, request: Request) -> None:
         """A store of a chain of ``request`` has begun. O(1)."""
         for name in _names(request):
-            self._roots.add(name, request.block_hashes[0])
+            self._roots.add(name, self._engine.chain(request)[0])
 
     def share_one(self, request: Request, other: Request) -> bool:
         """Whether two requests are of one adapter."""

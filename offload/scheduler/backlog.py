@@ -41,8 +41,10 @@ class Pending:
         num_planned: how far stores were planned since its last admission, or the last fault. What was stored
             and then evicted is not stored a second time while the request runs. Otherwise requests whose
             chains do not fit the pool together would evict each other's blocks with every block they fill.
+        last_checkpoint: the deepest that was planned since then.
         blocks: once it has ended, the GPU blocks that are held for it and have no copy yet.
         start: chain position of the first of these.
+        columns: how many of them make up a position.
         num_in_flight: GPU blocks that its stores in flight hold.
         is_over: it holds none itself.
     """
@@ -58,8 +60,10 @@ class Pending:
     has_run: bool = False
     num_full: int = 0
     num_planned: int = 0
+    last_checkpoint: int = 0
     blocks: list[Any] = field(default_factory=list)
     start: int = 0
+    columns: int = 1
     num_in_flight: int = 0
     is_over: bool = False
 
@@ -72,7 +76,7 @@ class Pending:
     @property
     def stop(self) -> int:
         """The chain position after the last of ``blocks``."""
-        return self.start + len(self.blocks)
+        return self.start + len(self.blocks) // self.columns
 
 
 class Backlog:
@@ -200,25 +204,27 @@ class Backlog:
         """Whether the queue has not moved for ``LONGEST_WAIT_SECONDS`` in which the engine has stepped."""
         return bool(self._queue) and self._clock() - self._moved_at > LONGEST_WAIT_SECONDS
 
-    def end(self, pending: Pending, start: int, blocks: list[Any]) -> None:
+    def end(self, pending: Pending, start: int, blocks: list[Any], columns: int = 1) -> None:
         """A request that has finished leaves these GPU blocks, at least one, held for the queue.
 
         Args:
             pending: the request.
             start: chain position of the first block.
-            blocks: full blocks without a copy.
+            blocks: full blocks without a copy, ``columns`` for each position.
+            columns: blocks of a position.
         """
-        pending.start, pending.blocks = start, blocks
+        pending.start, pending.blocks, pending.columns = start, blocks, columns
         self.moved()
         self._queue.append(pending)
         self.num_queued += len(blocks)
 
-    def take(self, num_blocks: int) -> list[Any]:
-        """The leading blocks of the first in the queue, which from now on does without them."""
+    def take(self, num_positions: int) -> list[Any]:
+        """Blocks of the leading positions of the first in the queue, which from now on does without them."""
         pending = self._queue[0]
+        num_blocks = num_positions * pending.columns
         taken = pending.blocks[:num_blocks]
         del pending.blocks[:num_blocks]
-        pending.start += len(taken)
+        pending.start += len(taken) // pending.columns
         self.num_queued -= len(taken)
         if not pending.blocks:
             self._queue.popleft()
@@ -226,11 +232,15 @@ class Backlog:
         return taken
 
     def give_up(self, num_blocks: int) -> list[Any]:
-        """The last blocks of the queue, that many or all; the engine should reuse the first of them first."""
+        """The last blocks of the queue, that many at least, or all. They fill positions.
+
+        The engine should reuse the first of them first.
+        """
         given_up: list[Any] = []
         while self._queue and len(given_up) < num_blocks:
             pending = self._queue[-1]
             at = max(0, len(pending.blocks) - (num_blocks - len(given_up)))
+            at -= at % pending.columns
             given_up += reversed(pending.blocks[at:])
             del pending.blocks[at:]
             if not pending.blocks:
@@ -355,7 +365,7 @@ class Backlog:
     # Private
 
     def _start_over(self, pending: Pending) -> None:
-        pending.num_full = pending.num_planned = 0
+        pending.num_full = pending.num_planned = pending.last_checkpoint = 0
         self._line.pop(pending.request_id, None)
         self._lookout.expect(pending.request_id, 1)
 

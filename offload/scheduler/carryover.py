@@ -1,7 +1,7 @@
 """What ends of restores leave to do in the allocator: so much of it in a step, the rest carried over."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from allocator import CpuOffloadingBlockAllocator, Pin
 
@@ -25,7 +25,7 @@ class Carryover:
         self.step_work = step_work
         self._left = step_work
         self._pins: deque[Pin] = deque()
-        self._drops: deque[tuple[Sequence[bytes], int]] = deque()
+        self._drops: deque[tuple[Callable[[Sequence[bytes], int], None], Sequence[bytes], int]] = deque()
 
     def __len__(self) -> int:
         """Pins and drops that wait."""
@@ -43,9 +43,11 @@ class Carryover:
 
     def drop(self, chain: Sequence[bytes], position: int) -> None:
         """As the allocator's ``drop``, now or in one of the next steps."""
-        self._drops.append((chain, position))
-        if self._left > 0:
-            self._work()
+        self._later(self._allocator.drop, chain, position)
+
+    def drop_bag(self, chain: Sequence[bytes], depth: int) -> None:
+        """As the allocator's ``drop_bag``, now or in one of the next steps."""
+        self._later(self._allocator.drop_bag, chain, depth)
 
     def unpin(self, pin: Pin) -> None:
         """As the allocator's ``unpin``, now or in one of the next steps."""
@@ -67,11 +69,17 @@ class Carryover:
         """Nothing waits while there is time for it."""
         assert not len(self) or self._left <= 0, f"{len(self)} wait with work of {self._left} left"
 
+    def _later(self, drop: Callable[[Sequence[bytes], int], None], chain: Sequence[bytes], at: int) -> None:
+        self._drops.append((drop, chain, at))
+        if self._left > 0:
+            self._work()
+
     def _work(self) -> None:
         while self._left > 0 and len(self):
             self._left -= _CALL_WORK
             if self._drops:
-                self._allocator.drop(*self._drops.popleft())
+                drop, chain, at = self._drops.popleft()
+                drop(chain, at)
             else:
                 pin = self._pins.popleft()
                 self._left -= len(pin.slots) - pin.kept

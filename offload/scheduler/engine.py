@@ -4,15 +4,13 @@
 what is read of them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
 from offload.messages import Ids
+from offload.scheduler.groups import GpuBlocks, Groups
 from offload.scheduler.hints import RequestHints
-
-GpuBlocks = list[Any]
-"""Handles of GPU blocks, opaque here."""
 
 
 class State(Enum):
@@ -41,7 +39,6 @@ class Request(Protocol):
 
     request_id: str
     arrival_time: float
-    block_hashes: list[bytes]
     num_prompt_tokens: int
     num_computed_tokens: int
     num_output_placeholders: int
@@ -89,8 +86,15 @@ class Drafts(NamedTuple):
         return -(-num_tokens // block_size)
 
 
+States = Mapping[int, Any]
+"""GPU blocks that hold a state, by cache group."""
+
+
 class Engine(Protocol):
-    """What is asked of the engine. Blocks are those of one cache group."""
+    """What is asked of the engine. Its cache groups hand out blocks of one pool."""
+
+    groups: Groups
+    """How its blocks make up chain positions."""
 
     num_blocks: int
     """GPU blocks."""
@@ -109,8 +113,23 @@ class Engine(Protocol):
     def hints(self, request: Any) -> RequestHints:
         """What its client asked for. Never raises."""
 
-    def table(self, request_id: str) -> GpuBlocks:
-        """The blocks that a request has now, by chain position; none after a preemption."""
+    def chain(self, request: Any) -> Sequence[bytes]:
+        """Prefix hashes of a request's chain positions; grows with the request."""
+
+    def tables(self, request_id: str) -> Sequence[GpuBlocks]:
+        """The blocks that a request has now, by cache group; none after a preemption."""
+
+    def states(self, step: Any) -> Mapping[str, Mapping[int, States]]:
+        """Blocks that hold states once this step has run, by request and number of tokens.
+
+        Only states that the tables do not show in the place of that number.
+        """
+
+    def branch(self, request: Any) -> int:
+        """Tokens up to where the GPU's prefix cache, or ``retain``, has seen others go; 0: not known."""
+
+    def retain(self, request: Any, num_tokens: int) -> None:
+        """Have the GPU's prefix cache keep what it takes to go on there, and compute a step up to there."""
 
     def blocks(self, block_ids: Ids) -> GpuBlocks:
         """Those with these ids."""

@@ -74,7 +74,9 @@ class Holds:
         self._asking = request.request_id
         if not self._patience.is_over:
             return
-        num_needed += self._engine.num_free_of(islice(request.block_hashes, num_local // self._block_size))
+        num_needed += self._engine.num_free_of(
+            islice(self._engine.chain(request), num_local // self._block_size)
+        )
         num_lacking = num_needed - num_free
         if num_lacking > num_held:
             self._asking = None

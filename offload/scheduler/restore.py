@@ -18,12 +18,14 @@ class Restore:
         request: who gets the KV.
         first: chain position of the first block.
         pin: holds the slots.
-        chain: prefix hashes of the request's blocks, up to the last one loaded.
-        block_ids: GPU blocks that are filled.
+        chain: prefix hashes of the request's positions, up to the last one loaded.
+        block_ids: GPU blocks that are filled: ``columns`` for each position, then those of a bag.
+        columns: blocks for a chain position.
+        is_whole: nobody can use less than all of it.
         parts_left: its load jobs in flight.
-        num_landed: leading blocks that are complete on all ranks.
-        num_shared: leading blocks that the GPU's prefix cache has been given.
-        followers: requests that share a beginning: how many blocks of it.
+        num_blocks_landed: leading blocks that are complete on all ranks.
+        num_shared: leading positions that the GPU's prefix cache has been given.
+        followers: requests that share a beginning: how many positions of it.
         depths: the different ones among these numbers, in order.
         is_void: a part has failed; nobody may wait for the rest.
         is_cancelled: the bytes are no longer wanted, though nothing may be wrong with them.
@@ -35,9 +37,11 @@ class Restore:
     pin: Pin
     chain: list[bytes]
     block_ids: Ids
+    columns: int = 1
+    is_whole: bool = False
     restore_id: int = -1
     parts_left: int = 0
-    num_landed: int = 0
+    num_blocks_landed: int = 0
     num_shared: int = 0
     followers: dict[str, int] = field(default_factory=dict)
     depths: list[int] = field(default_factory=list)
@@ -45,6 +49,23 @@ class Restore:
     is_cancelled: bool = False
     was_stuck: bool = False
     _ended: dict[int, int] = field(default_factory=dict)  # ended parts: where from, up to where good
+
+    @property
+    def num_positions(self) -> int:
+        """How many it brings."""
+        return len(self.chain) - self.first
+
+    @property
+    def num_landed(self) -> int:
+        """Leading positions of which somebody can make use."""
+        if self.is_whole:
+            return self.num_positions if self.num_blocks_landed == len(self.block_ids) else 0
+        return self.num_blocks_landed // self.columns
+
+    def position_of(self, index: int) -> int | None:
+        """The chain position that block ``index`` of it belongs to; None: it is one of the bag."""
+        num_prefix = self.columns * self.num_positions
+        return self.first + index // self.columns if index < num_prefix else None
 
     def brings(self, chain: Sequence[bytes], position: int) -> bool:
         """Whether the block of ``chain`` at ``position`` is one of these. O(1)."""
@@ -90,8 +111,8 @@ class Restore:
         """The part that began at ``start`` has ended, good up to ``good_stop``."""
         self.parts_left -= 1
         self._ended[start] = good_stop
-        while (stop := self._ended.get(self.num_landed, 0)) > self.num_landed:
-            self.num_landed = stop
+        while (stop := self._ended.get(self.num_blocks_landed, 0)) > self.num_blocks_landed:
+            self.num_blocks_landed = stop
 
 
 class LoadPart(NamedTuple):

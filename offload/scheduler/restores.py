@@ -1,29 +1,38 @@
 """Restores: loads under way for requests that wait for them, and what others may make of them."""
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import LOAD, Order, Part
+from allocator import Pin
+from offload.messages import LOAD, Ids, Order, Part
 from offload.scheduler import amounts
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.carryover import Carryover
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, State, Step
 from offload.scheduler.flow import Job, Progress
+from offload.scheduler.groups import GpuBlocks
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.offer import COMING, NOTHING, Offer, Why
 from offload.scheduler.restore import LoadPart, Restore
 from offload.scheduler.restore_index import RestoreIndex
 
+logger = logging.getLogger(__name__)
+
 SHARED_AT_ONCE = 512
-"""Blocks handed to the GPU's prefix cache in one step: vLLM takes about 1.5 µs for each."""
+"""Positions handed to the GPU's prefix cache in one step: vLLM takes about 1.5 µs for each."""
+
+
+_BY_NOBODY = -2
+"""No job has filled such a slot, so what reads it fails."""
 
 
 class _Followed(NamedTuple):
-    """A restore that a request waits for, and how many blocks of it are also the request's."""
+    """A restore that a request waits for, and how many positions of it are also the request's."""
 
     restore: Restore
     depth: int
@@ -40,6 +49,8 @@ class Restores:
     Many restores may end in one step. So much of them is handed over in it, and so many pins end; the rest is
     carried over. vLLM itself hands over a restore that has ended, as soon as its request goes on. Until then
     requests that follow it wait, or are given it in one of the next steps.
+
+    A restore that ends with a bag is of use as a whole only: to its request, and to who shares all of it.
     """
 
     route = LOAD
@@ -53,6 +64,7 @@ class Restores:
         self._allocator = common.allocator
         self._ledger = common.ledger
         self._engine = common.engine
+        self._groups = common.engine.groups
         self._block_size = common.block_size
         self.carryover = Carryover(common.allocator)
         self.shared_at_once = self._may_share = SHARED_AT_ONCE
@@ -85,9 +97,11 @@ class Restores:
 
     def offer(self, request: Request, num_local: int, hints: RequestHints) -> Offer:
         """What the pool has behind the ``num_local`` leading tokens of the GPU. The last to be asked."""
+        if not self._groups.is_plain:
+            return self._offer_groups(request, num_local, hints)
         drafts, num_gpu_blocks = self._engine.drafts, self._engine.num_blocks
         depth = amounts.restorable_blocks(
-            self._allocator.resident_depth(request.block_hashes),
+            self._allocator.resident_depth(self._engine.chain(request)),
             num_gpu_blocks,
             drafts.num_volatile_blocks,
             drafts.step_blocks(self._block_size),
@@ -107,13 +121,15 @@ class Restores:
         Returns whether there is one, and the block is on its way or just arrived. What has landed for the
         request is handed over. O(1), and O(log n) more when the request is new to a restore.
         """
-        request_id, chain = request.request_id, request.block_hashes
+        request_id, chain = request.request_id, self._engine.chain(request)
         restore = self._index.find(chain, position)
         if restore is None:
             return False
         depth = restore.followers.get(request_id)
         if depth is None:
             depth = restore.num_common(chain, position)
+            if restore.is_whole and depth < restore.num_positions:
+                return False
             restore.follow(request_id, depth)
         self._followed[request_id] = _Followed(restore, depth)
         return self.still_waits(request_id, position)
@@ -167,11 +183,13 @@ class Restores:
         It holds these blocks until the restore has ended.
         """
         first, stop = positions.start, positions.stop
-        chain, request_id = request.block_hashes[:stop], request.request_id
+        chain, request_id = list(self._engine.chain(request)[:stop]), request.request_id
         pin = self._allocator.pin(chain, first, stop)
-        block_ids = self._engine.ids(self._engine.table(request_id)[first:stop])
-        restore = Restore(request, first, pin, chain, block_ids)
-        parts = amounts.load_parts(len(positions), self.first_part)
+        slots, block_ids, fits = self._pairs(pin, self._engine.tables(request_id), positions)
+        restore = Restore(request, first, pin, chain, block_ids, self._groups.columns, self._groups.has_bags)
+        if restore.is_whole:
+            self._engine.retain(request, stop * self._block_size)
+        parts = amounts.load_parts(len(block_ids), self.first_part)
         jobs = [self._ledger.open(self, LoadPart(restore, *part), part[1] - part[0]) for part in parts]
         restore.restore_id = jobs[0].job_id
         restore.parts_left = len(jobs)
@@ -179,9 +197,9 @@ class Restores:
         self._index.add(restore)
         self._is_filling[block_ids] = True
         self.breaker.began(restore.restore_id)
-        slots = pin.slots[:, 0]
         named = [Part(job.job_id, *part) for job, part in zip(jobs, parts, strict=True)]
-        return Order(self.route, named, slots, block_ids, self._common.filled_by[slots], request_id)
+        fills = self._common.filled_by[slots] if fits else np.full(len(slots), _BY_NOBODY)
+        return Order(self.route, named, slots, block_ids, fills, request_id)
 
     def reset(self) -> list[int]:
         """Nothing under way is wanted any longer. Returns the jobs."""
@@ -229,7 +247,7 @@ class Restores:
                 # and would have it wait for blocks beside its own if it were offered a second load.
                 self._failed.add(restore.request.request_id)
             if not restore.is_cancelled:
-                self.carryover.drop(restore.chain, restore.first + start + job.num_good)
+                self._drop(restore, start + job.num_good)
         if progress.gave_up:
             self.num_stuck += job.num_blocks
             if not restore.was_stuck:
@@ -246,7 +264,7 @@ class Restores:
         if job.given_up:
             self.num_stuck -= job.num_blocks
             self._engine.release(reversed(job.blocks))
-        num_wanted = restore.num_wanted
+        num_wanted = restore.num_landed if restore.is_whole else restore.num_wanted
         self._share(restore, num_wanted)
         if not restore.parts_left:
             is_wanted = restore.num_shared < num_wanted and not (restore.is_void or restore.is_cancelled)
@@ -295,15 +313,85 @@ class Restores:
             "pins and drops": len(self.carryover),
         }
 
+    def _offer_groups(self, request: Request, num_local: int, hints: RequestHints) -> Offer:
+        """As ``offer``, for positions of several blocks, or with bags.
+
+        What windows and states need at the end of the prompt is gone when its last token is to be computed
+        once more. So one token at least is left to compute.
+        """
+        groups, size, chain = self._groups, self._block_size, self._engine.chain(request)
+        num_gpu_blocks = self._engine.num_blocks
+        first, last = num_local // size, (request.num_tokens - groups.has_bags) // size
+        room = num_gpu_blocks - 1 - self._engine.drafts.step_blocks(size) - groups.bag_slots
+        limit = min(last, room // groups.columns if groups.columns else last)
+        if hints.max_load_tokens is not None:
+            limit = min(limit, first + hints.max_load_tokens // size)
+        depth = self._allocator.usable_depth(chain, limit, first) if limit > first and room >= 0 else 0
+        if not groups.has_bags:
+            depth = min(
+                depth, self._allocator.resident_depth(chain) - self._engine.drafts.num_volatile_blocks
+            )
+        if depth <= first:
+            self._retain_known(request, first)
+            return NOTHING[Why.ABSENT]
+        if not amounts.may_load(
+            num_gpu_blocks, self.num_stuck, (depth - first) * groups.columns + groups.bag_slots
+        ):
+            return NOTHING[Why.STUCK]
+        return Offer(depth * size - num_local, Why.RESIDENT)
+
+    def _retain_known(self, request: Request, beyond: int) -> None:
+        """Have the GPU keep a checkpoint where the request leaves what the pool knows, so that one is stored.
+
+        Nobody can go on there yet: other chains did not end there.
+        """
+        if not self._groups.has_bags:
+            return
+        last = (request.num_tokens - 1) // self._block_size
+        known = self._allocator.known_depth(self._engine.chain(request), last)
+        if known > beyond:
+            self._engine.retain(request, known * self._block_size)
+
+    def _pairs(self, pin: Pin, tables: Sequence[GpuBlocks], positions: range) -> tuple[Ids, Ids, bool]:
+        """Which slot goes into which block: those of these positions, then what is missing of the bag.
+
+        Last, whether every block that the request computes with gets a slot. If not, all of it has to fail.
+        """
+        slots, fits = [pin.slots.reshape(-1)], True
+        block_ids = [self._engine.ids(self._groups.prefix(tables, positions))]
+        if pin.bag is not None:
+            for table, num_holes, entries in self._groups.missing(tables, positions.start, positions.stop):
+                ids = self._engine.ids(table)
+                if len(ids) != num_holes + len(entries) or ids[:num_holes].any() or not ids[num_holes:].all():
+                    logger.error("a table %s does not fit %d holes and a bag's %s", ids, num_holes, entries)
+                    fits = False
+                    continue
+                block_ids.append(ids[num_holes:])
+                slots.append(pin.bag[entries.start : entries.stop])
+        if len(slots) == 1:
+            return slots[0], block_ids[0], fits
+        return np.concatenate(slots), np.concatenate(block_ids), fits
+
+    def _drop(self, restore: Restore, index: int) -> None:
+        """The bytes for block ``index`` of it are bad."""
+        position = restore.position_of(index)
+        if position is None:
+            self.carryover.drop_bag(restore.chain, len(restore.chain))
+        else:
+            self.carryover.drop(restore.chain, position)
+
     def _end(self, restore: Restore) -> None:
+        if restore.is_whole and restore.num_shared:
+            self._retain_known(restore.request, len(restore.chain))
         self.carryover.unpin(restore.pin)
         del self._restores[restore.restore_id]
         self._index.remove(restore)
         if not restore.was_stuck:
             self._is_filling[restore.block_ids] = False
-        num_blocks = 0 if restore.was_stuck else restore.num_landed
-        self._metrics.count("restored_requests", num_blocks > 0)
-        self._metrics.count("restored_tokens", num_blocks * self._block_size)
+        num_blocks = 0 if restore.was_stuck else restore.num_blocks_landed
+        num_positions = 0 if restore.was_stuck else restore.num_landed
+        self._metrics.count("restored_requests", num_positions > 0)
+        self._metrics.count("restored_tokens", num_positions * self._block_size)
         self._metrics.count("loaded_bytes", num_blocks * self._common.slot_bytes)
         if num_blocks == len(restore.block_ids):
             self.breaker.succeeded(restore.restore_id)
@@ -313,19 +401,20 @@ class Restores:
             self._common.count_failed(self.route)
             self.breaker.failed(restore.restore_id)
 
-    def _share(self, restore: Restore, num_blocks: int) -> None:
-        """Hand over that many leading blocks, which have landed, as far as this step has time for it.
+    def _share(self, restore: Restore, num_positions: int) -> None:
+        """Hand over that many leading positions, which have landed, as far as this step has time for it.
 
         Also if the request was aborted: the scheduler keeps its blocks until the restore has ended. Not
         once a part is stuck, because then the request gives its blocks up before that.
         """
         is_held = self._waits_for(restore) or restore.request.is_finished()
         is_good = not (restore.is_cancelled or restore.was_stuck)
-        num_blocks = min(num_blocks, restore.num_shared + self._may_share)
-        if num_blocks > restore.num_shared and is_held and is_good:
-            self._may_share -= num_blocks - restore.num_shared
-            restore.num_shared = num_blocks
-            self._engine.share(restore.request, (restore.first + num_blocks) * self._block_size)
+        if not restore.is_whole or self._may_share <= 0:
+            num_positions = min(num_positions, restore.num_shared + self._may_share)
+        if num_positions > restore.num_shared and is_held and is_good:
+            self._may_share -= num_positions - restore.num_shared
+            restore.num_shared = num_positions
+            self._engine.share(restore.request, (restore.first + num_positions) * self._block_size)
 
     def _has_landed(self, restore: Restore) -> bool:
         """Whether it has ended, and is neither handed over yet nor has its request gone on."""

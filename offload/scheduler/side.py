@@ -71,6 +71,8 @@ class SchedulerSide:
         policy = make_policy(config.eviction_policy, num_slots, clock)
         self.allocator = CpuOffloadingBlockAllocator(
             num_slots,
+            columns=engine.groups.columns,
+            bag_slots=engine.groups.bag_slots,
             policy=HintedPolicy(policy, int(num_slots * config.hinted_share), clock),
             record_events=record_events,
         )
@@ -86,7 +88,7 @@ class SchedulerSide:
             slot_bytes,
             filled_by=np.full(num_slots, -1, dtype=np.int64),
         )
-        self.adapters = Adapters(self.allocator)
+        self.adapters = Adapters(self.allocator, engine)
         self.stores = Stores(
             common, self.adapters, step_tokens=step_tokens, store_answers=config.store_answers
         )
@@ -157,7 +159,7 @@ class SchedulerSide:
             kind = self.stores.arrived(request, num_local)
             hints = self._hints_of(request)
             keep = hints.to_keep(self._clock())
-            self.allocator.touch(request.block_hashes, keep)
+            self.allocator.touch(self._engine.chain(request), keep)
             if may_store and hints.may_store(self.block_size) and not request.resumable:
                 self.stores.admit(request, keep, hints.max_offload_tokens, kind)
         if not num_external:
@@ -206,7 +208,7 @@ class SchedulerSide:
                 request.arrival_time,
                 request.num_prompt_tokens,
                 request.num_output_tokens,
-                request.block_hashes,
+                self._engine.chain(request),
             )
         for flow in self.flows:
             self._next.orders += flow.finish(request)
@@ -287,7 +289,7 @@ class SchedulerSide:
     # Private
 
     def _offer(self, request: Request, num_local: int) -> Offer:
-        if num_local >= len(request.block_hashes) * self.block_size:
+        if num_local >= len(self._engine.chain(request)) * self.block_size:
             return NOTHING[Why.GPU_HAS_ALL]
         hints = self._hints_of(request)
         if not hints.may_load(self.block_size):

@@ -1,6 +1,6 @@
 """Stores: jobs that copy full GPU blocks down, from the backlog."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from allocator import StorePlan
@@ -11,9 +11,11 @@ from offload.scheduler.adapters import Adapters
 from offload.scheduler.answers import AnswerReuse, Kind
 from offload.scheduler.backlog import Backlog, Pending
 from offload.scheduler.breaker import CircuitBreaker
+from offload.scheduler.checkpoints import Candidate, candidates
 from offload.scheduler.common import Common
-from offload.scheduler.engine import Request, State, Step
+from offload.scheduler.engine import Request, State, States, Step
 from offload.scheduler.flow import Job, Progress
+from offload.scheduler.groups import GpuBlocks
 from offload.scheduler.holds import Holds
 from offload.scheduler.store import Store
 
@@ -47,11 +49,14 @@ class Stores:
         self._allocator = common.allocator
         self._ledger = common.ledger
         self._engine = common.engine
+        self._groups = common.engine.groups
         self._metrics = common.metrics
         self._adapters = adapters
         self._block_size = common.block_size
         self.answers = AnswerReuse(store_answers)
         self._num_ended_left = _ENDED_AT_ONCE
+        self._passing: list[tuple[Pending, Candidate]] = []  # checkpoints that requests pass in this step
+        self._states: Mapping[str, Mapping[int, States]] = {}  # that the engine hands over in this step
         self._drafts = common.engine.drafts
         self._tokens_per_step = 1 + self._drafts.num_tokens
         self.backlog = Backlog(
@@ -69,7 +74,7 @@ class Stores:
         """
         if not self.answers.is_learning:
             return ""
-        chain = request.block_hashes
+        chain = self._engine.chain(request)
         num_prompt = min(request.num_prompt_tokens // self._block_size, len(chain))
         num_found = max(num_local // self._block_size, self._allocator.known_depth(chain, num_prompt))
         num_before = self.answers.num_returned
@@ -92,7 +97,7 @@ class Stores:
         pending = Pending(
             request.request_id,
             request,
-            request.block_hashes,
+            self._engine.chain(request),
             num_prompt_blocks,
             keep,
             max_blocks,
@@ -109,6 +114,8 @@ class Stores:
             is_back = preempted is not None and self._engine.state(preempted.request) is not State.PREEMPTED
             backlog.set_aside(request_id, is_back=is_back)
         self.holds.begin_step(step)
+        if self._groups.has_states:
+            self._states = self._engine.states(step)
         busy: list[str] = []
         if step.total_num_scheduled_tokens > len(scheduled):
             busy = [request_id for request_id, num in scheduled.items() if num > self._tokens_per_step]
@@ -118,7 +125,9 @@ class Stores:
             self._look(due, scheduled, has_turn=True)
         self._num_ended_left = _ENDED_AT_ONCE
         orders = [] if self.holds.is_short else self._store_ended()
-        if backlog.has_runs and self._may_store():
+        if self._groups.has_bags:
+            orders += self._store_passing()
+        elif backlog.has_runs and self._may_store():
             for run in backlog.runs():
                 pending = backlog.get(run.owner) if run.owner in scheduled else None
                 if pending is not None and self._may_store():
@@ -135,17 +144,20 @@ class Stores:
         self.holds.finish(request.request_id, pending)
         if pending is None:
             return []
-        table = self._table_of(pending)
-        num_full = self._leave_out_answer(pending, min(self._num_full_at_end(pending), len(table)))
+        tables = self._engine.tables(pending.request_id)
+        num_there = self._groups.num_positions(tables) if tables else 0
+        num_full = self._leave_out_answer(pending, min(self._num_full_at_end(pending), num_there))
+        if self._groups.has_bags:
+            return self._store_last(pending, num_full)
         if not num_full:
             return []
         start = self._allocator.known_depth(pending.chain, num_full)
         if start < pending.num_planned:
             self.holds.count_unstored(max(0, num_full - pending.num_planned), "cut_off")
         elif start < num_full:
-            blocks = table[start:num_full]
+            blocks = self._groups.prefix(tables, range(start, num_full))
             self._engine.hold(blocks)
-            self.backlog.end(pending, start, blocks)
+            self.backlog.end(pending, start, blocks, self._groups.columns)
         orders = self._store_ended()
         self.holds.let_run()
         return orders
@@ -201,7 +213,7 @@ class Stores:
         assert not spoiled, f"{spoiled} are spoiled, and have good blocks"
         num_filling = 0
         for job in self._ledger.of(self):
-            slots = job.task.plan.slots[:, 0]
+            slots = job.task.plan.all_slots
             fills = set(self._common.filled_by[slots].tolist())
             assert fills == {job.job_id}, f"job {job.job_id} fills slots {slots}, known of them is {fills}"
             num_filling += len(slots)
@@ -230,6 +242,11 @@ class Stores:
             num_known = min(num_known, request.num_prompt_tokens)
         num_full = amounts.storable_blocks(num_tokens, num_known, pending.num_storable, self._block_size)
         self.backlog.look(pending, num_tokens, num_full, has_turn=has_turn)
+        if self._groups.has_bags:
+            tokens = range(request.num_computed_tokens, min(num_tokens, num_known))
+            self._pass(
+                pending, tokens, num_full, is_chunk_end=has_turn or num_scheduled > self._tokens_per_step
+            )
 
     def _num_full_at_end(self, pending: Pending) -> int:
         """Full blocks of a request that is over, whatever ended it.
@@ -267,9 +284,86 @@ class Stores:
             self.holds.count_unstored(max(0, num_full - max(num_prompt, pending.num_planned)), "unreturned")
         return num_prompt
 
-    def _table_of(self, pending: Pending) -> list[Any]:
-        """The GPU blocks that its request has now; none after a preemption."""
-        return self._engine.table(pending.request_id)
+    # Checkpoints
+
+    def _pass(self, pending: Pending, tokens: range, num_full: int, *, is_chunk_end: bool) -> None:
+        """Its step computes these tokens: note the checkpoints that it passes."""
+        states = self._states.get(pending.request_id, {}) if self._groups.has_states else None
+        passed = candidates(
+            tokens,
+            pending.request.num_prompt_tokens,
+            self._engine.branch(pending.request),
+            self._block_size,
+            handed_over=states,
+            is_chunk_end=is_chunk_end,
+        )
+        self._passing += [(pending, each) for each in passed if each.depth <= num_full]
+
+    def _store_passing(self) -> list[Order]:
+        """Store the checkpoints that requests pass in this step. In the next their blocks are gone."""
+        passing, self._passing = self._passing, []
+        orders: list[Order] = []
+        for pending, candidate in passing:
+            if self._may_store():
+                orders += self._open_checkpoint(pending, candidate)
+        return orders
+
+    def _store_last(self, pending: Pending, num_full: int) -> list[Order]:
+        """Store a checkpoint at the end of a request that is over, if its windows still are there."""
+        orders: list[Order] = []
+        is_prompt_only = num_full <= pending.num_prompt_blocks
+        if num_full and not is_prompt_only and not self._groups.has_states and self._may_store():
+            orders = self._open_checkpoint(pending, Candidate(num_full, False, False))
+        self._allocator.close(pending.chain)
+        return orders
+
+    def _open_checkpoint(self, pending: Pending, candidate: Candidate) -> list[Order]:
+        """Store a checkpoint, with all before it that has no copy yet. Or some of that, if it is too much."""
+        groups, chain, depth = self._groups, pending.chain, candidate.depth
+        known = self._allocator.known_depth(chain, depth)
+        if known < min(depth, pending.last_checkpoint):  # it was stored before, and was evicted
+            return []
+        num_bag = groups.num_in_bag(depth)
+        num_blocks = (depth - known) * groups.columns + num_bag
+        if candidate.is_inner and not self._is_worth_a_bag(pending, depth, num_blocks):
+            return []
+        tables = self._engine.tables(pending.request_id)
+        states = self._states.get(pending.request_id, {}).get(depth * self._block_size, {})
+        bag = groups.bag(tables, depth, states, is_standing=candidate.is_standing)
+        if len(bag) < num_bag or not self._engine.ids(bag).all():
+            return []
+        limit = self.holds.num_holdable
+        if self.breaker.is_outage:
+            limit = min(limit, groups.columns + groups.bag_slots)  # a trial that hangs costs its slots
+        if num_blocks > limit:
+            num_first = min(limit // max(groups.columns, 1), depth - known)
+            plan = (
+                self._allocator.plan_store(chain, known + num_first, None, pending.keep)
+                if num_first
+                else None
+            )
+            bag = []
+        else:
+            plan = self._allocator.plan_store(chain, depth, None, pending.keep, num_bag)
+        if plan is None:
+            return []
+        if plan.bag is None:
+            bag = []
+        else:
+            pending.last_checkpoint = max(pending.last_checkpoint, depth)
+        return [self._copy(pending, plan, bag)]
+
+    def _is_worth_a_bag(self, pending: Pending, depth: int, num_blocks: int) -> bool:
+        """Whether to have an inner checkpoint there: there are free slots for it, or it is far from others.
+
+        Nor may copies be so far behind that a store of more use might have to wait for this one.
+        """
+        if num_blocks > self.holds.num_holdable // 2:
+            return False
+        if num_blocks <= self._allocator.num_free:
+            return True
+        last = max(pending.last_checkpoint, self._allocator.usable_depth(pending.chain, depth))
+        return depth - last >= self._groups.spacing
 
     # Jobs
 
@@ -285,11 +379,8 @@ class Stores:
         if plan is None:
             self.backlog.declined(pending)
             return []
-        stop = plan.start + len(plan.hashes)
-        self.backlog.planned(pending, stop)
-        blocks = self._table_of(pending)[plan.start : stop]
-        self._engine.hold(blocks)
-        return [self._begin(pending, plan, blocks)]
+        self.backlog.planned(pending, plan.stop)
+        return [self._copy(pending, plan, [])]
 
     def _store_ended(self) -> list[Order]:
         """Store what is first in the queue, as much as may be held now."""
@@ -311,7 +402,7 @@ class Stores:
         stop = pending.stop
         known = self._allocator.known_depth(pending.chain, stop)
         if known < pending.start:  # what is before it has left the pool
-            self._drop_first(len(pending.blocks), "cut_off")
+            self._drop_first(stop - pending.start, "cut_off")
             return []
         if known > pending.start:  # another request has stored it
             self._drop_first(known - pending.start, None)
@@ -320,12 +411,19 @@ class Stores:
         num_planned = len(plan.hashes) if plan is not None else 0
         orders = [] if plan is None else [self._begin(pending, plan, self.backlog.take(num_planned))]
         if known + num_planned < stop and num_planned < limit:
-            self._drop_first(len(pending.blocks), "not_admitted")
+            self._drop_first(stop - pending.start, "not_admitted")
         return orders
 
-    def _drop_first(self, num_blocks: int, why: str | None) -> None:
-        """Release blocks of the first in the queue; nothing is lost if there is no reason ``why``."""
-        self.holds.release(self.backlog.take(num_blocks)[::-1], why)
+    def _drop_first(self, num_positions: int, why: str | None) -> None:
+        """Release positions of the first in the queue; nothing is lost if there is no reason ``why``."""
+        self.holds.release(self.backlog.take(num_positions)[::-1], why)
+
+    def _copy(self, pending: Pending, plan: StorePlan, bag: GpuBlocks) -> Order:
+        """Store positions that a request has in its tables, and blocks for the bag of ``plan``."""
+        blocks = self._groups.prefix(self._engine.tables(pending.request_id), range(plan.start, plan.stop))
+        blocks = blocks + bag if bag else blocks
+        self._engine.hold(blocks)
+        return self._begin(pending, plan, blocks)
 
     def _begin(self, pending: Pending, plan: StorePlan, blocks: list[Any]) -> Order:
         """Copy these blocks, which are held for it, into the slots of ``plan``."""
@@ -333,7 +431,7 @@ class Stores:
         job = self._ledger.open(self, Store(plan), len(blocks), blocks)
         self.holds.begin(job, pending)
         self.breaker.began(job.job_id)
-        slots = plan.slots[:, 0]
+        slots = plan.all_slots
         self._common.filled_by[slots] = job.job_id
         return Order(self.route, [Part(job.job_id, 0, len(blocks))], self._engine.ids(blocks), slots)
 
@@ -344,7 +442,8 @@ class Stores:
             job.task.is_spoiled = True
 
     def _limit(self) -> int:
-        return 1 if self.breaker.is_outage else self.holds.num_holdable  # a trial that hangs costs its slots
+        """Positions that a store may have now. A trial that hangs costs its slots."""
+        return 1 if self.breaker.is_outage else self.holds.num_holdable // max(self._groups.columns, 1)
 
     def _end(self, job: Job[Store]) -> None:
         store = job.task

@@ -14,7 +14,8 @@ import numpy as np
 
 from allocator import hash_chain
 from offload.messages import Ids
-from offload.scheduler.engine import Adapter, Drafts, GpuBlocks, State
+from offload.scheduler.engine import Adapter, Drafts, State, States
+from offload.scheduler.groups import GpuBlocks, Group, Groups, Kind
 from offload.scheduler.hints import RequestHints
 
 
@@ -130,6 +131,7 @@ class MemoryEngine:
         self.num_blocks = num_blocks
         self.num_spare = num_spare
         self.drafts = Drafts()
+        self.groups = Groups([Group(Kind.FULL, block_size)], block_size)
         self.block_size = block_size
         self.generation = 0
         """Counts changes of the weights."""
@@ -153,9 +155,28 @@ class MemoryEngine:
         """What its client asked for."""
         return request.hints
 
+    def chain(self, request: MemoryRequest) -> list[bytes]:
+        """Its prefix hashes."""
+        return request.block_hashes
+
     def table(self, request_id: str) -> GpuBlocks:
         """The blocks that a request has now, by chain position."""
         return list(self._tables.get(request_id, ()))
+
+    def tables(self, request_id: str) -> list[GpuBlocks]:
+        """The same, of the only cache group."""
+        return [self.table(request_id)]
+
+    def states(self, step: MemoryStep) -> dict[str, dict[int, States]]:
+        """None: there is full attention only."""
+        return {}
+
+    def branch(self, request: MemoryRequest) -> int:
+        """Not known."""
+        return 0
+
+    def retain(self, request: MemoryRequest, num_tokens: int) -> None:
+        """It keeps all, so there is nothing to do."""
 
     def blocks(self, block_ids: Ids) -> GpuBlocks:
         """Those with these ids."""

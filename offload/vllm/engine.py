@@ -1,20 +1,23 @@
 """vLLM's scheduler as an ``offload.scheduler.engine.Engine``."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from vllm.v1.request import RequestStatus
 
 from offload.messages import Ids
-from offload.scheduler.engine import Drafts, GpuBlocks, State
+from offload.scheduler.engine import Drafts, State, States
+from offload.scheduler.groups import GpuBlocks, Groups
 from offload.scheduler.hints import RequestHints
+from offload.vllm.groups import cached_groups
 from offload.vllm.request_hints import hints_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
 _STATES = {
@@ -42,16 +45,42 @@ def drafts_of(vllm_config: "VllmConfig", kv_cache_manager: "KVCacheManager") -> 
     )
 
 
+class _PositionHashes(Sequence[bytes]):
+    """Hashes of chain positions that are several hashed blocks long: each is that of its last one."""
+
+    def __init__(self, hashes: list[bytes], stride: int) -> None:
+        self._hashes = hashes
+        self._stride = stride
+
+    def __len__(self) -> int:
+        return len(self._hashes) // self._stride
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, int):
+            at = index if index >= 0 else len(self) + index
+            return self._hashes[(at + 1) * self._stride - 1]
+        start, stop, step = index.indices(len(self))
+        assert step > 0, f"positions are taken from the first on, not in steps of {step}"
+        return self._hashes[(start + 1) * self._stride - 1 : stop * self._stride : step * self._stride]
+
+
 class VllmEngine:
-    """Over a scheduler's KV cache manager, which has one group.
+    """Over a scheduler's KV cache manager.
 
     vLLM's own ``touch`` and ``free_blocks`` loop over blocks, once per store.
     """
 
-    def __init__(self, kv_cache_manager: "KVCacheManager", drafts: Drafts) -> None:
+    def __init__(self, kv_cache_manager: "KVCacheManager", drafts: Drafts, groups: Groups) -> None:
         self._manager = kv_cache_manager
         self.drafts = drafts
         self._pool = kv_cache_manager.block_pool
+        self.groups = groups
+        self._group_ids = cached_groups(kv_cache_manager.kv_cache_config)
+        self._hash_stride: int = self.groups.position_tokens // self._pool.hash_block_size
         self.num_blocks: int = self._pool.num_gpu_blocks
         self.num_spare: int = kv_cache_manager.watermark_blocks
 
@@ -69,10 +98,38 @@ class VllmEngine:
         """What its client asked for. Never raises."""
         return hints_of(request)
 
-    def table(self, request_id: str) -> GpuBlocks:
-        """The blocks that a request has now, by chain position; none after a preemption."""
-        blocks: GpuBlocks = self._manager.get_blocks(request_id).blocks[0]
-        return blocks
+    def chain(self, request: "Request") -> Sequence[bytes]:
+        """Prefix hashes of a request's chain positions; grows with the request."""
+        hashes: list[bytes] = request.block_hashes
+        return hashes if self._hash_stride == 1 else _PositionHashes(hashes, self._hash_stride)
+
+    def tables(self, request_id: str) -> Sequence[GpuBlocks]:
+        """The blocks that a request has now, by cache group; none after a preemption."""
+        tables: Sequence[GpuBlocks] = self._manager.get_blocks(request_id).blocks
+        return tables if len(tables) == len(self._group_ids) else [tables[index] for index in self._group_ids]
+
+    def states(self, step: "SchedulerOutput") -> Mapping[str, Mapping[int, States]]:
+        """Blocks that hold states once this step has run, by request and number of tokens."""
+        offloads = getattr(step.kv_connector_block_state, "boundary_state_offloads", None) or {}
+        states: dict[str, dict[int, dict[int, Any]]] = {}
+        for request_id, entries in offloads.items():
+            of_request = states.setdefault(request_id, {})
+            for group_id, block_id, num_tokens in entries:
+                of_depth = of_request.setdefault(num_tokens, {})
+                of_depth[self._group_ids.index(group_id)] = self._pool.blocks[block_id]
+        return states
+
+    def branch(self, request: "Request") -> int:
+        """Tokens up to where the GPU's prefix cache, or ``retain``, has seen others go; 0: not known."""
+        num_tokens: int = request.shared_prefix_boundary
+        return num_tokens
+
+    def retain(self, request: "Request", num_tokens: int) -> None:
+        """Have the GPU's prefix cache keep what it takes to go on there, and compute a step up to there.
+
+        vLLM sets the number anew at each of its own lookups, before it asks the connector.
+        """
+        request.shared_prefix_boundary = max(request.shared_prefix_boundary, num_tokens)
 
     def blocks(self, block_ids: Ids) -> GpuBlocks:
         """Those with these ids."""
@@ -97,7 +154,7 @@ class VllmEngine:
 
     def num_free_of(self, hashes: Iterator[bytes]) -> int:
         """How many blocks of these prefix hashes the GPU has that nobody holds. O(these)."""
-        find, group = self._pool.get_cached_block, [0]
+        find, group = self._pool.get_cached_block, self._group_ids[:1]
         found = [find(prefix_hash, group) for prefix_hash in hashes]
         return sum(not blocks[0].ref_cnt for blocks in found if blocks)
 

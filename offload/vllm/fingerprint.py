@@ -8,6 +8,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from offload.errors import UnsupportedError
 from offload.messages import Fingerprint
 from offload.provenance import own_version
+from offload.vllm.groups import describe
 
 
 def take_fingerprint(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Fingerprint:
@@ -20,6 +21,7 @@ def take_fingerprint(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) ->
         block_size=resolve_dcp_kv_block_size(spec, parallel.decode_context_parallel_size),
         dtype=f"{vllm_config.cache_config.cache_dtype} ({vllm_config.model_config.dtype})",
         layout=kv_cache_config.kv_cache_layout,
+        groups=describe(kv_cache_config),
     )
 
 

@@ -6,6 +6,7 @@ import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.errors import UnsupportedError
+from offload.vllm.groups import is_full
 from offload.worker.layout import Region
 
 
@@ -16,6 +17,8 @@ class VllmCache:
         self.num_blocks: int = kv_cache_config.num_blocks
         self.block_bytes = block_bytes(kv_cache_config)
         self._config = kv_cache_config
+        specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+        self.is_divisible = len(specs) == 1 and is_full(specs[0])
 
     def regions(self, kv_caches: Mapping[str, torch.Tensor]) -> list[Region]:
         """Where they lie now. UnsupportedError if not as the configuration says."""

@@ -6,23 +6,19 @@ from typing import Any
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheSpec,
-    MLAAttentionSpec,
-    UniformTypeKVCacheSpecs,
-)
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.config import GIB, OffloadConfig, check_record_trace
 from offload.errors import ConfigError, UnsupportedError
 from offload.observe.recorder import check_divides
+from offload.vllm.groups import KINDS, cached_groups, is_full, layer_specs
 from offload.vllm.plugin import CONNECTOR
 from offload.vllm.versions import is_on_trial
 from offload.worker.pool.host_limits import check_host_memory, host_memory_bytes
 from offload.worker.pool.pin_probe import check_pinning
 
 _MULTI_CONNECTOR = "MultiConnector"
+_STATE_MODE = "align"
 DRAFTS = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator", "draft_model", "eagle", "eagle3", "mtp")
 """vLLM's methods of speculative decoding that are served."""
 SLEEP_BACKEND = "cumem"
@@ -143,10 +139,10 @@ def _check_platform() -> None:
 
 
 def check_cache_groups(kv_cache_config: KVCacheConfig) -> None:
-    """Refuse caches whose blocks are not simply one per chain position, kept while the request runs.
+    """Refuse caches of kinds that are not known here.
 
     Raises:
-        UnsupportedError: several cache groups, a kind of attention other than full, or a part in host memory.
+        UnsupportedError: such a kind, states that are kept in another way, or a part in host memory.
     """
     num_host_blocks = getattr(kv_cache_config, "hisparse_host_num_blocks", None)
     if num_host_blocks is not None:
@@ -155,22 +151,32 @@ def check_cache_groups(kv_cache_config: KVCacheConfig) -> None:
             f"delays loads; this release does not serve it, remove hisparse_config from --attention-config"
         )
     groups = kv_cache_config.kv_cache_groups
-    if len(groups) != 1:
-        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
-        raise UnsupportedError(
-            f"the model has {len(groups)} KV cache groups ({kinds}); this release serves models with one. "
-            f"Models with sliding windows can be served with --disable-hybrid-kv-cache-manager"
-        )
-    spec = groups[0].kv_cache_spec
-    inner: list[KVCacheSpec] = [spec]
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        inner = list(spec.kv_cache_specs.values())
-    for layer_spec in inner:
-        if type(layer_spec) not in (FullAttentionSpec, MLAAttentionSpec):
+    served = cached_groups(kv_cache_config)
+    for index in served:
+        specs = layer_specs(groups[index].kv_cache_spec)
+        for spec in specs:
+            if type(spec) not in KINDS:
+                raise UnsupportedError(
+                    f"KV cache group {index} is of kind {type(spec).__name__}; this release serves "
+                    f"{', '.join(kind.__name__ for kind in KINDS)}. Remove the connector for this model"
+                )
+            mode = getattr(spec, "mamba_cache_mode", _STATE_MODE)
+            if mode != _STATE_MODE:
+                raise UnsupportedError(
+                    f'KV cache group {index} keeps its states in mode "{mode}", and this release knows '
+                    f'"{_STATE_MODE}" only; set --mamba-cache-mode {_STATE_MODE}'
+                )
+        spans = {
+            (type(spec), getattr(spec, "sliding_window", None), getattr(spec, "attention_chunk_size", None))
+            for spec in specs
+        }
+        if len(spans) > 1 and not is_full(groups[index].kv_cache_spec):
             raise UnsupportedError(
-                f"the model's KV cache is of kind {type(layer_spec).__name__}; this release serves full "
-                f"attention and MLA only. Remove the connector for this model"
+                f"layers of KV cache group {index} differ in kind or window; this release serves groups "
+                f"whose layers are alike. Remove the connector for this model"
             )
+    if not served:
+        raise UnsupportedError("no KV cache group has prefix hashes; remove the connector for this model")
 
 
 def pool_bytes_here(vllm_config: VllmConfig, config: OffloadConfig) -> int:
@@ -272,24 +278,10 @@ def _check_parallelism(vllm_config: VllmConfig) -> None:
 
 def _check_model(vllm_config: VllmConfig) -> None:
     model = vllm_config.model_config
-    if model.is_encoder_decoder or model.is_attention_free or model.is_hybrid or model.is_diffusion:
+    if model.is_encoder_decoder or model.is_diffusion:
         raise UnsupportedError(
-            f"{model.model} is a model with state beside full attention (hybrid, Mamba, encoder-decoder or "
+            f"{model.model} is a model whose KV depends on more than the tokens before (encoder-decoder or "
             f"diffusion), which this release does not serve; remove the connector for this model"
-        )
-    layer_types = getattr(model.hf_text_config, "layer_types", None) or ()
-    windows = model.get_sliding_window() is not None or any(
-        "sliding" in kind or "chunked" in kind for kind in layer_types
-    )
-    if windows and not any("full" in kind for kind in layer_types):
-        raise UnsupportedError(
-            f"all layers of {model.model} use windowed attention, whose blocks leave the GPU early; this "
-            f"release does not serve it, remove the connector for this model"
-        )
-    if windows and not vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
-        raise UnsupportedError(
-            f"{model.model} uses windowed attention, whose blocks leave the GPU early; this release serves "
-            f"it with --disable-hybrid-kv-cache-manager only"
         )
 
 

@@ -49,6 +49,8 @@ class GpuCache(Protocol):
     num_blocks: int
     block_bytes: int
     """Of one block, all layers of this rank."""
+    is_divisible: bool
+    """Whether the engine can use the leading blocks of a load that fell short."""
 
     def regions(self, kv_caches: Mapping[str, torch.Tensor]) -> list[Region]:
         """The pieces that a block consists of, where they lie now; ``kv_caches`` by layer.
@@ -108,7 +110,8 @@ class WorkerSide:
     No method raises towards the engine once ``register`` has returned: what goes wrong is the failed end
     of a job. Every restore is reported exactly once, with its unfilled blocks in the same pass. It is
     reported as failed whole if a copy is stuck, because the engine must not compute into blocks that may
-    still be written. So it is if a part was cancelled: then the others are of old weights, too.
+    still be written. So it is if a part was cancelled: then the others are of old weights, too. And so it is
+    where the engine cannot use a part of it.
     """
 
     def __init__(
@@ -372,7 +375,7 @@ class WorkerSide:
         if restore.parts_left:
             return
         ended.requests.add(restore.request_id)
-        if restore.is_worthless:
+        if restore.is_worthless or (restore.unfilled and not self._cache.is_divisible):
             ended.failed.add(restore.request_id)
         else:
             self._unfilled |= restore.unfilled

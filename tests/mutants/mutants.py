@@ -73,7 +73,7 @@ _ROWS = [
     ),
     ("allocator", f"{_BAGS}.last_complete", "self._checkpoints[index].state is BagState.COMPLETE", "True"),
     ("allocator", "allocator.giving_back:give_back_bag", "pin.checkpoint is checkpoint", "False"),
-    ("allocator", "allocator.in_flight:all_slots", "plan.bag is None", "True"),
+    ("allocator", "allocator.plans:StorePlan.all_slots", "self.bag is None", "True"),
     ("allocator", "allocator.pins:Pins.end", "self._pool.end_read(pin.checkpoint.slots)", "pass"),
     ("allocator", f"{_TREE}.last_checkpoint", "last_complete(depth)", "last_complete(node.end)"),
     ("allocator", f"{_TREE}.last_checkpoint", "found.depth > beyond", "True"),

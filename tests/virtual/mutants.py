@@ -107,7 +107,7 @@ def held_blocks_are_released_at_finish(patch: pytest.MonkeyPatch) -> None:
 
     def finish(self: Stores, request: Any) -> Any:
         orders = original(self, request)
-        table = set(self._engine.ids(self._engine.table(request.request_id)).tolist())
+        table = set(self._engine.ids(self._engine.tables(request.request_id)[0]).tolist())
         for job in self._ledger.of(self):
             if table.intersection(block.block_id for block in job.blocks):
                 self.holds.release_held(job)
@@ -441,10 +441,10 @@ def block_tables_are_remembered(patch: pytest.MonkeyPatch) -> None:
         def __init__(self, stores: Stores) -> None:
             self._engine = stores._engine
 
-        def table(self, req_id: str) -> list[Any]:
+        def tables(self, req_id: str) -> list[list[Any]]:
             table = tables.setdefault((id(self._engine), req_id), [])
-            table.extend(self._engine.table(req_id)[len(table) :])
-            return table
+            table.extend(self._engine.tables(req_id)[0][len(table) :])
+            return [table]
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._engine, name)

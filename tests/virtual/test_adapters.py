@@ -10,6 +10,7 @@ from allocator import CpuOffloadingBlockAllocator, hash_chain
 from offload.messages import LOAD, STORE
 from offload.scheduler.adapters import Adapters, _Roots
 from offload.testing.copiers.seeded import CopySchedule
+from offload.testing.memory_engine import MemoryEngine
 from offload.testing.virtual import VirtualEngine
 from tests.virtual import driver
 from tests.virtual.driver import Engines, depth_of, serve, tokens
@@ -222,7 +223,7 @@ def test_the_roots_that_are_remembered_are_bounded(num_adapters: int) -> None:
         return LoRARequest(f"{number}", number + 1, f"/adapters/{number}", load_inplace=load_inplace)
 
     pool = CpuOffloadingBlockAllocator(16)
-    adapters = Adapters(pool)
+    adapters = Adapters(pool, MemoryEngine(1, 1))
     for number in range(5000):
         request = Stored(number, adapter(number % num_adapters))
         plan = pool.plan_store(request.block_hashes, 1)

@@ -176,7 +176,7 @@ class Audit(SchedulerAudit):
         be dropped are looked at later; until then nobody is offered any.
         """
         carryover = self._engine.side.restores.carryover
-        waiting = {each for chain, position in carryover._drops for each in chain[position:]}
+        waiting = {each for _, chain, position in carryover._drops for each in chain[position:]}
         later = [block for block in self._failed if block.prefix_hash in waiting]
         self._failed = [block for block in self._failed if block.prefix_hash not in waiting]
         if self._failed:

@@ -107,14 +107,14 @@ def test_what_is_shared_follows_what_is_wanted() -> None:
     for parts_left in (1, 0):
         restore.parts_left = parts_left
         for landed in range(LENGTH + 1):
-            restore.num_landed = landed
+            restore.num_blocks_landed = landed
             wanted = [depth for depth in depths if depth <= landed or not parts_left]
             assert restore.num_wanted == min(max(wanted, default=0), landed)
 
 
 def test_nobody_wants_what_nobody_follows() -> None:
     restore = restore_of(chain_of(), 0, LENGTH)
-    restore.num_landed = LENGTH
+    restore.num_blocks_landed = LENGTH
     assert restore.num_wanted == 0
 
 

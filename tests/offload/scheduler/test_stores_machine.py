@@ -36,7 +36,9 @@ class StoresMachine(RuleBasedStateMachine):
         common = Common(
             self.allocator, self.ledger, self.engine, self.metrics, lambda: self.now, BLOCK, 1, fills
         )
-        self.stores = Stores(common, Adapters(self.allocator), step_tokens=64, store_answers=True)
+        self.stores = Stores(
+            common, Adapters(self.allocator, self.engine), step_tokens=64, store_answers=True
+        )
         self.stores.backlog.answer_run, self.stores.backlog.answer_interval = run, 2
         self.running: list[MemoryRequest] = []
         self.preempted: list[MemoryRequest] = []
