@@ -8,6 +8,7 @@ one GPU pool, and all blocks fit a slot.
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 from itertools import chain
+from math import gcd
 from typing import Any, NamedTuple
 
 GpuBlocks = list[Any]
@@ -68,7 +69,7 @@ class Group(NamedTuple):
             case Kind.WINDOW:
                 return -(-self.span // self.block_size)
             case Kind.CHUNK:
-                return -(-(self.span - 1) // self.block_size)
+                return -(-(self.span - gcd(self.span, self.block_size)) // self.block_size)
             case Kind.STATE:
                 return 1
 

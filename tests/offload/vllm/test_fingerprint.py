@@ -38,7 +38,7 @@ def test_of_an_engine() -> None:
     connector = engine.scheduler.connector
     assert isinstance(connector, CpuOffloadConnector)
     taken = connector._fingerprint
-    assert taken[2:] == (2, engine.settings.block_size, "auto (torch.float32)", "BLHNC")
+    assert taken[2:] == (2, engine.settings.block_size, "auto (torch.float32)", "BLHNC", "full")
     assert all(rank.connector._fingerprint == taken for rank in engine.ranks)
     engine.close()
 

@@ -14,6 +14,7 @@ from vllm.config.attention import HiSparseConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -137,20 +138,7 @@ REFUSED_ENGINES: list[tuple[str, dict[str, Any], list[str]]] = [
         {"kv_offloading_size": 4.0, "kv_offloading_backend": "lmcache"},
         ["kv_offloading_size is 4.0", f"in place of {CONNECTOR}", "remove --kv-offloading-size"],
     ),
-    ("sliding window", {}, ["sliding-window use windowed attention", "remove the connector"]),
-    (
-        "sliding window",
-        {"disable_hybrid_kv_cache_manager": True},
-        ["sliding-window use windowed attention", "remove the connector"],
-    ),
-    ("alternating windows", {}, ["alternating-windows uses windowed", "--disable-hybrid-kv-cache-manager"]),
-    ("chunks", {}, ["chunks uses windowed attention", "--disable-hybrid-kv-cache-manager"]),
-    ("hybrid", {}, ["hybrid is a model with state beside full attention", "remove the connector"]),
-    (
-        "hybrid",
-        {"disable_hybrid_kv_cache_manager": True, "enable_prefix_caching": False},
-        ["hybrid is a model with state beside full attention", "remove the connector"],
-    ),
+    ("hybrid", {"enable_prefix_caching": False}, ["prefix caching is off", "--no-enable-prefix-caching"]),
 ]
 
 
@@ -250,14 +238,14 @@ def test_auxiliary_outputs_that_a_restored_block_may_lack(
     check_message(refused, "enable_return_routed_experts is True", "remove --enable-return-routed-experts")
 
 
-@pytest.mark.parametrize("kind", ["is_encoder_decoder", "is_attention_free", "is_diffusion"])
-def test_models_with_state_beside_attention(
+@pytest.mark.parametrize("kind", ["is_encoder_decoder", "is_diffusion"])
+def test_models_whose_kv_depends_on_more_than_what_is_before(
     configure: Configure, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configure(transfer=ours())
     monkeypatch.setattr(type(config.model_config), kind, True)
     monkeypatch.setitem(vars(config.model_config), kind, True)  # some are kept once they are known
-    with pytest.raises(UnsupportedError, match="llama is a model with state beside full attention"):
+    with pytest.raises(UnsupportedError, match="llama is a model whose KV depends on more"):
         check_engine(config)
 
 
@@ -302,6 +290,11 @@ def test_vllm_versions_that_were(configure: Configure, version: str, monkeypatch
     ("model", "arguments"),
     [
         ("llama", {}),
+        ("sliding window", {}),
+        ("sliding window", {"disable_hybrid_kv_cache_manager": True}),
+        ("alternating windows", {}),
+        ("chunks", {}),
+        ("hybrid", {}),
         ("alternating windows", {"disable_hybrid_kv_cache_manager": True}),
         ("chunks", {"disable_hybrid_kv_cache_manager": True}),
     ],
@@ -457,8 +450,14 @@ def latent() -> MLAAttentionSpec:
     return MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
 
 
-def state() -> MambaSpec:
-    return MambaSpec(block_size=16, shapes=((8,),), dtypes=(torch.float32,))
+def chunk() -> ChunkedLocalAttentionSpec:
+    return ChunkedLocalAttentionSpec(
+        block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32, attention_chunk_size=32
+    )
+
+
+def state(mode: str = "align") -> MambaSpec:
+    return MambaSpec(block_size=16, shapes=((8,),), dtypes=(torch.float32,), mamba_cache_mode=mode)  # type: ignore[arg-type]
 
 
 def groups_of(*specs: KVCacheSpec) -> KVCacheConfig:
@@ -471,35 +470,41 @@ def uniform(**specs: KVCacheSpec) -> UniformTypeKVCacheSpecs:
 
 class TestCacheGroups:
     @pytest.mark.parametrize(
-        "spec",
-        [attention(), attention(sliding_window=32), latent(), uniform(a=attention(), b=attention())],
-        ids=["full", "window kept whole", "latent", "uniform"],
-    )
-    def test_one_group_of_full_attention_is_served(self, spec: KVCacheSpec) -> None:
-        check_cache_groups(groups_of(spec))
-
-    @pytest.mark.parametrize(
-        ("spec", "kind"),
+        "specs",
         [
-            (window(), "SlidingWindowSpec"),
-            (state(), "MambaSpec"),
-            (uniform(a=window(), b=window()), "SlidingWindowSpec"),
+            [attention()],
+            [attention(sliding_window=32)],
+            [latent()],
+            [uniform(a=attention(), b=attention())],
+            [window()],
+            [uniform(a=window(), b=window())],
+            [state()],
+            [attention(), window(), window()],
+            [chunk(), attention(), state()],
         ],
-        ids=["window", "state", "uniform windows"],
+        ids=lambda specs: " ".join(type(spec).__name__ for spec in specs),
     )
-    def test_other_kinds_are_refused(self, spec: KVCacheSpec, kind: str) -> None:
-        with pytest.raises(UnsupportedError) as refused:
-            check_cache_groups(groups_of(spec))
-        check_message(refused, f"of kind {kind}", "Remove the connector")
+    def test_kinds_that_are_served(self, specs: list[KVCacheSpec]) -> None:
+        check_cache_groups(groups_of(*specs))
 
-    def test_several_groups_are_refused(self) -> None:
+    def test_a_kind_that_is_not_known_is_refused(self) -> None:
+        class Unknown(FullAttentionSpec):
+            pass
+
+        unknown = Unknown(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32)
         with pytest.raises(UnsupportedError) as refused:
-            check_cache_groups(groups_of(attention(), window(), window()))
-        check_message(
-            refused,
-            "3 KV cache groups (FullAttentionSpec, SlidingWindowSpec, SlidingWindowSpec)",
-            "--disable-hybrid-kv-cache-manager",
-        )
+            check_cache_groups(groups_of(attention(), unknown))
+        check_message(refused, "KV cache group 1 is of kind Unknown", "Remove the connector")
+
+    def test_states_that_are_not_kept_are_refused(self) -> None:
+        with pytest.raises(UnsupportedError) as refused:
+            check_cache_groups(groups_of(attention(), state("none")))
+        check_message(refused, 'group 1 keeps its states in mode "none"', "set --mamba-cache-mode align")
+
+    def test_layers_of_a_group_that_differ_are_refused(self) -> None:
+        with pytest.raises(UnsupportedError) as refused:
+            check_cache_groups(groups_of(uniform(a=window(), b=chunk())))
+        check_message(refused, "layers of KV cache group 0 differ", "Remove the connector")
 
     def test_a_part_in_host_memory_is_refused(self) -> None:
         config = groups_of(attention())
@@ -509,5 +514,5 @@ class TestCacheGroups:
         check_message(refused, "7 KV blocks in host memory", "remove hisparse_config")
 
     def test_no_group_is_refused(self) -> None:
-        with pytest.raises(UnsupportedError, match="0 KV cache groups"):
+        with pytest.raises(UnsupportedError, match="no KV cache group has prefix hashes"):
             check_cache_groups(groups_of())
