@@ -128,7 +128,7 @@ _ROWS = [
     ),
     ("scheduler", f"{_HOLDS}.release_held", "job.blocks, []", "job.blocks, job.blocks"),
     ("scheduler", f"{_JOBS_OF_STORES}.finish", "self._engine.hold(blocks)", "pass"),
-    ("scheduler", f"{_JOBS_OF_STORES}._open", "self._engine.hold(blocks)", "pass"),
+    ("scheduler", f"{_JOBS_OF_STORES}._copy", "self._engine.hold(blocks)", "pass"),
     ("scheduler", f"{_JOBS_OF_STORES}._begin", "self._common.filled_by[slots] = job.job_id", "pass"),
     ("scheduler", f"{_RESTORES}._end", "self.carryover.unpin(restore.pin)", "pass"),
     ("scheduler", f"{_RESTORES}.advance", "self._engine.release(reversed(job.blocks))", "pass"),

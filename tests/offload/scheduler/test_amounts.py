@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from offload.scheduler.amounts import (
@@ -188,6 +188,7 @@ class TestStorableBlocksAtFinish:
         hashes=COUNTS,
         block_size=BLOCK_SIZES,
     )
+    @example(computed=129, unconfirmed=0, prompt=100, output=28, hashes=8, block_size=16)
     @thorough(300)
     def test_is_the_most_that_every_bound_allows(
         self, computed: int, unconfirmed: int, prompt: int, output: int, hashes: int, block_size: int

@@ -248,3 +248,29 @@ def test_a_request_whose_restore_fell_short_is_offered_no_more_and_is_forgotten(
     assert machine.restores.offer(other, 0, RequestHints()) == (LENGTH, Why.RESIDENT)
     machine._go(request)
     assert not any(machine.restores.left_over().values())
+
+
+def two_of_a_kind() -> tuple[RestoresMachine, MemoryRequest]:
+    """One request restores, another waits for it, all in one part."""
+    machine = RestoresMachine()
+    machine.make(first_part=LENGTH, at_once=512, work=1 << 15)
+    machine.send(chains=[0, 0], length=LENGTH)
+    first, second = machine.waiting
+    assert machine.restores.still_waits(second.request_id, 0) and len(machine.ledger) == 1
+    return machine, second
+
+
+def test_who_waits_for_a_restore_that_is_cancelled_goes_on() -> None:
+    machine, follower = two_of_a_kind()
+    machine.restores.reset()
+    assert not machine.restores.still_waits(follower.request_id, 0)
+    assert not machine.restores.left_over()["requests that follow"]
+
+
+def test_who_is_over_waits_for_nothing() -> None:
+    machine, follower = two_of_a_kind()
+    assert machine.restores.left_over()["requests that follow"] == [follower.request_id]
+    follower.state = State.ABORTED
+    machine.restores.finish(follower)
+    assert not machine.restores.left_over()["requests that follow"]
+    assert not machine.restores.still_waits(follower.request_id, 0)
