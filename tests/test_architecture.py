@@ -47,6 +47,7 @@ STATEFUL = {
     "offload.scheduler.backlog.Backlog",
     "offload.scheduler.breaker.CircuitBreaker",
     "offload.scheduler.carryover.Carryover",
+    "offload.scheduler.checkpoints.Checkpoints",
     "offload.scheduler.holds.Holds",
     "offload.scheduler.jobs.JobLedger",
     "offload.scheduler.lookout.Lookout",
@@ -77,6 +78,8 @@ CHECKED_BY_THEIR_OWNER = {
     "allocator.room.Room",  # by CpuOffloadingBlockAllocator: its own state are two counts
     "offload.scheduler.answers._Account",  # by AnswerReuse
     "offload.scheduler.backlog.Pending",  # by Backlog and Holds
+    "offload.scheduler.groups.Groups",  # does not change
+    "offload.scheduler.hits.Hits",  # it has no state but what all flows work with
     "offload.scheduler.flow.Job",  # by JobLedger, and its task by its flow
     "offload.scheduler.restore.Restore",  # by Restores
     "offload.scheduler.store.Store",  # by Stores

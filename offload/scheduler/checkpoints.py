@@ -9,8 +9,14 @@ hands them over. Ends of prompts and branches are where others go on. Ends of ch
 nobody has seen: a document that is asked for a second time, with another question.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
+
+from allocator import StorePlan
+from offload.scheduler.backlog import Pending
+from offload.scheduler.common import Common
+from offload.scheduler.engine import States, Step
+from offload.scheduler.groups import GpuBlocks
 
 
 class Candidate(NamedTuple):
@@ -59,3 +65,96 @@ def candidates(
         is_there = handed_over is None or is_standing or num_tokens in handed_over
         if is_there and num_tokens > 0 and tokens.start <= num_tokens <= tokens.stop:
             yield Candidate(depth, depth not in wanted, is_standing)
+
+
+class Checkpoints:
+    """Which checkpoints requests pass in a step, and what to store for each."""
+
+    def __init__(self, common: Common) -> None:
+        self._allocator = common.allocator
+        self._engine = common.engine
+        self._groups = common.engine.groups
+        self._passing: list[tuple[Pending, Candidate]] = []
+        self._states: Mapping[str, Mapping[int, States]] = {}
+
+    def begin_step(self, step: Step) -> None:
+        """The scheduler is done with a step, for which it hands over states."""
+        if self._groups.has_states:
+            self._states = self._engine.states(step)
+
+    def look(self, pending: Pending, tokens: range, num_full: int, *, is_chunk_end: bool) -> None:
+        """The step computes these tokens of a request, of which ``num_full`` positions may be stored then.
+
+        ``is_chunk_end``: they are many, or it is the turn of its answer.
+        """
+        states = self._states.get(pending.request_id, {}) if self._groups.has_states else None
+        passed = candidates(
+            tokens,
+            pending.request.num_prompt_tokens,
+            self._engine.branch(pending.request),
+            self._groups.position_tokens,
+            handed_over=states,
+            is_chunk_end=is_chunk_end,
+        )
+        self._passing += [(pending, each) for each in passed if each.depth <= num_full]
+
+    def take(self) -> list[tuple[Pending, Candidate]]:
+        """The checkpoints that requests pass in this step, in no other."""
+        passing, self._passing = self._passing, []
+        return passing
+
+    def plan(
+        self, pending: Pending, candidate: Candidate, num_holdable: int
+    ) -> tuple[StorePlan, GpuBlocks] | None:
+        """Plan a checkpoint, and all before it that has no copy yet. Only a part of that if it is too much.
+
+        Args:
+            pending: the request.
+            candidate: a checkpoint that it passes now, or that its tables still have.
+            num_holdable: GPU blocks that the store may hold.
+
+        Returns:
+            The plan, and GPU blocks for its bag. None: it is not worth it, or not possible.
+        """
+        groups, chain, depth = self._groups, pending.chain, candidate.depth
+        known = self._allocator.known_depth(chain, depth)
+        if known < min(depth, pending.last_checkpoint):  # it was stored before, and was evicted
+            return None
+        num_bag = groups.num_in_bag(depth)
+        num_blocks = (depth - known) * groups.columns + num_bag
+        if candidate.is_inner and not self._is_worth_a_bag(pending, depth, num_blocks, num_holdable):
+            return None
+        if num_blocks > num_holdable:
+            num_first = min(num_holdable // max(groups.columns, 1), depth - known)
+            plan = self._allocator.plan_store(chain, known + num_first, None, pending.keep)
+            return None if plan is None else (plan, [])
+        bag = self._bag(pending, candidate)
+        if len(bag) < num_bag or not self._engine.ids(bag).all():
+            return None
+        plan = self._allocator.plan_store(chain, depth, None, pending.keep, num_bag)
+        if plan is None:
+            return None
+        pending.last_checkpoint = max(pending.last_checkpoint, depth)
+        return plan, bag
+
+    def check_invariants(self) -> None:
+        """Between steps nobody passes a checkpoint."""
+        assert not self._passing, f"{self._passing} were passed in a step before"
+
+    def _bag(self, pending: Pending, candidate: Candidate) -> GpuBlocks:
+        num_tokens = candidate.depth * self._groups.position_tokens
+        states = self._states.get(pending.request_id, {}).get(num_tokens, {})
+        tables = self._engine.tables(pending.request_id)
+        return self._groups.bag(tables, candidate.depth, states, is_standing=candidate.is_standing)
+
+    def _is_worth_a_bag(self, pending: Pending, depth: int, num_blocks: int, num_holdable: int) -> bool:
+        """Whether to have an inner checkpoint there: there are free slots for it, or it is far from others.
+
+        Nor may copies be so far behind that a store of more use might have to wait for this one.
+        """
+        if num_blocks > num_holdable // 2:
+            return False
+        if num_blocks <= self._allocator.num_free:
+            return True
+        last = max(pending.last_checkpoint, self._allocator.usable_depth(pending.chain, depth))
+        return depth - last >= self._groups.spacing

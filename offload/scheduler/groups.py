@@ -81,6 +81,7 @@ class Groups:
         position_tokens: tokens of a chain position.
         columns: blocks of prefix groups for a position.
         bag_slots: blocks of a bag, at most.
+        least: blocks of the smallest store: a position, and its bag if there are any.
         has_bags: whether some groups are no prefix groups, so that a request can go on at checkpoints only.
         has_states: whether some keep states, which stand at the end of a step only.
         spacing: positions between checkpoints at which bags take half as much room as the prefix.
@@ -99,6 +100,7 @@ class Groups:
         self.columns = sum(num for _, num in self._prefix)
         self.has_bags = bool(self._others)
         self.bag_slots = sum(group.most for _, group in self._others)
+        self.least = self.columns + self.bag_slots
         self.has_states = any(group.kind is Kind.STATE for group in groups)
         self.spacing = -(-2 * self.bag_slots // max(self.columns, 1))
 

@@ -1,27 +1,23 @@
 """Restores: loads under way for requests that wait for them, and what others may make of them."""
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from allocator import Pin
-from offload.messages import LOAD, Ids, Order, Part
+from offload.messages import LOAD, Order, Part
 from offload.scheduler import amounts
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.carryover import Carryover
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, State, Step
 from offload.scheduler.flow import Job, Progress
-from offload.scheduler.groups import GpuBlocks
 from offload.scheduler.hints import RequestHints
+from offload.scheduler.hits import Hits
 from offload.scheduler.offer import COMING, NOTHING, Offer, Why
 from offload.scheduler.restore import LoadPart, Restore
 from offload.scheduler.restore_index import RestoreIndex
-
-logger = logging.getLogger(__name__)
 
 SHARED_AT_ONCE = 512
 """Positions handed to the GPU's prefix cache in one step: vLLM takes about 1.5 µs for each."""
@@ -65,6 +61,7 @@ class Restores:
         self._ledger = common.ledger
         self._engine = common.engine
         self._groups = common.engine.groups
+        self._hits = Hits(common)
         self._block_size = common.block_size
         self.carryover = Carryover(common.allocator)
         self.shared_at_once = self._may_share = SHARED_AT_ONCE
@@ -97,21 +94,11 @@ class Restores:
 
     def offer(self, request: Request, num_local: int, hints: RequestHints) -> Offer:
         """What the pool has behind the ``num_local`` leading tokens of the GPU. The last to be asked."""
-        if not self._groups.is_plain:
-            return self._offer_groups(request, num_local, hints)
-        drafts, num_gpu_blocks = self._engine.drafts, self._engine.num_blocks
-        depth = amounts.restorable_blocks(
-            self._allocator.resident_depth(self._engine.chain(request)),
-            num_gpu_blocks,
-            drafts.num_volatile_blocks,
-            drafts.step_blocks(self._block_size),
-        )
-        num_tokens = amounts.loadable_tokens(
-            depth, num_local, request.num_tokens, self._block_size, hints.max_load_tokens
-        )
+        num_tokens = self._hits.num_tokens(request, num_local, hints.max_load_tokens)
         if not num_tokens:
             return NOTHING[Why.ABSENT]
-        if not amounts.may_load(num_gpu_blocks, self.num_stuck, num_tokens // self._block_size):
+        num_blocks = num_tokens // self._block_size * self._groups.columns + self._groups.bag_slots
+        if not amounts.may_load(self._engine.num_blocks, self.num_stuck, num_blocks):
             return NOTHING[Why.STUCK]
         return Offer(num_tokens, Why.RESIDENT)
 
@@ -185,7 +172,7 @@ class Restores:
         first, stop = positions.start, positions.stop
         chain, request_id = list(self._engine.chain(request)[:stop]), request.request_id
         pin = self._allocator.pin(chain, first, stop)
-        slots, block_ids, fits = self._pairs(pin, self._engine.tables(request_id), positions)
+        slots, block_ids, fits = self._hits.pairs(pin, request_id, positions)
         restore = Restore(request, first, pin, chain, block_ids, self._groups.columns, self._groups.has_bags)
         if restore.is_whole:
             self._engine.retain(request, stop * self._block_size)
@@ -313,65 +300,6 @@ class Restores:
             "pins and drops": len(self.carryover),
         }
 
-    def _offer_groups(self, request: Request, num_local: int, hints: RequestHints) -> Offer:
-        """As ``offer``, for positions of several blocks, or with bags.
-
-        What windows and states need at the end of the prompt is gone when its last token is to be computed
-        once more. So one token at least is left to compute.
-        """
-        groups, size, chain = self._groups, self._block_size, self._engine.chain(request)
-        num_gpu_blocks = self._engine.num_blocks
-        first, last = num_local // size, (request.num_tokens - groups.has_bags) // size
-        room = num_gpu_blocks - 1 - self._engine.drafts.step_blocks(size) - groups.bag_slots
-        limit = min(last, room // groups.columns if groups.columns else last)
-        if hints.max_load_tokens is not None:
-            limit = min(limit, first + hints.max_load_tokens // size)
-        depth = self._allocator.usable_depth(chain, limit, first) if limit > first and room >= 0 else 0
-        if not groups.has_bags:
-            depth = min(
-                depth, self._allocator.resident_depth(chain) - self._engine.drafts.num_volatile_blocks
-            )
-        if depth <= first:
-            self._retain_known(request, first)
-            return NOTHING[Why.ABSENT]
-        if not amounts.may_load(
-            num_gpu_blocks, self.num_stuck, (depth - first) * groups.columns + groups.bag_slots
-        ):
-            return NOTHING[Why.STUCK]
-        return Offer(depth * size - num_local, Why.RESIDENT)
-
-    def _retain_known(self, request: Request, beyond: int) -> None:
-        """Have the GPU keep a checkpoint where the request leaves what the pool knows, so that one is stored.
-
-        Nobody can go on there yet: other chains did not end there.
-        """
-        if not self._groups.has_bags:
-            return
-        last = (request.num_tokens - 1) // self._block_size
-        known = self._allocator.known_depth(self._engine.chain(request), last)
-        if known > beyond:
-            self._engine.retain(request, known * self._block_size)
-
-    def _pairs(self, pin: Pin, tables: Sequence[GpuBlocks], positions: range) -> tuple[Ids, Ids, bool]:
-        """Which slot goes into which block: those of these positions, then what is missing of the bag.
-
-        Last, whether every block that the request computes with gets a slot. If not, all of it has to fail.
-        """
-        slots, fits = [pin.slots.reshape(-1)], True
-        block_ids = [self._engine.ids(self._groups.prefix(tables, positions))]
-        if pin.bag is not None:
-            for table, num_holes, entries in self._groups.missing(tables, positions.start, positions.stop):
-                ids = self._engine.ids(table)
-                if len(ids) != num_holes + len(entries) or ids[:num_holes].any() or not ids[num_holes:].all():
-                    logger.error("a table %s does not fit %d holes and a bag's %s", ids, num_holes, entries)
-                    fits = False
-                    continue
-                block_ids.append(ids[num_holes:])
-                slots.append(pin.bag[entries.start : entries.stop])
-        if len(slots) == 1:
-            return slots[0], block_ids[0], fits
-        return np.concatenate(slots), np.concatenate(block_ids), fits
-
     def _drop(self, restore: Restore, index: int) -> None:
         """The bytes for block ``index`` of it are bad."""
         position = restore.position_of(index)
@@ -382,7 +310,7 @@ class Restores:
 
     def _end(self, restore: Restore) -> None:
         if restore.is_whole and restore.num_shared:
-            self._retain_known(restore.request, len(restore.chain))
+            self._hits.retain_known(restore.request, len(restore.chain))
         self.carryover.unpin(restore.pin)
         del self._restores[restore.restore_id]
         self._index.remove(restore)

@@ -1,6 +1,6 @@
 """Stores: jobs that copy full GPU blocks down, from the backlog."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from allocator import StorePlan
@@ -11,9 +11,9 @@ from offload.scheduler.adapters import Adapters
 from offload.scheduler.answers import AnswerReuse, Kind
 from offload.scheduler.backlog import Backlog, Pending
 from offload.scheduler.breaker import CircuitBreaker
-from offload.scheduler.checkpoints import Candidate, candidates
+from offload.scheduler.checkpoints import Candidate, Checkpoints
 from offload.scheduler.common import Common
-from offload.scheduler.engine import Request, State, States, Step
+from offload.scheduler.engine import Request, State, Step
 from offload.scheduler.flow import Job, Progress
 from offload.scheduler.groups import GpuBlocks
 from offload.scheduler.holds import Holds
@@ -55,8 +55,7 @@ class Stores:
         self._block_size = common.block_size
         self.answers = AnswerReuse(store_answers)
         self._num_ended_left = _ENDED_AT_ONCE
-        self._passing: list[tuple[Pending, Candidate]] = []  # checkpoints that requests pass in this step
-        self._states: Mapping[str, Mapping[int, States]] = {}  # that the engine hands over in this step
+        self._checkpoints = Checkpoints(common)
         self._drafts = common.engine.drafts
         self._tokens_per_step = 1 + self._drafts.num_tokens
         self.backlog = Backlog(
@@ -114,8 +113,7 @@ class Stores:
             is_back = preempted is not None and self._engine.state(preempted.request) is not State.PREEMPTED
             backlog.set_aside(request_id, is_back=is_back)
         self.holds.begin_step(step)
-        if self._groups.has_states:
-            self._states = self._engine.states(step)
+        self._checkpoints.begin_step(step)
         busy: list[str] = []
         if step.total_num_scheduled_tokens > len(scheduled):
             busy = [request_id for request_id, num in scheduled.items() if num > self._tokens_per_step]
@@ -126,7 +124,8 @@ class Stores:
         self._num_ended_left = _ENDED_AT_ONCE
         orders = [] if self.holds.is_short else self._store_ended()
         if self._groups.has_bags:
-            orders += self._store_passing()
+            for passing, candidate in self._checkpoints.take():  # in the next step their blocks are gone
+                orders += self._open_checkpoint(passing, candidate)
         elif backlog.has_runs and self._may_store():
             for run in backlog.runs():
                 pending = backlog.get(run.owner) if run.owner in scheduled else None
@@ -204,7 +203,7 @@ class Stores:
 
     def check_invariants(self) -> None:
         """Every store has slots of its own, and no more of them begin in a step than may."""
-        for part in (self.answers, self.backlog, self.holds):
+        for part in (self.answers, self.backlog, self.holds, self._checkpoints):
             part.check_invariants()
         assert 0 <= self._num_ended_left <= _ENDED_AT_ONCE, f"{self._num_ended_left} may begin"
         num_held = sum(len(job.blocks) for job in self._ledger.of(self))
@@ -244,9 +243,8 @@ class Stores:
         self.backlog.look(pending, num_tokens, num_full, has_turn=has_turn)
         if self._groups.has_bags:
             tokens = range(request.num_computed_tokens, min(num_tokens, num_known))
-            self._pass(
-                pending, tokens, num_full, is_chunk_end=has_turn or num_scheduled > self._tokens_per_step
-            )
+            is_chunk_end = has_turn or num_scheduled > self._tokens_per_step
+            self._checkpoints.look(pending, tokens, num_full, is_chunk_end=is_chunk_end)
 
     def _num_full_at_end(self, pending: Pending) -> int:
         """Full blocks of a request that is over, whatever ended it.
@@ -286,84 +284,17 @@ class Stores:
 
     # Checkpoints
 
-    def _pass(self, pending: Pending, tokens: range, num_full: int, *, is_chunk_end: bool) -> None:
-        """Its step computes these tokens: note the checkpoints that it passes."""
-        states = self._states.get(pending.request_id, {}) if self._groups.has_states else None
-        passed = candidates(
-            tokens,
-            pending.request.num_prompt_tokens,
-            self._engine.branch(pending.request),
-            self._block_size,
-            handed_over=states,
-            is_chunk_end=is_chunk_end,
-        )
-        self._passing += [(pending, each) for each in passed if each.depth <= num_full]
-
-    def _store_passing(self) -> list[Order]:
-        """Store the checkpoints that requests pass in this step. In the next their blocks are gone."""
-        passing, self._passing = self._passing, []
-        orders: list[Order] = []
-        for pending, candidate in passing:
-            if self._may_store():
-                orders += self._open_checkpoint(pending, candidate)
-        return orders
-
     def _store_last(self, pending: Pending, num_full: int) -> list[Order]:
         """Store a checkpoint at the end of a request that is over, if its windows still are there."""
         orders: list[Order] = []
-        is_prompt_only = num_full <= pending.num_prompt_blocks
-        if num_full and not is_prompt_only and not self._groups.has_states and self._may_store():
-            orders = self._open_checkpoint(pending, Candidate(num_full, False, False))
+        if num_full > pending.num_prompt_blocks and not self._groups.has_states:
+            orders = self._open_checkpoint(pending, Candidate(num_full, is_inner=False, is_standing=False))
         self._allocator.close(pending.chain)
         return orders
 
     def _open_checkpoint(self, pending: Pending, candidate: Candidate) -> list[Order]:
-        """Store a checkpoint, with all before it that has no copy yet. Or some of that, if it is too much."""
-        groups, chain, depth = self._groups, pending.chain, candidate.depth
-        known = self._allocator.known_depth(chain, depth)
-        if known < min(depth, pending.last_checkpoint):  # it was stored before, and was evicted
-            return []
-        num_bag = groups.num_in_bag(depth)
-        num_blocks = (depth - known) * groups.columns + num_bag
-        if candidate.is_inner and not self._is_worth_a_bag(pending, depth, num_blocks):
-            return []
-        tables = self._engine.tables(pending.request_id)
-        states = self._states.get(pending.request_id, {}).get(depth * self._block_size, {})
-        bag = groups.bag(tables, depth, states, is_standing=candidate.is_standing)
-        if len(bag) < num_bag or not self._engine.ids(bag).all():
-            return []
-        limit = self.holds.num_holdable
-        if self.breaker.is_outage:
-            limit = min(limit, groups.columns + groups.bag_slots)  # a trial that hangs costs its slots
-        if num_blocks > limit:
-            num_first = min(limit // max(groups.columns, 1), depth - known)
-            plan = (
-                self._allocator.plan_store(chain, known + num_first, None, pending.keep)
-                if num_first
-                else None
-            )
-            bag = []
-        else:
-            plan = self._allocator.plan_store(chain, depth, None, pending.keep, num_bag)
-        if plan is None:
-            return []
-        if plan.bag is None:
-            bag = []
-        else:
-            pending.last_checkpoint = max(pending.last_checkpoint, depth)
-        return [self._copy(pending, plan, bag)]
-
-    def _is_worth_a_bag(self, pending: Pending, depth: int, num_blocks: int) -> bool:
-        """Whether to have an inner checkpoint there: there are free slots for it, or it is far from others.
-
-        Nor may copies be so far behind that a store of more use might have to wait for this one.
-        """
-        if num_blocks > self.holds.num_holdable // 2:
-            return False
-        if num_blocks <= self._allocator.num_free:
-            return True
-        last = max(pending.last_checkpoint, self._allocator.usable_depth(pending.chain, depth))
-        return depth - last >= self._groups.spacing
+        planned = self._checkpoints.plan(pending, candidate, self._limit()) if self._may_store() else None
+        return [] if planned is None else [self._copy(pending, *planned)]
 
     # Jobs
 
@@ -375,7 +306,9 @@ class Stores:
         if start < pending.num_planned:
             self.backlog.was_evicted(pending)
             return []
-        plan = self._allocator.plan_store(pending.chain, stop, self._limit(), pending.keep)
+        plan = self._allocator.plan_store(
+            pending.chain, stop, self._limit() // self._groups.columns, pending.keep
+        )
         if plan is None:
             self.backlog.declined(pending)
             return []
@@ -406,7 +339,7 @@ class Stores:
             return []
         if known > pending.start:  # another request has stored it
             self._drop_first(known - pending.start, None)
-        limit = self._limit()
+        limit = self._limit() // self._groups.columns
         plan = self._allocator.plan_store(pending.chain, stop, limit, pending.keep) if known < stop else None
         num_planned = len(plan.hashes) if plan is not None else 0
         orders = [] if plan is None else [self._begin(pending, plan, self.backlog.take(num_planned))]
@@ -442,8 +375,8 @@ class Stores:
             job.task.is_spoiled = True
 
     def _limit(self) -> int:
-        """Positions that a store may have now. A trial that hangs costs its slots."""
-        return 1 if self.breaker.is_outage else self.holds.num_holdable // max(self._groups.columns, 1)
+        """GPU blocks that a store may hold now. A trial that hangs costs its slots."""
+        return self._groups.least if self.breaker.is_outage else self.holds.num_holdable
 
     def _end(self, job: Job[Store]) -> None:
         store = job.task

@@ -255,7 +255,7 @@ def two_of_a_kind() -> tuple[RestoresMachine, MemoryRequest]:
     machine = RestoresMachine()
     machine.make(first_part=LENGTH, at_once=512, work=1 << 15)
     machine.send(chains=[0, 0], length=LENGTH)
-    first, second = machine.waiting
+    _, second = machine.waiting
     assert machine.restores.still_waits(second.request_id, 0) and len(machine.ledger) == 1
     return machine, second
 

@@ -1,0 +1,91 @@
+"""What the pool has for a request, and which slots go into which of its blocks."""
+
+import logging
+
+import numpy as np
+
+from allocator import Pin
+from offload.messages import Ids
+from offload.scheduler import amounts
+from offload.scheduler.common import Common
+from offload.scheduler.engine import Request
+
+logger = logging.getLogger(__name__)
+
+
+class Hits:
+    """Looks into the pool for requests. It has no state of its own."""
+
+    def __init__(self, common: Common) -> None:
+        self._allocator = common.allocator
+        self._engine = common.engine
+        self._groups = common.engine.groups
+        self._block_size = common.block_size
+
+    def num_tokens(self, request: Request, num_local: int, most: int | None) -> int:
+        """Tokens that can be restored behind the ``num_local`` leading tokens that the GPU has, perhaps 0.
+
+        ``most``: that the request allows; None: it does not say.
+        """
+        if self._groups.has_bags:
+            return self._tokens_to_checkpoint(request, num_local, most)
+        drafts, size, columns = self._engine.drafts, self._block_size, self._groups.columns
+        depth = amounts.restorable_blocks(
+            self._allocator.resident_depth(self._engine.chain(request)),
+            self._engine.num_blocks // columns,
+            drafts.num_volatile_blocks,
+            drafts.step_blocks(size),
+        )
+        return amounts.loadable_tokens(depth, num_local, request.num_tokens, size, most)
+
+    def retain_known(self, request: Request, beyond: int) -> None:
+        """Have the GPU stop, and keep a checkpoint, where the request leaves what the pool knows.
+
+        Nobody can go on there yet, as no other chain ended there. If that is not behind position ``beyond``,
+        it has a checkpoint already. O(log n).
+        """
+        last = (request.num_tokens - 1) // self._block_size
+        known = self._allocator.known_depth(self._engine.chain(request), last)
+        if known > beyond:
+            self._engine.retain(request, known * self._block_size)
+
+    def pairs(self, pin: Pin, request_id: str, positions: range) -> tuple[Ids, Ids, bool]:
+        """Which slot goes into which block: those of these positions, then what the request lacks of the bag.
+
+        Returns:
+            Slots, blocks, and whether every block that the request computes with gets a slot. If not, none of
+            them may be used.
+        """
+        tables = self._engine.tables(request_id)
+        slots, fits = [pin.slots.reshape(-1)], True
+        block_ids = [self._engine.ids(self._groups.prefix(tables, positions))]
+        if pin.bag is None:
+            return slots[0], block_ids[0], fits
+        for table, num_holes, entries in self._groups.missing(tables, positions.start, positions.stop):
+            ids = self._engine.ids(table)
+            if len(ids) != num_holes + len(entries) or ids[:num_holes].any() or not ids[num_holes:].all():
+                logger.error("a restore fails: table %s, %d holes, entries %s", ids, num_holes, entries)
+                fits = False
+            else:
+                block_ids.append(ids[num_holes:])
+                slots.append(pin.bag[entries.start : entries.stop])
+        return np.concatenate(slots), np.concatenate(block_ids), fits
+
+    def _tokens_to_checkpoint(self, request: Request, num_local: int, most: int | None) -> int:
+        """As ``num_tokens``, up to a checkpoint. Where there is none, one is made if others come this way.
+
+        One token at least is left to compute: what windows and states need at the end of a prompt is gone
+        when its last token is computed once more.
+        """
+        groups, size, chain = self._groups, self._block_size, self._engine.chain(request)
+        first, limit = num_local // size, (request.num_tokens - 1) // size
+        num_step_blocks = self._engine.drafts.step_blocks(size)
+        room = self._engine.num_blocks - 1 - num_step_blocks - groups.bag_slots
+        limit = min(limit, room // groups.columns if groups.columns else limit)
+        if most is not None:
+            limit = min(limit, first + most // size)
+        depth = self._allocator.usable_depth(chain, limit, first) if limit > first and room >= 0 else 0
+        if not depth:
+            self.retain_known(request, first)
+            return 0
+        return depth * size - num_local
