@@ -112,8 +112,9 @@ class Audit(SchedulerAudit):
         if engine.settings.gpu_blocks > _FEW_BLOCKS and engine.num_steps % _POOL_EVERY:
             return
         owners = Counter[int]()
-        for table in manager.coordinator.single_type_managers[0].req_to_blocks.values():
-            owners.update(block.block_id for block in table)
+        for group in manager.coordinator.single_type_managers:
+            for table in group.req_to_blocks.values():
+                owners.update(block.block_id for block in table)
         for _, blocks in engine.scheduler.deferred_frees:
             owners.update(block.block_id for block in blocks)
         for job in engine.jobs:

@@ -25,11 +25,11 @@ from offload.testing.virtual.drafter import Drafter
 from offload.testing.virtual.history import History
 from offload.testing.virtual.inputs import Inputs
 from offload.testing.virtual.native import scheduler_jobs
-from offload.testing.virtual.parts import make_hash, make_scheduler
+from offload.testing.virtual.parts import make_hash, make_scheduler, tell_sizes
 from offload.testing.virtual.rank import VirtualRank
 from offload.testing.virtual.runner import VirtualRunner
 from offload.testing.virtual.scheduler_audit import SchedulerAudit
-from offload.testing.virtual.settings import VirtualSettings, make_vllm_config
+from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config, make_vllm_config
 
 VOCABULARY = 512
 
@@ -38,12 +38,16 @@ _FIRST_STEPS = 4
 
 @dataclass(slots=True)
 class _Step:
-    """A step on its way: what was scheduled, under which weights and pool, and what came of it."""
+    """A step on its way: what was scheduled, under which weights and pool, and what came of it.
+
+    ``taken``: GPU blocks that were taken for something new.
+    """
 
     output: SchedulerOutput
     generation: int
     pool_epoch: int
     adapters: dict[int, int]
+    taken: list[int]
     result: ModelRunnerOutput | None = None
 
 
@@ -66,7 +70,8 @@ class VirtualEngine:
         self.history = History()
         self._rng = rng
         vllm_config = make_vllm_config(settings)
-        self._hasher = get_request_block_hasher(settings.block_tokens, make_hash(vllm_config))
+        self.sizes = tell_sizes(make_kv_cache_config(settings), vllm_config)
+        self._hasher = get_request_block_hasher(self.sizes.hashes, make_hash(vllm_config))
         self.copiers = [
             SeededCopier(settings.copies, random.Random(rng.random()), self.counts)
             for _ in range(settings.num_ranks)
@@ -83,9 +88,9 @@ class VirtualEngine:
         self._inputs: dict[str, Inputs] = {}
         drafts = random.Random(rng.random() if settings.drafter else 0)
         drafter = Drafter(settings, self.ranks, VOCABULARY, self.history, self.counts, drafts)
-        self.runner = VirtualRunner(
-            self.ranks, settings.block_tokens, VOCABULARY, self.history, self._inputs, drafter
-        )
+        self.runner = VirtualRunner(self.ranks, VOCABULARY, self.history, self._inputs, drafter)
+        self._taken: list[int] = []
+        self._watch_blocks()
         self.audit = SchedulerAudit(self)
         self.generation = 0
         """Counts weight updates: KV of an earlier generation must never be read."""
@@ -193,7 +198,7 @@ class VirtualEngine:
         """Whether vLLM allows to reset under running requests: nobody else may hold a block."""
         manager = self.scheduler.kv_cache_manager
         holding = any(
-            request.status is not RequestStatus.RUNNING and manager.get_blocks(request_id).blocks[0]
+            request.status is not RequestStatus.RUNNING and any(manager.get_blocks(request_id).blocks)
             for request_id, request in self.scheduler.requests.items()
         )
         queued = self.settings.connector == "offload" and self.side.stores.backlog.num_queued
@@ -283,13 +288,25 @@ class VirtualEngine:
             patience = settings.answer_patience
             self.side.stores.answers = AnswerReuse(patience=patience, worth=patience // 2)
 
+    def _watch_blocks(self) -> None:
+        """Note which GPU blocks are taken for something new; what was in them must not be read any more."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        take = pool.get_new_blocks
+
+        def watched(num_blocks: int) -> list[Any]:
+            blocks: list[Any] = take(num_blocks)
+            self._taken.extend(block.block_id for block in blocks)
+            return blocks
+
+        pool.get_new_blocks = watched
+
     def _lacks_stuck_blocks(self) -> bool:
         """Whether requests that are left need more blocks than there are without those of stuck loads."""
         if self.settings.connector != "offload" or not self.side.restores.num_stuck:
             return False
         free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         longest = max(request.num_tokens for request in self.scheduler.requests.values())
-        return bool(longest // self.settings.block_tokens + 1 > free)
+        return bool(self.settings.blocks_for(longest) + 1 > free)
 
     def _let_go(self) -> None:
         for copier in self.copiers:
@@ -316,14 +333,17 @@ class VirtualEngine:
         preempted = victims & set(output.preempted_req_ids or ())
         self.counts["preemptions"] += len(preempted)
         for req_id in [*preempted, *output.finished_req_ids]:
-            self.history.blocks(self.runner.table_of(req_id), f"{req_id} gave it back")
+            self.history.blocks(self.runner.blocks_of(req_id), f"{req_id} gave it back")
         self.audit.see_plan(output.kv_connector_metadata)
         for new in output.scheduled_new_reqs:
             if new.lora_request is not None and new.lora_request.load_inplace:
                 self.adapters[new.lora_request.lora_int_id] = (
                     self.adapters.get(new.lora_request.lora_int_id, 0) + 1
                 )
-        self._in_flight.appendleft(_Step(output, self.generation, self.audit.pool_epoch, dict(self.adapters)))
+        taken, self._taken = self._taken, []
+        self._in_flight.appendleft(
+            _Step(output, self.generation, self.audit.pool_epoch, dict(self.adapters), taken)
+        )
         if not self.settings.overlapped or self._rng.random() < 0.5:
             self._execute_all()
         return bool(output.total_num_scheduled_tokens)
@@ -332,7 +352,7 @@ class VirtualEngine:
         """Workers are first-in first-out, but may lag behind the scheduler."""
         for step in reversed(self._in_flight):
             if step.result is None:
-                self.runner.adapters = step.adapters
+                self.runner.adapters, self.runner.taken = step.adapters, step.taken
                 step.result = self.runner.execute(step.output, step.generation)
 
     def _finish_step(self, aborts: Sequence[str]) -> None:

@@ -1,22 +1,24 @@
 """What virtual engines are made of: vLLM's real scheduler, and connectors of workers with their caches."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import init_none_hash, resolve_kv_cache_block_sizes
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.structured_output import StructuredOutputManager
 
 from offload.testing.copiers.inline import InlineExecutor
 from offload.testing.seams import seams
-from offload.testing.virtual.settings import CELL_BYTES, VirtualSettings, make_kv_cache_config
+from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config
 from offload.vllm.places import Place
 
 
@@ -25,6 +27,24 @@ def make_hash(vllm_config: VllmConfig) -> Callable[[Any], bytes]:
     function: Callable[[Any], bytes] = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
     init_none_hash(function)
     return function
+
+
+class BlockSizes(NamedTuple):
+    """Tokens of a block as the scheduler counts them, and from one prefix hash to the next."""
+
+    scheduler: int
+    hashes: int
+
+
+def tell_sizes(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> BlockSizes:
+    """Find the sizes as vLLM's engine core does, and put them where it puts them for connectors."""
+    register_all_kvcache_specs(vllm_config)
+    sizes = BlockSizes(*resolve_kv_cache_block_sizes(kv_cache_config, vllm_config))
+    resolve_alignment = getattr(kv_cache_utils, "resolve_cache_hit_alignment_tokens", None)
+    if resolve_alignment is not None:  # the oldest vLLM tells connectors nothing of these
+        kv_cache_config.hash_block_size = sizes.hashes
+        kv_cache_config.cache_hit_alignment_tokens = resolve_alignment(kv_cache_config, vllm_config, *sizes)
+    return sizes
 
 
 def make_worker(
@@ -39,12 +59,16 @@ def make_worker(
 
 def make_cache(settings: VirtualSettings, kv_cache_config: KVCacheConfig, connector: Any) -> torch.Tensor:
     """The bytes of a GPU cache, in host memory, of which ``connector`` is told if there is one."""
-    (tensor,) = kv_cache_config.kv_cache_tensors
-    backing = torch.zeros(tensor.size, dtype=torch.uint8)
-    size, stride = (settings.gpu_blocks, settings.block_size * CELL_BYTES), (tensor.block_stride, 1)
+    tensors = kv_cache_config.kv_cache_tensors
+    backing = torch.zeros(tensors[0].size, dtype=torch.uint8)
     if connector is not None:
         views = {
-            name: backing.as_strided(size, stride, layer * tensor.layer_stride)
+            name: backing.as_strided(
+                (settings.gpu_blocks, settings.page_bytes),
+                (tensor.block_stride, 1),
+                layer * tensor.layer_stride,
+            )
+            for tensor in tensors
             for layer, name in enumerate(tensor.layers)
         }
         connector.register_kv_caches(views)
@@ -67,14 +91,14 @@ def make_scheduler(
     """
     scheduler_class = AsyncScheduler if settings.overlapped else Scheduler
     kv_cache_config = make_kv_cache_config(settings)
-    block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
+    sizes = tell_sizes(kv_cache_config, vllm_config)
     with seams(settings.places, clock=clock):
         scheduler = scheduler_class(
             vllm_config=vllm_config,
             kv_cache_config=kv_cache_config,
             structured_output_manager=StructuredOutputManager(vllm_config),
-            block_size=block_size,
-            hash_block_size=hash_block_size,
+            block_size=sizes.scheduler,
+            hash_block_size=sizes.hashes,
             log_stats=settings.log_stats,
         )
     if settings.connector == "offload":

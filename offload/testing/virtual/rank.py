@@ -1,7 +1,7 @@
 """One rank: a GPU cache in host memory, the connector's worker side, and the copier between."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,11 @@ from vllm.config import VllmConfig
 from vllm.v1.outputs import KVConnectorOutput
 
 from offload.testing.copiers.seeded import SeededCopier
+from offload.testing.virtual.cells import GARBAGE, make_cells
+from offload.testing.virtual.groups import CELL_BYTES, FULL
 from offload.testing.virtual.native import use_copier, worker_jobs
-from offload.testing.virtual.parts import make_cache, make_worker
-from offload.testing.virtual.settings import CELL_BYTES, VirtualSettings, make_kv_cache_config
+from offload.testing.virtual.parts import make_cache, make_worker, tell_sizes
+from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config
 from offload.testing.virtual.tags import Words, mix
 from offload.worker.copiers import Copier
 from offload.worker.side import WorkerSide
@@ -21,10 +23,7 @@ _WORDS = CELL_BYTES // 8
 
 
 class VirtualRank:
-    """Holds ``cells[layer, block, token, word]``: word 0 is the tag, word 1 says who wrote it when.
-
-    Under decode context parallelism ranks have every so many tokens, as vLLM deals them out one by one.
-    """
+    """Holds the cells of each group, which are views of the same memory, and what stands around them."""
 
     def __init__(
         self,
@@ -35,11 +34,8 @@ class VirtualRank:
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
-        self.own = slice(index % settings.dcp, None, settings.dcp)
-        """Of the token positions of a request, those that this rank holds."""
         kv_cache_config = make_kv_cache_config(settings, index)
-        self.num_layers = settings.layers_of(index)
-        """Without those that draft."""
+        tell_sizes(kv_cache_config, vllm_config)
         self.copier = copier
         self.connector: Any = None
         self.side: WorkerSide | None = None
@@ -60,44 +56,72 @@ class VirtualRank:
             self.side = self.connector._worker
             assert self.side is not None
             self.connector._samples_late = settings.samples_late
-        tensor = kv_cache_config.kv_cache_tensors[0]
-        backing = make_cache(settings, kv_cache_config, self.connector)
-        num_all = len(tensor.layers)
-        shape = (num_all, settings.gpu_blocks, settings.block_size, _WORDS)
-        strides = (tensor.layer_stride, tensor.block_stride, CELL_BYTES, 8)
-        words = backing.numpy().view(np.uint64)
-        cells: Words = np.lib.stride_tricks.as_strided(words, shape, strides)
-        self.cells, self._draft_cells = cells[: self.num_layers], cells[self.num_layers :]
-        masks = np.array([[mix(mix(2, index), layer)] for layer in range(num_all)], dtype=np.uint64)
-        self._masks, self._draft_masks = masks[: self.num_layers], masks[self.num_layers :]
+        words = make_cache(settings, kv_cache_config, self.connector).numpy().view(np.uint64)
+        tensors, num_layers = kv_cache_config.kv_cache_tensors, settings.layers_of(index)
+        block_layers, page_words = settings.block_layers(index), settings.page_bytes // 8
+        masks = np.array(
+            [[mix(mix(2, index), layer)] for layer in range(sum(num_layers) + len(settings.draft_reaches))],
+            dtype=np.uint64,
+        )
+        strides = (tensors[0].layer_stride, tensors[0].block_stride)
+        self._pages: Words = np.lib.stride_tricks.as_strided(
+            words, (block_layers, settings.gpu_blocks, page_words), (*strides, 8)
+        )
+        self.groups = []
+        """The cells of each group, without layers that draft."""
+        first = 0
+        for number, (group, layers) in enumerate(zip(settings.cache_groups, num_layers, strict=True)):
+            places = group.page_bytes // CELL_BYTES
+            cells: Words = np.lib.stride_tricks.as_strided(
+                words, (block_layers, settings.gpu_blocks, places, _WORDS), (*strides, CELL_BYTES, 8)
+            )
+            own = slice(index % settings.dcp, None, settings.dcp) if group.kind == FULL else slice(0, None, 1)
+            its_masks = masks[first : first + layers]
+            self.groups.append(make_cells(number, group, its_masks, cells[:layers], own))
+            first += layers
+            if number == 0:
+                self._draft_cells = cells[layers:]
+        self._draft_masks = masks[first:]
+
+    @property
+    def cells(self) -> Words:
+        """Of the first group, ``uint64[layers, blocks, tokens, words]``, without layers that draft."""
+        return self.groups[0].cells
+
+    @cells.setter
+    def cells(self, cells: Words) -> None:
+        self.groups[0].cells = cells
+
+    @property
+    def own(self) -> slice:
+        """Of the token positions of a request, those that this rank holds in its first group."""
+        return self.groups[0].own
+
+    @property
+    def num_layers(self) -> int:
+        """Of the first group, without those that draft."""
+        return len(self.groups[0].cells)
+
+    def forget(self, block_ids: Sequence[int], step: int) -> None:
+        """These GPU blocks were taken for something new in that step: what was in them is no more."""
+        self._pages[:, block_ids, 0::_WORDS] = GARBAGE
+        self._pages[:, block_ids, 1::_WORDS] = step << 24
+
+    def clear(self, block_ids: Sequence[int]) -> None:
+        """Write zeros over all of these GPU blocks."""
+        self._pages[:, block_ids] = 0
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole GPU blocks, all at once."""
+        self._pages[:, targets] = self._pages[:, sources]
 
     def make_copier(self, *_: Any) -> Copier:
         """For a connector of this rank."""
         return self.copier
 
     def expected(self, tags: Words, generation: int) -> Words:
-        """``uint64[layers, tokens]``: what this rank's layers hold for these tags."""
-        masked: Words = tags[None, :] ^ self._masks ^ np.uint64(mix(3, generation))
-        return masked
-
-    def write(self, table: list[int], start: int, words: Words, writer: int) -> None:
-        """Store what is this rank's of ``words[layers, n]``, for token positions from ``start`` on."""
-        own, span = (
-            slice((self.own.start - start) % self.own.step, None, self.own.step),
-            self._settings.block_tokens,
-        )
-        positions = np.arange(start, start + words.shape[1])[own]
-        blocks = np.asarray(table)[positions // span]
-        offsets = positions % span // self.own.step
-        self.cells[:, blocks, offsets, 0] = words[:, own]
-        self.cells[:, blocks, offsets, 1] = writer
-
-    def read(self, table: list[int], stop: int) -> Words:
-        """Tags of this rank's among token positions ``0 .. stop - 1``, as ``uint64[layers, these]``."""
-        num_blocks = -(-stop // self._settings.block_tokens)
-        pages = self.cells[..., 0][:, table[:num_blocks]]
-        read: Words = pages.reshape(self.num_layers, -1)[:, : len(range(stop)[self.own])]
-        return read
+        """``uint64[layers, tokens]``: what this rank's layers of the first group hold for these tags."""
+        return self.groups[0].expected(tags, generation)
 
     def drafted(self, tags: Words, layer: int, generation: int) -> Words:
         """``uint64[tokens]``: what a draft layer of this rank holds for these tags; or the reverse."""

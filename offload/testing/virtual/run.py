@@ -5,9 +5,10 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from offload.testing.virtual.drawing import draw_settings, with_drafts
 from offload.testing.virtual.engine import VirtualEngine
 from offload.testing.virtual.leavers import Leavers
-from offload.testing.virtual.settings import VirtualSettings, draw_settings, with_drafts
+from offload.testing.virtual.settings import VirtualSettings
 from offload.testing.virtual.workload import Workload
 
 KINDS = ("plain", "draft")

@@ -1,7 +1,8 @@
 """The virtual model runner: keeps requests as a worker does, "computes", and checks what it attends to."""
 
 import pickle
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
+from offload.testing.virtual.cells import GARBAGE, NULL_BLOCK, Misread, Work
 from offload.testing.virtual.drafter import Drafted, Drafter, Span, Turn
 from offload.testing.virtual.history import History, WrongBytesError
 from offload.testing.virtual.inputs import Inputs, generation_of
@@ -26,7 +28,7 @@ class _State:
     generation: int  # of its adapter when it was admitted: what runs on is not vLLM's to compute again
     is_pooled: bool
     drafted: Drafted
-    table: list[int] = field(default_factory=list)
+    tables: list[list[int]]  # of each group
 
 
 class VirtualRunner:
@@ -35,7 +37,6 @@ class VirtualRunner:
     def __init__(
         self,
         ranks: list[VirtualRank],
-        block_size: int,
         vocabulary: int,
         history: History,
         inputs: dict[str, Inputs],
@@ -43,13 +44,14 @@ class VirtualRunner:
     ) -> None:
         """``inputs`` by request id; a worker is not told of salts, but the tags depend on them."""
         self._ranks = ranks
-        self._block_size = block_size
         self._vocabulary = vocabulary
         self._history = history
         self._inputs = inputs
         self.drafter = drafter
         self.adapters: dict[int, int] = {}
         """How often each LoRA adapter has been loaded again, by id, for the next ``execute``."""
+        self.taken: Sequence[int] = ()
+        """GPU blocks that the scheduler took for something new in planning the next ``execute``."""
         self._states: dict[str, _State] = {}
         self._last: list[str] = []  # of the last step
         connector = ranks[0].connector
@@ -63,12 +65,14 @@ class VirtualRunner:
             WrongBytesError: a position that counts as computed has the wrong tag.
         """
         for rank in self._ranks:
+            self._prepare_blocks(rank, output)
             rank.begin(_through_a_pipe(output.kv_connector_metadata))
         self.drafter.begin_step()
         computed = self._update_states(output)
         spans = self._spans(output, computed)
+        works = self._works(spans, generation)
         for rank in self._ranks:
-            self._forward(rank, spans, generation)
+            self._forward(rank, works)
         sampled = self._sample(spans)
         self._draft(spans, sampled, generation)
         results = []
@@ -85,10 +89,10 @@ class VirtualRunner:
             return results[0]
         return self._aggregator.aggregate(results)
 
-    def table_of(self, req_id: str) -> list[int]:
-        """The block table a worker has of that request, empty if it knows none."""
+    def blocks_of(self, req_id: str) -> list[int]:
+        """What is in the block tables a worker has of that request, empty if it knows none."""
         state = self._states.get(req_id)
-        return state.table if state else []
+        return [block_id for table in state.tables for block_id in table] if state else []
 
     def check_drained(self) -> None:
         """Nothing is half reported."""
@@ -96,6 +100,18 @@ class VirtualRunner:
         assert not aggregator._recv_remaining_count, f"half reported: {aggregator._recv_remaining_count}"
         for rank in self._ranks:
             rank.check_drained()
+
+    def _prepare_blocks(self, rank: VirtualRank, output: SchedulerOutput) -> None:
+        """What vLLM's runner does with blocks before the connector hears of the step."""
+        if self.taken:
+            rank.forget(self.taken, self._history.step)
+        if output.new_block_ids_to_zero:
+            rank.clear(output.new_block_ids_to_zero)
+        if output.kv_cache_block_copies:
+            sources, targets = zip(*output.kv_cache_block_copies, strict=True)
+            rank.copy(sources, targets)
+            if rank is self._ranks[0]:
+                self._history.blocks(targets, f"vLLM copied blocks {sources} to {targets}")
 
     def _update_states(self, output: SchedulerOutput) -> dict[str, int]:
         for req_id in output.finished_req_ids:
@@ -113,7 +129,7 @@ class VirtualRunner:
                 generation,
                 is_pooled,
                 self.drafter.admitted(new.num_computed_tokens),
-                list(new.block_ids[0]),
+                [list(table) for table in new.block_ids],
             )
             computed[new.req_id] = new.num_computed_tokens
         cached = output.scheduled_cached_reqs
@@ -128,10 +144,11 @@ class VirtualRunner:
                 state.chain.become(state.chain.tokens[: state.num_prompt + cached.num_output_tokens[index]])
             new_ids = cached.new_block_ids[index]
             if req_id in cached.resumed_req_ids:
-                state.table = list(new_ids[0])
+                state.tables = [list(table) for table in new_ids]
                 state.drafted = self.drafter.admitted(computed[req_id])
             elif new_ids is not None:
-                state.table.extend(new_ids[0])
+                for table, more in zip(state.tables, new_ids, strict=True):
+                    table.extend(more)
         return computed
 
     def _spans(self, output: SchedulerOutput, computed: dict[str, int]) -> list[Span]:
@@ -149,35 +166,39 @@ class VirtualRunner:
             spans.append(Span(req_id, start, stop, drafts))
         return spans
 
-    def _forward(self, rank: VirtualRank, steps: list[Span], generation: int) -> None:
-        """Write all, then attend to all: what one request writes, another may share in the same step."""
-        spans = []
-        for req_id, start, stop, drafts in steps:
+    def _works(self, spans: list[Span], generation: int) -> list[Work]:
+        works = []
+        for req_id, start, stop, drafts in spans:
             state = self._states[req_id]
             tags = np.append(state.chain.tags, state.chain.ahead(drafts)) if drafts else state.chain.tags
-            words = rank.expected(tags[:stop], generation + state.generation)
             writer = (self._history.step << 24) | (hash(req_id) & 0xFFFFFF)
-            rank.write(state.table, start, words[:, start:], writer)
-            spans.append((req_id, state, start, stop, words))
-            if rank is self._ranks[0]:
-                blocks = state.table[start // self._block_size : -(-stop // self._block_size)]
-                self._history.blocks(blocks, f"{req_id} computed tokens {start} to {stop}")
-        for req_id, state, start, stop, words in spans:
-            read, held = rank.read(state.table, stop), words[:, rank.own]
-            self.num_positions_checked += stop
-            if not np.array_equal(read, held):
-                self._complain(rank, req_id, state, start, read != held)
+            works.append(
+                Work(req_id, start, stop, tags[:stop], generation + state.generation, state.tables, writer)
+            )
+        return works
 
-    def _complain(self, rank: VirtualRank, req_id: str, state: _State, start: int, wrong: Any) -> None:
-        positions = np.arange(len(state.chain))[rank.own][np.flatnonzero(wrong.any(axis=0))]
-        layers = np.flatnonzero(wrong.any(axis=1))
-        block_id = state.table[positions[0] // self._block_size]
-        writers = rank.cells[0, block_id, :, 1] >> np.uint64(24)
+    def _forward(self, rank: VirtualRank, works: list[Work]) -> None:
+        for cells in rank.groups:
+            if rank is self._ranks[0]:
+                for work in works:
+                    blocks = work.tables[cells.index][work.start // cells.span : -(-work.stop // cells.span)]
+                    what = f"{work.req_id} computed tokens {work.start} to {work.stop} of group {cells.index}"
+                    self._history.blocks(blocks, what)
+            misread = cells.compute(works)
+            if misread is not None:
+                self._complain(rank, misread, cells.index)
+            self.num_positions_checked += sum(
+                work.stop - cells.group.first_read(work.start) for work in works
+            )
+
+    def _complain(self, rank: VirtualRank, misread: Misread, index: int) -> None:
+        cells, (work, positions, layers, block_id, *_) = rank.groups[index], misread
+        writers = cells.cells[0, block_id, :, 1] >> np.uint64(24)
         raise WrongBytesError(
-            f"rank {self._ranks.index(rank)}: {req_id}, computing from token {start}, attends to wrong "
-            f"bytes at token positions {positions.tolist()} of its table {state.table}, layers "
-            f"{layers.tolist()}; GPU block {block_id} now holds what was computed in steps "
-            f"{writers.tolist()}\n{self._history.of_block(block_id)}"
+            f"rank {self._ranks.index(rank)}: {work.req_id}, computing from token {work.start}, attends to "
+            f"wrong bytes at token positions {positions} of its table {work.tables[index]} in group {index} "
+            f"({cells.group.kind}), layers {layers}: {_what_is(misread)}; GPU block {block_id} now "
+            f"holds what was computed in steps {writers.tolist()}\n{self._history.of_block(block_id)}"
         )
 
     def _sample(self, spans: list[Span]) -> dict[str, list[int]]:
@@ -195,7 +216,9 @@ class VirtualRunner:
         for span in spans:
             state = self._states[span.request_id]
             state.drafted.tokens = self.drafter.propose(state.chain) if sampled[span.request_id] else []
-            turns.append(Turn(span, state.chain, state.table, state.drafted, generation + state.generation))
+            turns.append(
+                Turn(span, state.chain, state.tables[0], state.drafted, generation + state.generation)
+            )
         self.drafter.run(turns)
 
     def take_drafts(self) -> DraftTokenIds:
@@ -210,6 +233,18 @@ class VirtualRunner:
             is_last = state.is_pooled and computed[req_id] + num_scheduled == len(state.chain)
             pooled.append(torch.zeros(1) if is_last else None)
         return pooled
+
+
+def _what_is(misread: Misread) -> str:
+    """In words, the first wrong word."""
+    if misread.block_id == NULL_BLOCK:
+        return "there is no block"
+    if misread.held == GARBAGE:
+        return "nobody wrote to the block since it was taken"
+    if not misread.held:
+        return "zeros"
+    places = np.flatnonzero(misread.work.tags == np.uint64(misread.unmasked)).tolist()
+    return f"what is right at {places}" if places else "of another chain, or of other weights"
 
 
 def _through_a_pipe(message: Any) -> Any:

@@ -2,34 +2,27 @@
 
 import functools
 import json
-import random
+import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 
-from evictor import available_policies
-from offload.config import AUTO, DEFAULT_POLICY, GIB
-from offload.testing.copiers.faulty import Fault
+from offload.config import DEFAULT_POLICY, GIB
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.engines.environment import transfer_config
+from offload.testing.virtual.groups import FULL, STATE, Group
 from offload.vllm import plugin
 from offload.vllm.places import Place
-
-CELL_BYTES = 16
-"""Bytes of one token position of one layer: two words, see ``tags``."""
 
 CONNECTORS = ("offload", "native", "none")
 
 DRAFTERS = ("ngram", "draft_model", "eagle", "mtp")
-
-_STORED_ANSWERS = (AUTO, AUTO, True, True, False)
 
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -66,8 +59,12 @@ class VirtualSettings:
         stages: of a pipeline; the last one has a layer more than the others.
         gpu_blocks: blocks of the GPU cache, the null block included.
         cpu_slots: slots of the CPU pool.
-        block_size: tokens that a rank holds of a block.
-        num_layers: layers on each rank, but see ``stages``.
+        block_size: tokens that a rank holds of a block, if ``groups`` do not say so.
+        num_layers: layers of a group on each rank, but see ``stages``.
+        groups: of the model's KV cache, see ``MODELS``; none: one of full attention.
+        retention: tokens between places at which vLLM keeps windows and states on the GPU; 0: where prompts
+            end and part only; None: everywhere.
+        match_unit: tokens between places at which vLLM finds states on the GPU; 0: whole blocks.
         block_outermost: a block of all layers is one piece, instead of one piece per layer.
         policy: "fcfs" or "priority".
         overlapped: schedule the next step before the last one's output is known.
@@ -108,6 +105,9 @@ class VirtualSettings:
     cpu_slots: int = 64
     block_size: int = 4
     num_layers: int = 2
+    groups: tuple[Group, ...] = ()
+    retention: int | None = 0
+    match_unit: int = 0
     block_outermost: bool = False
     policy: str = "fcfs"
     overlapped: bool = False
@@ -144,26 +144,59 @@ class VirtualSettings:
             raise ValueError(f"connector={self.connector!r}: must be one of {', '.join(CONNECTORS)}")
         if self.drafter not in ("", *DRAFTERS) or bool(self.drafter) != bool(self.num_drafts):
             raise ValueError(f"drafter={self.drafter!r} and num_drafts={self.num_drafts} do not go together")
+        self._check_groups()
         if self.connector == "native" and self.copies.fault_rate:
             raise ValueError(
                 f"fault_rate={self.copies.fault_rate}: must be 0, the native connector ends with its first "
                 "failed copy"
             )
 
+    def _check_groups(self) -> None:
+        kinds = {group.kind for group in self.groups}
+        if self.groups and self.draft_reaches:
+            raise ValueError(f"drafter={self.drafter!r}: no layers that draft beside several groups")
+        if STATE in kinds and self.drafter:
+            raise ValueError(f"drafter={self.drafter!r}: states of drafts are not kept")
+        if kinds - {FULL, STATE} and self.dcp > 1:
+            raise ValueError(f"dcp={self.dcp}: vLLM shares no windows among ranks")
+        smallest = min(group.block_size for group in self.cache_groups)
+        if any(group.kind == STATE and group.block_size > smallest for group in self.groups):
+            raise ValueError(f"block_size={smallest}: vLLM cuts prompts by it, and keeps states at no other")
+
+    @property
+    def cache_groups(self) -> tuple[Group, ...]:
+        """Groups of the model's KV cache, one at least."""
+        return self.groups or (Group(block_size=self.block_size),)
+
     @property
     def longest(self) -> int:
         """Tokens per request at most."""
-        return self.max_model_len or (self.gpu_blocks - 1) * self.block_tokens
+        if self.max_model_len:
+            return self.max_model_len
+        num_blocks = self.gpu_blocks - 1
+        while self.blocks_for(num_blocks * self.block_tokens) >= self.gpu_blocks:
+            num_blocks -= 1
+        return num_blocks * self.block_tokens
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """GPU blocks that a request of so many tokens holds at most, in all groups."""
+        in_flight = max(self.chunk, self.max_num_seqs) * (2 if self.overlapped else 1)
+        return sum(group.blocks_for(num_tokens, self.dcp, in_flight) for group in self.cache_groups)
 
     @property
     def block_tokens(self) -> int:
-        """Tokens per block, on all ranks together."""
-        return self.block_size * self.dcp
+        """Tokens that fill blocks of all groups, on all ranks together."""
+        return math.lcm(*(group.tokens_of_block(self.dcp) for group in self.cache_groups))
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a layer's part of a block, in any group."""
+        return max(group.page_bytes for group in self.cache_groups)
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of a block on one rank, of the first stage."""
-        return (self.num_layers + len(self.draft_reaches)) * self.block_size * CELL_BYTES
+        return self.block_layers(0) * self.page_bytes
 
     @property
     def draft_reaches(self) -> tuple[int, ...]:
@@ -181,78 +214,15 @@ class VirtualSettings:
         """Ranks per stage of the pipeline."""
         return self.num_ranks // self.stages
 
-    def layers_of(self, rank: int) -> int:
-        """Layers on a rank."""
+    def layers_of(self, rank: int) -> list[int]:
+        """Layers of each group on a rank, without those that draft."""
         is_last = rank // self.stage_ranks == self.stages - 1
-        return self.num_layers + (is_last and self.stages > 1)
+        more = is_last and self.stages > 1
+        return [(group.num_layers or self.num_layers) + more for group in self.cache_groups]
 
-
-def draw_settings(
-    rng: random.Random, *, faults: bool = True, overlapped: bool | None = None, num_ranks: int | None = None
-) -> VirtualSettings:
-    """Settings of a random engine: tiny pools, any mode; the arguments fix what should not be drawn."""
-    gpu_blocks = rng.choice([9, 14, 24, 40])
-    verify = rng.choice(["always", "always", "always", "sampled", "never"])
-    seals_of_blocks = rng.random() < 0.5
-    kinds = [Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY, Fault.END_SHORT]
-    if rng.random() < 0.5:
-        kinds += [Fault.STUCK, Fault.DIE]
-    if verify == "always" and seals_of_blocks:  # nothing less finds a copy that lies
-        kinds.append(Fault.WRONG_BYTES)
-    settings = VirtualSettings(
-        num_ranks=num_ranks or rng.choice([1, 1, 2, 3]),
-        gpu_blocks=gpu_blocks,
-        cpu_slots=rng.choice([3, gpu_blocks // 2, 2 * gpu_blocks, 6 * gpu_blocks]),
-        block_size=rng.choice([2, 4, 4]),
-        block_outermost=rng.random() < 0.5,
-        policy=rng.choice(["fcfs", "priority"]),
-        overlapped=rng.random() < 0.5 if overlapped is None else overlapped,
-        v2_runner=rng.random() < 0.3,
-        max_num_seqs=rng.choice([2, 4, 8]),
-        chunk=rng.choice([5, 16, 48]),
-        store_decode_blocks=_STORED_ANSWERS[int(rng.random() * len(_STORED_ANSWERS))],
-        verify_loads=verify,
-        seals_of_blocks=seals_of_blocks,
-        first_part=rng.choice([1, 2, 16]),
-        answer_run=rng.choice([1, 1, 3]),
-        answer_interval=rng.choice([1, 1, 4]),
-        rot_rate=rng.choice([0.0, 0.05]) if faults and verify == "always" else 0.0,
-        copies=CopySchedule(
-            longest_delay=rng.choice([0, 1, 3, 12]),
-            burst_every=rng.choice([1, 1, 5]),
-            fault_rate=rng.choice([0.0, 0.1, 0.4]) if faults else 0.0,
-            faults=tuple(kinds),
-            let_go_rate=1 / 60,  # what is stuck is mostly past its deadline by then, but not always
-            threaded=rng.random() < 0.1,
-        ),
-        log_stats=rng.random() < 0.2,
-        eviction_policy=rng.choice(available_policies()),
-    )
-    patience = 2 * settings.answer_run * (settings.answer_interval == 1)
-    comes_in_bursts = settings.copies.burst_every > 1 and settings.copies.longest_delay > 0
-    shares_blocks = settings.answer_run > 1
-    return replace(
-        settings,
-        dcp=settings.num_ranks if shares_blocks else 1,
-        step_restores=int(settings.first_part == 1),
-        step_landed=int(settings.first_part == 2 and comes_in_bursts),
-        answer_patience=patience,
-    )
-
-
-def with_drafts(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
-    """The same with a random drafter.
-
-    A step has room for a request with all of its drafts, and for a slot that draft models take. With less,
-    vLLM would wait for ever for room to fill up a request whose prompt is computed but for its last token.
-    """
-    drafter = rng.choice([*DRAFTERS, "eagle"])
-    num_drafts = rng.randint(1, 4)
-    if drafter == "mtp":
-        num_drafts = min(num_drafts, settings.block_size)  # vLLM refuses more
-    chunk = max(settings.chunk, num_drafts + 2)
-    skill = rng.choice([0.0, 0.5, 0.9])
-    return replace(settings, dcp=1, drafter=drafter, num_drafts=num_drafts, chunk=chunk, draft_skill=skill)
+    def block_layers(self, rank: int) -> int:
+        """Layers that a block has room for on a rank."""
+        return max(self.layers_of(rank)) + len(self.draft_reaches)
 
 
 def make_vllm_config(settings: VirtualSettings, transfer: dict[str, Any] | None = None) -> VllmConfig:
@@ -266,7 +236,9 @@ def make_vllm_config(settings: VirtualSettings, transfer: dict[str, Any] | None 
         max_model_len=settings.longest,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=max(settings.chunk, settings.max_num_seqs),
-        block_size=settings.block_size,
+        block_size=min(group.block_size for group in settings.cache_groups),
+        prefix_cache_retention_interval=settings.retention,
+        prefix_match_unit=settings.match_unit or None,
         tensor_parallel_size=settings.stage_ranks // settings.pcp,
         pipeline_parallel_size=settings.stages,
         decode_context_parallel_size=settings.dcp if settings.pcp == 1 else 1,
@@ -280,6 +252,8 @@ def make_vllm_config(settings: VirtualSettings, transfer: dict[str, Any] | None 
     # The platform at hand may have its own mind about these; the scheduler only reads them.
     vllm_config.scheduler_config.async_scheduling = settings.overlapped
     vllm_config.cache_config.num_gpu_blocks = settings.gpu_blocks
+    if any(group.kind == STATE for group in settings.groups):
+        vllm_config.cache_config.mamba_cache_mode = "align"
     if settings.pcp > 1:  # which no runner of the CPU backend takes
         parallel = vllm_config.parallel_config
         parallel.prefill_context_parallel_size = settings.pcp
@@ -289,29 +263,36 @@ def make_vllm_config(settings: VirtualSettings, transfer: dict[str, Any] | None 
 
 
 def make_kv_cache_config(settings: VirtualSettings, rank: int = 0) -> KVCacheConfig:
-    """One group of full-attention layers over pages of a few bytes, as that rank has it.
+    """Groups of layers over pages of a few bytes, as that rank has them.
 
-    Those that draft come behind the others.
+    Layers that draft come behind the others of the first group.
     """
-    layers = [f"layer.{index}" for index in range(settings.layers_of(rank))]
-    layers += [f"draft.{index}" for index in range(len(settings.draft_reaches))]
-    page = settings.block_size * CELL_BYTES
-    spec = FullAttentionSpec(
-        block_size=settings.block_size, num_kv_heads=1, head_size=CELL_BYTES // 8, dtype=torch.float32
-    )
-    assert spec.page_size_bytes == page
-    num_pages = len(layers) * settings.gpu_blocks
-    outermost = settings.block_outermost
-    tensor = KVCacheTensor(
-        size=num_pages * page,
-        layers=layers,
-        layer_stride=page if outermost else settings.gpu_blocks * page,
-        block_stride=len(layers) * page if outermost else page,
-    )
+    page, outermost = settings.page_bytes, settings.block_outermost
+    block_layers = settings.block_layers(rank)
+    groups, tensors, first = [], [], 0
+    for index, (group, num_layers) in enumerate(
+        zip(settings.cache_groups, settings.layers_of(rank), strict=True)
+    ):
+        layers = [f"layer.{number}" for number in range(first, first + num_layers)]
+        first += num_layers
+        if index == 0:
+            layers += [f"draft.{number}" for number in range(len(settings.draft_reaches))]
+        spec = group.spec(page)
+        assert spec.page_size_bytes == page
+        groups.append(KVCacheGroupSpec(layers, spec))
+        tensors.append(
+            KVCacheTensor(
+                size=block_layers * settings.gpu_blocks * page,
+                layers=layers,
+                layer_stride=page if outermost else settings.gpu_blocks * page,
+                block_stride=block_layers * page if outermost else page,
+            )
+        )
     return KVCacheConfig(
         num_blocks=settings.gpu_blocks,
-        kv_cache_tensors=[tensor],
-        kv_cache_groups=[KVCacheGroupSpec(layers, spec)],
+        kv_cache_tensors=tensors,
+        kv_cache_groups=groups,
+        prefix_cache_retention_interval=settings.retention if settings.groups else None,
         kv_cache_layout="BLHNC" if outermost else "LBHNC",
     )
 

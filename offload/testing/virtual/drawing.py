@@ -1,0 +1,80 @@
+"""Settings of random engines."""
+
+import random
+from dataclasses import replace
+
+from evictor import available_policies
+from offload.config import AUTO
+from offload.testing.copiers.faulty import Fault
+from offload.testing.copiers.seeded import CopySchedule
+from offload.testing.virtual.settings import DRAFTERS, VirtualSettings
+
+_STORED_ANSWERS = (AUTO, AUTO, True, True, False)
+
+
+def draw_settings(
+    rng: random.Random, *, faults: bool = True, overlapped: bool | None = None, num_ranks: int | None = None
+) -> VirtualSettings:
+    """Settings of a random engine: tiny pools, any mode; the arguments fix what should not be drawn."""
+    gpu_blocks = rng.choice([9, 14, 24, 40])
+    verify = rng.choice(["always", "always", "always", "sampled", "never"])
+    seals_of_blocks = rng.random() < 0.5
+    kinds = [Fault.REFUSE, Fault.FAIL, Fault.STOP_HALFWAY, Fault.END_SHORT]
+    if rng.random() < 0.5:
+        kinds += [Fault.STUCK, Fault.DIE]
+    if verify == "always" and seals_of_blocks:  # nothing less finds a copy that lies
+        kinds.append(Fault.WRONG_BYTES)
+    settings = VirtualSettings(
+        num_ranks=num_ranks or rng.choice([1, 1, 2, 3]),
+        gpu_blocks=gpu_blocks,
+        cpu_slots=rng.choice([3, gpu_blocks // 2, 2 * gpu_blocks, 6 * gpu_blocks]),
+        block_size=rng.choice([2, 4, 4]),
+        block_outermost=rng.random() < 0.5,
+        policy=rng.choice(["fcfs", "priority"]),
+        overlapped=rng.random() < 0.5 if overlapped is None else overlapped,
+        v2_runner=rng.random() < 0.3,
+        max_num_seqs=rng.choice([2, 4, 8]),
+        chunk=rng.choice([5, 16, 48]),
+        store_decode_blocks=_STORED_ANSWERS[int(rng.random() * len(_STORED_ANSWERS))],
+        verify_loads=verify,
+        seals_of_blocks=seals_of_blocks,
+        first_part=rng.choice([1, 2, 16]),
+        answer_run=rng.choice([1, 1, 3]),
+        answer_interval=rng.choice([1, 1, 4]),
+        rot_rate=rng.choice([0.0, 0.05]) if faults and verify == "always" else 0.0,
+        copies=CopySchedule(
+            longest_delay=rng.choice([0, 1, 3, 12]),
+            burst_every=rng.choice([1, 1, 5]),
+            fault_rate=rng.choice([0.0, 0.1, 0.4]) if faults else 0.0,
+            faults=tuple(kinds),
+            let_go_rate=1 / 60,  # what is stuck is mostly past its deadline by then, but not always
+            threaded=rng.random() < 0.1,
+        ),
+        log_stats=rng.random() < 0.2,
+        eviction_policy=rng.choice(available_policies()),
+    )
+    patience = 2 * settings.answer_run * (settings.answer_interval == 1)
+    comes_in_bursts = settings.copies.burst_every > 1 and settings.copies.longest_delay > 0
+    shares_blocks = settings.answer_run > 1
+    return replace(
+        settings,
+        dcp=settings.num_ranks if shares_blocks else 1,
+        step_restores=int(settings.first_part == 1),
+        step_landed=int(settings.first_part == 2 and comes_in_bursts),
+        answer_patience=patience,
+    )
+
+
+def with_drafts(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
+    """The same with a random drafter.
+
+    A step has room for a request with all of its drafts, and for a slot that draft models take. With less,
+    vLLM would wait for ever for room to fill up a request whose prompt is computed but for its last token.
+    """
+    drafter = rng.choice([*DRAFTERS, "eagle"])
+    num_drafts = rng.randint(1, 4)
+    if drafter == "mtp":
+        num_drafts = min(num_drafts, settings.block_size)  # vLLM refuses more
+    chunk = max(settings.chunk, num_drafts + 2)
+    skill = rng.choice([0.0, 0.5, 0.9])
+    return replace(settings, dcp=1, drafter=drafter, num_drafts=num_drafts, chunk=chunk, draft_skill=skill)
