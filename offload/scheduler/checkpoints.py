@@ -135,6 +135,9 @@ class Checkpoints:
         if plan is None:
             return None
         pending.last_checkpoint = max(pending.last_checkpoint, depth)
+        if not num_blocks:  # a chunk ends there, so nothing is needed to go on
+            self._allocator.commit(plan)
+            return None
         return plan, bag
 
     def check_invariants(self) -> None:

@@ -7,10 +7,13 @@ import numpy as np
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
+from allocator.bags import BagState, Checkpoint
 from allocator.node import Node
+from allocator.slot_pool import flat
 from offload.messages import LOAD, POOL, JobReport, Order
 from offload.scheduler.flow import Job
 from offload.scheduler.restore import LoadPart
+from offload.testing.virtual.groups import FULL, STATE
 from offload.testing.virtual.history import WrongBytesError
 from offload.testing.virtual.inputs import Inputs, generation_of
 from offload.testing.virtual.scheduler_audit import SchedulerAudit
@@ -43,6 +46,7 @@ class Audit(SchedulerAudit):
         self._tags: dict[bytes, Words] = {}
         self._inputs: dict[bytes, Inputs] = {}
         self._load_epochs: dict[int, int] = {}
+        self._load_slots: dict[int, list[int]] = {}
         self._slot_epochs: dict[int, int] = {}
         self._failed: list[_FailedBlock] = []
         self._cancelled: set[int] = set()
@@ -61,6 +65,8 @@ class Audit(SchedulerAudit):
                 self._slot_epochs.update(dict.fromkeys(order.targets.tolist(), self.pool_epoch))
             if order.route.source == POOL:
                 self._load_epochs.update((part.job_id, self.pool_epoch) for part in order.parts)
+                for part in order.parts:
+                    self._load_slots[part.job_id] = order.sources[part.start : part.stop].tolist()
                 self._check_epochs(order)
             if order.route == LOAD:
                 self._engine.counts["loads"] += 1
@@ -87,7 +93,7 @@ class Audit(SchedulerAudit):
             if job is not None:
                 block_ids = [block.block_id for block in job.blocks]
                 if job.flow.route == LOAD:
-                    self._see_failed(job.task, ended)
+                    self._see_failed(job, ended)
                     block_ids = job.task.restore.block_ids[job.task.start : job.task.stop].tolist()
                 self._engine.history.blocks(block_ids, f"job {job_id}: {ended}")
                 if self.explain_failures:
@@ -150,7 +156,7 @@ class Audit(SchedulerAudit):
         left = side.left_over()
         assert not left, f"left over: {left}"
         allocator = side.allocator
-        assert allocator.num_free + allocator.num_resident == allocator.capacity, (
+        assert allocator.num_free + allocator.num_resident + allocator.num_bagged == allocator.capacity, (
             f"{allocator.num_filling} slots filling, {allocator.num_leaving} leaving with no job in flight"
         )
         super().check_drained()
@@ -164,11 +170,11 @@ class Audit(SchedulerAudit):
         if ended.num_good < job.num_blocks and not (done_to_it or unwanted):
             raise WrongBytesError(f"job {job.job_id} failed though nothing was done to it: {ended}")
 
-    def _see_failed(self, part: LoadPart, ended: JobReport) -> None:
-        restore, start, stop = part
-        slots = restore.pin.slots[start:stop, 0].tolist()
-        hashes = restore.chain[restore.first + start : restore.first + stop]
-        self._failed += list(map(_FailedBlock, hashes, slots))[ended.num_good :]
+    def _see_failed(self, job: Job[LoadPart], ended: JobReport) -> None:
+        restore, start, _ = job.task
+        for index, slot in list(enumerate(self._load_slots[job.job_id], start))[ended.num_good :]:
+            position = restore.position_of(index)
+            self._failed.append(_FailedBlock(restore.chain[-1 if position is None else position], slot))
 
     def _check_failed_slots(self) -> None:
         """Slots that just failed a load serve nobody.
@@ -177,15 +183,22 @@ class Audit(SchedulerAudit):
         be dropped are looked at later; until then nobody is offered any.
         """
         carryover = self._engine.side.restores.carryover
-        waiting = {each for _, chain, position in carryover._drops for each in chain[position:]}
+        drop_bag = carryover._allocator.drop_bag
+        waiting = {each for drop, chain, at in carryover._drops for each in chain[at - (drop == drop_bag) :]}
         later = [block for block in self._failed if block.prefix_hash in waiting]
         self._failed = [block for block in self._failed if block.prefix_hash not in waiting]
         if self._failed:
-            nodes = self._engine.side.allocator._tree.nodes()
+            nodes = list(self._engine.side.allocator._tree.nodes())
             served = {
-                _FailedBlock(*block)
+                _FailedBlock(prefix_hash, slot)
                 for node in nodes
-                for block in zip(node.hashes, node.slots[: node.resident, 0].tolist(), strict=False)
+                for prefix_hash, row in zip(node.hashes, node.slots[: node.resident].tolist(), strict=False)
+                for slot in row
+            } | {
+                _FailedBlock(node.hashes[each.depth - node.start - 1], slot)
+                for node in nodes
+                for each in complete_bags(node)
+                for slot in each.slots.tolist()
             }
             resident = sorted(block.slot for block in served.intersection(self._failed))
             assert not resident, (
@@ -197,36 +210,75 @@ class Audit(SchedulerAudit):
     def _check_pinned_slots(self) -> None:
         """What a load reads cannot be evicted."""
         allocator = self._engine.side.allocator
-        pinned = {slot for pin in allocator._pins for slot in pin.slots[:, 0].tolist()}
+        pinned = {slot for pin in allocator._pins for slot in flat(pin.slots).tolist()}
         for node in allocator._tree.nodes() if pinned else ():
             if node.is_evictable:
-                loose = pinned.intersection(node.slots[:, 0].tolist())
+                loose = pinned.intersection(flat(node.slots).tolist())
                 assert not loose, f"slots {sorted(loose)} are pinned, and {node!r} may be evicted"
 
     def _check_segment(self, node: Node) -> None:
+        """All columns of its resident positions, and its bags."""
+        settings = self._engine.settings
+        tags = np.concatenate([self._tags_of(each) for each in node.hashes[: node.resident]])
+        rows = tags.reshape(-1, settings.block_tokens)
+        column = 0
+        for number, group in enumerate(settings.cache_groups):
+            size = group.tokens_of_block(settings.dcp)
+            for offset in range(0, settings.block_tokens if group.kind == FULL else 0, size):
+                slots = node.slots[: node.resident, column].tolist()
+                self._check_slots(node, slots, number, rows[:, offset : offset + size])
+                column += 1
+        for checkpoint in complete_bags(node):
+            self._check_bag(node, checkpoint)
+
+    def _check_bag(self, node: Node, checkpoint: Checkpoint) -> None:
+        """What windows and states need at its depth."""
+        tags = self._tags_up_to(node, checkpoint.depth)
+        at = 0
+        for number, group in enumerate(self._engine.settings.cache_groups):
+            if group.kind == FULL:
+                continue
+            size = group.block_size
+            first = group.first_read(len(tags)) // size
+            rows = tags[first * size :].reshape(-1, size)
+            slots = checkpoint.slots[at : at + len(rows)].tolist()
+            self._check_slots(node, slots, number, rows[:, -1:] if group.kind == STATE else rows)
+            at += len(rows)
+        assert at == len(checkpoint.slots), f"{checkpoint!r} has slots for nothing, {at} are needed"
+
+    def _check_slots(self, node: Node, slots: list[int], number: int, rows: Words) -> None:
+        """Slots hold blocks of a group with these tags, ``uint64[slots, places]``."""
+        if not slots:
+            return
         engine = self._engine
-        expected = np.concatenate(
-            [self._tags_of(prefix_hash) for prefix_hash in node.hashes[: node.resident]]
-        )
-        slots = node.slots[: node.resident, 0].tolist()
         generation = engine.generation + generation_of(self._inputs[node.hashes[0]], engine.adapters)
         for index, rank in enumerate(engine.ranks):
-            held = np.concatenate([rank.slot_words(slot)[:, :, 0] for slot in slots], axis=1)
-            num_layers = rank.num_layers
-            wrong = (held[:num_layers] != rank.expected(expected[rank.own], generation)).any(axis=0)
+            cells = rank.groups[number]
+            held = np.concatenate([rank.slot_words(slot, number)[:, :, 0] for slot in slots], axis=1)
+            num_layers = len(cells.cells)
+            tags = rows.reshape(-1)
+            wrong = (held[:num_layers] != cells.expected(tags[cells.own], generation)).any(axis=0)
             for layer, reach in enumerate(engine.settings.draft_reaches):
                 drafted = rank.drafted(held[num_layers + layer], layer, generation)
-                at = engine.runner.drafter.wrong_positions(drafted, expected, reach, generation)
-                wrong[at] = True
+                wrong[engine.runner.drafter.wrong_positions(drafted, tags, reach, generation)] = True
+            places = len(wrong) // len(slots)
             if rank.copier.corrupted:  # on purpose; it is up to the loads to find out
-                rotten = np.isin(slots, list(rank.rotten_slots()))
-                wrong &= ~np.repeat(rotten, engine.settings.block_size)
+                wrong &= ~np.repeat(np.isin(slots, list(rank.rotten_slots())), places)
             if wrong.any():
-                first = int(np.flatnonzero(wrong)[0]) // engine.settings.block_size
+                slot = slots[int(np.flatnonzero(wrong)[0]) // places]
                 raise WrongBytesError(
-                    f"rank {index}: slot {slots[first]} at chain position {node.start + first} is resident "
-                    f"with wrong bytes\n{engine.history.of_slot(slots[first])}"
+                    f"rank {index}: slot {slot} of {node!r} is resident with wrong bytes for group {number}\n"
+                    f"{engine.history.of_slot(slot)}"
                 )
+
+    def _tags_up_to(self, node: Node, depth: int) -> Words:
+        """Of all tokens of the first ``depth`` positions of its chain."""
+        hashes: list[bytes] = []
+        at: Node | None = node
+        while at is not None:
+            hashes = [*at.hashes, *hashes]
+            at = at.parent
+        return np.concatenate([self._tags_of(each) for each in hashes[:depth]])
 
     def _tags_of(self, prefix_hash: bytes) -> Words:
         tags = self._tags.get(prefix_hash)
@@ -238,8 +290,9 @@ class Audit(SchedulerAudit):
     def _learn(self) -> None:
         """Take in the prefix hashes that requests have gained."""
         size = self._engine.settings.block_tokens
+        chain_of = self._engine.side._engine.chain
         for req_id, request in list(self._requests.items()):
-            hashes = request.block_hashes
+            hashes = chain_of(request)
             if hashes and hashes[-1] not in self._tags:
                 inputs = Inputs.of(request)
                 chain = inputs.chain()
@@ -249,3 +302,8 @@ class Audit(SchedulerAudit):
                     self._inputs[prefix_hash] = inputs
             if request.is_finished():
                 del self._requests[req_id]
+
+
+def complete_bags(node: Node) -> list[Checkpoint]:
+    """Checkpoints of a segment that can serve a load."""
+    return [each for each in node.bags or () if each.state is BagState.COMPLETE]

@@ -153,12 +153,15 @@ class VirtualRank:
         self.connector.start_load_kv(None)
         return end_step(self.connector, finished_req_ids)
 
-    def slot_words(self, slot: int) -> Words:
-        """What a slot of this rank's pool holds, ``uint64[layers, tokens, words]``, draft layers last."""
-        slot_bytes = self._slot_bytes
+    def slot_words(self, slot: int, group: int = 0) -> Words:
+        """What a slot of this rank's pool holds for a block of that group, ``uint64[layers, places, words]``.
+
+        Behind its layers come those of larger groups, or those that draft.
+        """
+        slot_bytes, places = self._slot_bytes, self.groups[group].cells.shape[2]
         raw = ctypes.string_at(self._pool_address + slot * slot_bytes, slot_bytes)
-        shape = (len(self.cells) + len(self._draft_cells), self._settings.block_size, _WORDS)
-        return np.frombuffer(raw, dtype=np.uint64).reshape(shape)
+        pages = np.frombuffer(raw, dtype=np.uint64).reshape(len(self._pages), -1)
+        return pages[:, : places * _WORDS].reshape(len(pages), places, _WORDS)
 
     @property
     def _pool_address(self) -> int:
@@ -167,8 +170,7 @@ class VirtualRank:
 
     @property
     def _slot_bytes(self) -> int:
-        num_all = len(self.cells) + len(self._draft_cells)
-        return num_all * self._settings.block_size * CELL_BYTES
+        return len(self._pages) * self._settings.page_bytes
 
     def rot(self, slot: int, offset: int) -> None:
         """One byte of that slot changes by itself."""
