@@ -10,6 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from vllm.v1.kv_cache_interface import (
+    get_mamba_prefill_checkpoint_position,
+    is_mamba_prefill_checkpoint_valid,
+)
 
 from offload.messages import Ids
 from offload.testing.virtual.groups import STATE, Group
@@ -20,6 +24,14 @@ GARBAGE = 0xBADBADBADBADBADB
 
 NULL_BLOCK = 0
 """vLLM's stand-in for a block that is not there. Nothing may be in it."""
+
+
+class BlockSizes(NamedTuple):
+    """Tokens of a block as the scheduler counts them, from one prefix hash to the next, and between hits."""
+
+    scheduler: int
+    hashes: int
+    hits: int
 
 
 class Work(NamedTuple):
@@ -70,7 +82,9 @@ class GroupCells(ABC):
     Word 0 is the tag or state, word 1 says who wrote it when. Places of a block are tokens, or a single one.
     """
 
-    def __init__(self, index: int, group: Group, masks: Words, cells: Words, own: slice) -> None:
+    def __init__(
+        self, index: int, group: Group, masks: Words, cells: Words, own: slice, sizes: BlockSizes
+    ) -> None:
         """The ``index``th group of the model.
 
         Args:
@@ -79,12 +93,14 @@ class GroupCells(ABC):
             masks: ``uint64[layers, 1]``.
             cells: a view of the rank's memory.
             own: of a request's token positions, those that this rank holds.
+            sizes: of the model's blocks.
         """
         self.index = index
         self.group = group
         self.masks = masks
         self.cells = cells
         self.own = own
+        self.sizes = sizes
         self.span: int = group.block_size * own.step
         """Tokens of a block, on all ranks together."""
 
@@ -163,15 +179,34 @@ class StateCells(GroupCells):
             self._copy(work)
         misread = next(filter(None, map(self._read, works)), None)
         for work in works:
-            words = self.expected(work.tags[-1:], work.generation)
-            block_id = self._block(work, work.stop)
-            self.cells[:, block_id, 0, 0] = words[:, 0]
-            self.cells[:, block_id, 0, 1] = work.writer
+            self._write(work, self._block(work, work.stop), work.stop)
+            if self.group.has_checkpoints:
+                self._write_checkpoint(work)
         return misread
 
     def _block(self, work: Work, num_tokens: int) -> int:
         """Where the state after so many tokens lies."""
         return work.tables[self.index][(num_tokens - 1) // self.span]
+
+    def _write(self, work: Work, block_id: int, num_tokens: int) -> None:
+        words = self.expected(work.tags[num_tokens - 1 : num_tokens], work.generation)
+        self.cells[:, block_id, 0, 0] = words[:, 0]
+        self.cells[:, block_id, 0, 1] = work.writer
+
+    def _write_checkpoint(self, work: Work) -> None:
+        """As vLLM's ``compute_mamba_prefill_checkpoints`` says, in what all releases have of it."""
+        position = get_mamba_prefill_checkpoint_position(work.stop, self.sizes.hits, drop_eagle_block=False)
+        is_valid = is_mamba_prefill_checkpoint_valid(
+            query_start=work.start,
+            query_end=work.stop,
+            checkpoint_position=position,
+            hash_block_size=self.sizes.hashes,
+            mamba_block_size=self.span,
+            checkpoint_alignment=1,
+        )
+        block_id = work.tables[self.index][(work.stop - 1) // self.span - 1] if is_valid else NULL_BLOCK
+        if block_id != NULL_BLOCK:
+            self._write(work, block_id, position)
 
     def _copy(self, work: Work) -> None:
         target = self._block(work, work.stop)
@@ -187,7 +222,9 @@ class StateCells(GroupCells):
         return self._misread(work, np.array([work.start - 1]), held, due)
 
 
-def make_cells(index: int, group: Group, masks: Words, cells: Words, own: slice) -> GroupCells:
+def make_cells(
+    index: int, group: Group, masks: Words, cells: Words, own: slice, sizes: BlockSizes
+) -> GroupCells:
     """Of the group's kind; arguments as ``GroupCells`` takes them."""
     kind = StateCells if group.kind == STATE else TokenCells
-    return kind(index, group, masks, cells, own)
+    return kind(index, group, masks, cells, own, sizes)

@@ -7,6 +7,7 @@ from evictor import available_policies
 from offload.config import AUTO
 from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import CopySchedule
+from offload.testing.virtual.groups import CHUNK, MODELS, STATE
 from offload.testing.virtual.settings import DRAFTERS, VirtualSettings
 
 _STORED_ANSWERS = (AUTO, AUTO, True, True, False)
@@ -78,3 +79,13 @@ def with_drafts(settings: VirtualSettings, rng: random.Random) -> VirtualSetting
     chunk = max(settings.chunk, num_drafts + 2)
     skill = rng.choice([0.0, 0.5, 0.9])
     return replace(settings, dcp=1, drafter=drafter, num_drafts=num_drafts, chunk=chunk, draft_skill=skill)
+
+
+def with_model(settings: VirtualSettings, model: str, rng: random.Random) -> VirtualSettings:
+    """The same with the groups of that one of ``MODELS``, and as many GPU blocks for each."""
+    groups = MODELS[model]
+    kinds = {group.kind for group in groups}
+    hybrid = replace(settings, dcp=1, groups=groups, gpu_blocks=settings.gpu_blocks * len(groups))
+    retentions = [0, 0, None] if CHUNK in kinds else [0, 0, None, 2 * hybrid.block_tokens]
+    units = [0, 0, 2] if STATE in kinds and len(groups) > 1 else [0]
+    return replace(hybrid, retention=rng.choice(retentions), match_unit=rng.choice(units))

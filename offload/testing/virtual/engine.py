@@ -336,6 +336,7 @@ class VirtualEngine:
             self.history.blocks(self.runner.blocks_of(req_id), f"{req_id} gave it back")
         self.audit.see_plan(output.kv_connector_metadata)
         for new in output.scheduled_new_reqs:
+            self.counts["tokens found"] += new.num_computed_tokens
             if new.lora_request is not None and new.lora_request.load_inplace:
                 self.adapters[new.lora_request.lora_int_id] = (
                     self.adapters.get(new.lora_request.lora_int_id, 0) + 1

@@ -21,8 +21,8 @@ CELL_BYTES = 16
 
 FULL, WINDOW, CHUNK, STATE = "full", "window", "chunk", "state"
 
-_STATE_BLOCKS = 3
-"""That a request holds at once: the state it writes, the one before, and that of a junction."""
+_STATE_BLOCKS = 4
+"""That a request holds at once: the state it writes, the one before, that of a junction, and a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,12 +35,15 @@ class Group:
         block_size: tokens that a rank holds of a block; of a state: tokens between two that are kept.
         reach: tokens of the window or chunk.
         num_layers: on each rank; 0: as many as the engine's settings say.
+        has_checkpoints: the last step of a prompt also keeps the state at the last block boundary before its
+            end (Mamba2).
     """
 
     kind: str = FULL
     block_size: int = 4
     reach: int = 0
     num_layers: int = 0
+    has_checkpoints: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no group can be."""
@@ -92,6 +95,8 @@ class Group:
                 dtypes=(torch.int64, torch.int64),
                 page_size_padded=page_bytes,
                 mamba_cache_mode="align",
+                num_prefill_checkpoint_blocks=int(self.has_checkpoints),
+                prefill_checkpoint_alignment=1 if self.has_checkpoints else None,
             )
         common = {
             "block_size": self.block_size,
@@ -115,6 +120,7 @@ MODELS: Mapping[str, tuple[Group, ...]] = {
     "windows": (Group(kind=WINDOW, reach=9), Group(kind=WINDOW, reach=14)),
     "chunked": (Group(), Group(kind=CHUNK, reach=16), Group(kind=CHUNK, reach=16, num_layers=1)),
     "mamba": (Group(block_size=8), Group(kind=STATE, block_size=8), Group(kind=STATE, block_size=8)),
+    "mamba2": (Group(block_size=8), Group(kind=STATE, block_size=8, has_checkpoints=True)),
     "states": (Group(kind=STATE, block_size=8),),
     "mixed": (
         Group(block_size=8),

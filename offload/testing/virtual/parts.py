@@ -1,7 +1,7 @@
 """What virtual engines are made of: vLLM's real scheduler, and connectors of workers with their caches."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig
@@ -18,6 +18,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from offload.testing.copiers.inline import InlineExecutor
 from offload.testing.seams import seams
+from offload.testing.virtual.cells import BlockSizes
 from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config
 from offload.vllm.places import Place
 
@@ -29,22 +30,16 @@ def make_hash(vllm_config: VllmConfig) -> Callable[[Any], bytes]:
     return function
 
 
-class BlockSizes(NamedTuple):
-    """Tokens of a block as the scheduler counts them, and from one prefix hash to the next."""
-
-    scheduler: int
-    hashes: int
-
-
 def tell_sizes(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> BlockSizes:
     """Find the sizes as vLLM's engine core does, and put them where it puts them for connectors."""
     register_all_kvcache_specs(vllm_config)
-    sizes = BlockSizes(*resolve_kv_cache_block_sizes(kv_cache_config, vllm_config))
+    scheduler, hashes = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     resolve_alignment = getattr(kv_cache_utils, "resolve_cache_hit_alignment_tokens", None)
-    if resolve_alignment is not None:  # the oldest vLLM tells connectors nothing of these
-        kv_cache_config.hash_block_size = sizes.hashes
-        kv_cache_config.cache_hit_alignment_tokens = resolve_alignment(kv_cache_config, vllm_config, *sizes)
-    return sizes
+    if resolve_alignment is None:  # the oldest vLLM, which tells connectors nothing of these
+        return BlockSizes(scheduler, hashes, hashes)
+    hits = resolve_alignment(kv_cache_config, vllm_config, scheduler, hashes)
+    kv_cache_config.hash_block_size, kv_cache_config.cache_hit_alignment_tokens = hashes, hits
+    return BlockSizes(scheduler, hashes, hits)
 
 
 def make_worker(

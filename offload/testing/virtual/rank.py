@@ -35,7 +35,7 @@ class VirtualRank:
     ) -> None:
         self._settings = settings
         kv_cache_config = make_kv_cache_config(settings, index)
-        tell_sizes(kv_cache_config, vllm_config)
+        sizes = tell_sizes(kv_cache_config, vllm_config)
         self.copier = copier
         self.connector: Any = None
         self.side: WorkerSide | None = None
@@ -77,7 +77,7 @@ class VirtualRank:
             )
             own = slice(index % settings.dcp, None, settings.dcp) if group.kind == FULL else slice(0, None, 1)
             its_masks = masks[first : first + layers]
-            self.groups.append(make_cells(number, group, its_masks, cells[:layers], own))
+            self.groups.append(make_cells(number, group, its_masks, cells[:layers], own, sizes))
             first += layers
             if number == 0:
                 self._draft_cells = cells[layers:]

@@ -181,7 +181,8 @@ class VirtualSettings:
     def blocks_for(self, num_tokens: int) -> int:
         """GPU blocks that a request of so many tokens holds at most, in all groups."""
         in_flight = max(self.chunk, self.max_num_seqs) * (2 if self.overlapped else 1)
-        return sum(group.blocks_for(num_tokens, self.dcp, in_flight) for group in self.cache_groups)
+        copied = len(self.groups) if self.match_unit else 0  # blocks that are half full and others'
+        return copied + sum(group.blocks_for(num_tokens, self.dcp, in_flight) for group in self.cache_groups)
 
     @property
     def block_tokens(self) -> int:
