@@ -125,7 +125,7 @@ class Checkpoints:
         if candidate.is_inner and not self._is_worth_a_bag(pending, depth, num_blocks, num_holdable):
             return None
         if num_blocks > num_holdable:
-            num_first = min(num_holdable // max(groups.columns, 1), depth - known)
+            num_first = min(num_holdable // groups.columns, depth - known) if groups.columns else 0
             plan = self._allocator.plan_store(chain, known + num_first, None, pending.keep)
             return None if plan is None else (plan, [])
         bag = self._bag(pending, candidate)

@@ -17,10 +17,11 @@ from vllm.v1.kv_hints import KvHintsEnvelope
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from allocator.slot_pool import flat
 from offload.scheduler.answers import AnswerReuse
 from offload.scheduler.side import SchedulerSide
 from offload.testing.copiers.seeded import SeededCopier
-from offload.testing.virtual.audit import Audit
+from offload.testing.virtual.audit import Audit, complete_bags
 from offload.testing.virtual.drafter import Drafter
 from offload.testing.virtual.history import History
 from offload.testing.virtual.inputs import Inputs
@@ -226,13 +227,12 @@ class VirtualEngine:
     def rot(self) -> None:
         """A byte of some slot changes by itself, if there is one that no load is reading."""
         allocator = self.side.allocator
-        pinned = {slot for pin in allocator._pins for slot in pin.slots[:, 0].tolist()}
-        slots = [
-            slot
-            for node in allocator._tree.nodes()
-            for slot in node.slots[: node.resident, 0].tolist()
-            if slot not in pinned
-        ]
+        read = [flat(pin.slots) for pin in allocator._pins]
+        read += [pin.bag for pin in allocator._pins if pin.bag is not None]
+        pinned = {slot for each in read for slot in each.tolist()}
+        held = [flat(node.slots[: node.resident]) for node in allocator._tree.nodes()]
+        held += [each.slots for node in allocator._tree.nodes() for each in complete_bags(node)]
+        slots = [slot for each in held for slot in each.tolist() if slot not in pinned]
         if slots:
             slot = self._rng.choice(slots)
             self._rng.choice(self.ranks).rot(slot, self._rng.randrange(self.settings.slot_bytes))
