@@ -143,8 +143,16 @@ class WorkerReport:
 
 @dataclass(slots=True)
 class WorkerFacts:
-    """Workers to scheduler, once at start: what this rank's part of the pool is like."""
+    """Workers to scheduler, once at start: what this rank's part of the pool is like.
+
+    Attributes:
+        num_slots: slots that this rank reads.
+        slot_bytes: of one on this rank.
+        fingerprint: this rank's.
+        num_sharing: ranks that have these slots in one memory, this one included.
+    """
 
     num_slots: int
     slot_bytes: int
     fingerprint: Fingerprint
+    num_sharing: int = 1

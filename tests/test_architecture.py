@@ -89,6 +89,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.worker.copiers.cuda.CudaCopier",  # the same
     "offload.worker.lanes.Lane",  # by TransferEngine: no state but where the cache lies
     "offload.worker.layout.BlockLayout",  # does not change
+    "offload.worker.pool.segment.Segment",  # the kernel's, too
     "offload.worker.pool.memory.HostMemory",  # the kernel's; its tests read what is mapped and pinned
     "offload.worker.side._Restore",  # by WorkerSide
     "offload.worker.jobs.TransferJob",  # by TransferEngine

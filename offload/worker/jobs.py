@@ -16,8 +16,9 @@ class TransferEnd(NamedTuple):
     Attributes:
         job_id: as submitted.
         route: as submitted.
-        num_good: leading blocks known to be copied, and checked; all of the job's on success.
-        targets: where the job's blocks were to go, as submitted.
+        num_good: leading blocks of the job that this rank has nothing against: those of its part known to be
+            copied, and checked, with what is before them; all of the job's on success.
+        targets: where the blocks of its part were to go. Of a load that is all of them.
         error: what went wrong, None on success.
         seconds: that the copy took, as its copier says.
         nbytes: that were copied.
@@ -37,16 +38,18 @@ class TransferEnd(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class TransferJob:
-    """A job that was submitted.
+    """A job that was submitted, or this rank's part of it.
 
     Attributes:
         lane: that of its route.
-        sources: as submitted.
-        targets: as submitted.
+        sources: as submitted, of this part.
+        targets: the same.
         batch: the copies of its first ``num_wanted`` blocks.
         num_wanted: leading blocks that the batch copies.
         since: when it was handed to the copier, and before that, when it began to wait for its turn.
         fills: the jobs that must have filled the slots it reads, and no other since.
+        start: blocks of the whole job before this part.
+        num_blocks: those of the whole job.
         is_cancelled: nobody wants its bytes.
         is_given_up: its copy is past its deadline.
         copied: how the copy has ended.
@@ -61,6 +64,8 @@ class TransferJob:
     num_wanted: int
     since: float
     fills: Ids | None
+    start: int
+    num_blocks: int
     is_cancelled: bool = False
     is_given_up: bool = False
     copied: CopyEnd | None = None
@@ -78,6 +83,10 @@ class TransferJob:
         if not self.lane.meets_gpu:
             return None
         return self.sources if self.lane.fills_pool else self.targets
+
+    def num_good(self, num_own: int) -> int:
+        """Leading blocks of the whole job, when so many of this part are good, and others see to theirs."""
+        return self.num_blocks if num_own == len(self.sources) else self.start + num_own
 
     @property
     def is_copying(self) -> bool:

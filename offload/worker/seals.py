@@ -1,7 +1,9 @@
 """Seals: what a slot was filled with must be what is taken out of it."""
 
 import ctypes
+import mmap
 import time
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,40 @@ _YIELD_BYTES = 1 << 20
 """Give the lock up after so many bytes taken under it, 0.1 ms: a thread that asks for it would wait 5 ms."""
 
 
+class SealTables(NamedTuple):
+    """What is known of each slot; in memory of its own, or in one that several ranks share.
+
+    Attributes:
+        sums: checksums, ``uint64[slots]``.
+        fills: generations, ``int64[slots]``.
+    """
+
+    sums: Checksums
+    fills: Ids
+
+    @classmethod
+    def over(cls, memory: mmap.mmap, num_slots: int) -> "SealTables":
+        """Tables that lie in ``num_bytes`` of memory; what is there counts."""
+        sums = np.frombuffer(memory, dtype=np.uint64, count=num_slots)
+        return cls(sums, np.frombuffer(memory, dtype=np.int64, count=num_slots, offset=sums.nbytes))
+
+    @classmethod
+    def of_one(cls, num_slots: int) -> "SealTables":
+        """Fresh ones, of one rank."""
+        tables = cls(np.zeros(num_slots, dtype=np.uint64), np.empty(num_slots, dtype=np.int64))
+        tables.clear()
+        return tables
+
+    @staticmethod
+    def num_bytes(num_slots: int) -> int:
+        """Bytes for so many slots."""
+        return 16 * num_slots
+
+    def clear(self) -> None:
+        """No slot has a seal."""
+        self.fills[:] = _BROKEN
+
+
 class Seals:
     """Checksum (xxh3, 64 bits) and generation of every slot on one rank.
 
@@ -35,19 +71,33 @@ class Seals:
     is stored and the target when it is loaded, so they cover both copies as well. Otherwise they are taken of
     the slot after the store and before the load has ended, and cover the time between.
 
-    ``seal`` and ``num_intact`` read bytes and run on other threads, each for slots of its own.
+    ``seal`` and ``num_intact`` read bytes and run on other threads, each for slots of its own. Where ranks
+    share the pool, they share this too: a slot is sealed by the rank that fills it, and read by all.
     """
 
     def __init__(
-        self, layout: BlockLayout, num_slots: int, verify: Verify = Verify.ALWAYS, *, of_blocks: bool = False
+        self,
+        layout: BlockLayout,
+        num_slots: int,
+        verify: Verify = Verify.ALWAYS,
+        *,
+        of_blocks: bool = False,
+        tables: SealTables | None = None,
     ) -> None:
-        """``of_blocks``: GPU blocks are host memory, take the checksums there."""
+        """Make seals for so many slots.
+
+        Args:
+            layout: where the bytes of slots and blocks lie.
+            num_slots: slots of the pool.
+            verify: which blocks are looked at.
+            of_blocks: GPU blocks are host memory, take the checksums there.
+            tables: those of all ranks that share the pool; None: of this one.
+        """
         self.verify = verify
         self.of_blocks = of_blocks
         self._layout = layout
-        self._sums: Checksums = np.zeros(num_slots, dtype=np.uint64)
+        self._sums, self._fills = tables or SealTables.of_one(num_slots)
         self._num_samples = 0
-        self._fills: Ids = np.full(num_slots, _BROKEN, dtype=np.int64)
 
     def relocate(self, layout: BlockLayout) -> None:
         """The cache lies elsewhere now; slots hold what they held."""

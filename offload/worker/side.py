@@ -29,6 +29,7 @@ from offload.worker.lanes import Lane, gpu_lanes
 from offload.worker.layout import BlockLayout, Region
 from offload.worker.pool.memory import HostMemory
 from offload.worker.pool.numa import node_of_pci_device
+from offload.worker.replicas import ALONE, Replicas, share_pool
 from offload.worker.seals import Seals
 from offload.worker.transfer import CANCELLED, LANDED_AT_ONCE, TransferEngine, seal_thread
 
@@ -123,6 +124,7 @@ class WorkerSide:
         verify: Verify = Verify.ALWAYS,
         huge_pages: bool = False,
         make_lanes: Sequence[MakeLanes] = (),
+        replicas: Replicas | None = None,
     ) -> None:
         """Size the pool.
 
@@ -134,6 +136,7 @@ class WorkerSide:
             verify: which blocks are checked when they are loaded.
             huge_pages: whether to ask for huge pages for the pool.
             make_lanes: make the lanes between the pool and places below it.
+            replicas: the ranks that hold the same KV as this one, and share the pool with it.
 
         Raises:
             ConfigError: the share does not hold one block.
@@ -143,13 +146,9 @@ class WorkerSide:
         self._huge_pages = huge_pages
         self._make_lanes = make_lanes
         self._seams = seams
-        slot_bytes = cache.block_bytes
-        self.facts = WorkerFacts(cpu_bytes // slot_bytes, slot_bytes, fingerprint)
-        if not self.facts.num_slots:
-            raise ConfigError(
-                f"cpu_gib leaves {cpu_bytes:,} bytes for each rank, but one block takes {slot_bytes:,}; "
-                f"raise cpu_gib"
-            )
+        self._replicas = replicas
+        self._cpu_bytes = cpu_bytes
+        self.facts = self._sized(fingerprint, 1 if replicas is None else len(replicas.members))
         self._memory: HostMemory | None = None
         self._engine: TransferEngine | None = None
         self._kv_caches: Mapping[str, torch.Tensor] = {}
@@ -167,24 +166,31 @@ class WorkerSide:
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Map and pin the pool, next to the GPU if it can be, and learn where the GPU cache lies.
 
+        Where ranks share the pool, this returns when all of them have called it.
+
         Raises:
             HostMemoryError: the pool cannot be mapped, exceeds a limit on memory, or cannot be pinned.
         """
         device = next(iter(kv_caches.values())).device
         on_gpu = device.type == "cuda"
+        node, sharing = _node_of(device), ALONE
+        if self._replicas is not None:
+            sharing = share_pool(self._replicas, self.facts, node=node, huge_pages=self._huge_pages)
+            self.facts = self._sized(self.facts.fingerprint, sharing.share.num_parts)
         num_slots, slot_bytes = self.facts.num_slots, self.facts.slot_bytes
         self._memory = HostMemory(
             num_slots,
             slot_bytes,
             register=register_host_memory if on_gpu else None,
             unregister=unregister_host_memory if on_gpu else None,
-            node=_node_of(device),
+            node=node,
             huge_pages=self._huge_pages,
+            shared=sharing.slots,
         )
         self._kv_caches = kv_caches
         layout = self._layout(self._memory)
         of_blocks = not on_gpu if self._seams.seals_of_blocks is None else self._seams.seals_of_blocks
-        seals = Seals(layout, num_slots, self._verify, of_blocks=of_blocks)
+        seals = Seals(layout, num_slots, self._verify, of_blocks=of_blocks, tables=sharing.tables)
         copier = self._seams.make_copier(device, layout, self._cache.num_blocks, num_slots)
         lanes = gpu_lanes(layout, copier)
         for make_lanes in self._make_lanes:
@@ -195,13 +201,13 @@ class WorkerSide:
             clock=self._seams.clock,
             make_executor=self._seams.make_executor,
             landed_at_once=self._seams.landed_at_once,
+            share=sharing.share,
         )
         atexit.register(self.close)  # an engine in the caller's process may never be shut down
         logger.info(
-            "CPU pool of %d blocks x %d bytes = %.2f GiB for this rank",
-            num_slots,
-            slot_bytes,
-            self._memory.nbytes / 2**30,
+            "CPU pool of %d blocks x %d bytes = %.2f GiB for %s",
+            *(num_slots, slot_bytes, self._memory.nbytes / 2**30),
+            "this rank" if sharing is ALONE else f"{sharing.share.num_parts} ranks with the same KV",
         )
 
     def unregister(self) -> None:
@@ -320,6 +326,16 @@ class WorkerSide:
             logger.warning("copies have not ended after %g s; the CPU pool stays mapped", _CLOSE_SECONDS)
         elif memory is not None:
             memory.close()
+
+    def _sized(self, fingerprint: Fingerprint, num_sharing: int) -> WorkerFacts:
+        """What this rank's part of the pool is like if so many ranks share it. Raises ConfigError."""
+        slot_bytes, cpu_bytes = self._cache.block_bytes, self._cpu_bytes * num_sharing
+        if cpu_bytes < slot_bytes:
+            raise ConfigError(
+                f"cpu_gib leaves {cpu_bytes:,} bytes for each rank, but one block takes {slot_bytes:,}; "
+                f"raise cpu_gib"
+            )
+        return WorkerFacts(cpu_bytes // slot_bytes, slot_bytes, fingerprint, num_sharing)
 
     def _layout(self, memory: HostMemory) -> BlockLayout:
         """The layout of the pool, and of the cache where it lies now."""

@@ -12,6 +12,7 @@ from offload.worker.copiers.base import Copier, CopyEnd
 from offload.worker.jobs import TransferEnd, TransferJob
 from offload.worker.lanes import Lane
 from offload.worker.layout import BlockLayout
+from offload.worker.replicas import Share
 from offload.worker.seals import Seals
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class TransferEngine:
     takes their generations away when it is submitted, on this same thread and before it copies, also if it is
     held back. So slots that have theirs when the copy has ended were written by nobody while it ran.
 
+    Where ranks share the pool, each copies and seals its part of what fills it, and nothing else of it.
+
     Requests wait for jobs of some lanes, loads above all, and for others only where these hold GPU blocks. So
     while awaited jobs are under way the others are held back, as long as they would take more than
     ``STORE_BYTES_PER_SECOND``, but none for more than ``HOLD_SECONDS``.
@@ -72,12 +75,17 @@ class TransferEngine:
         clock: Callable[[], float] = time.monotonic,
         make_executor: Callable[[], Executor] = seal_thread,
         landed_at_once: int = LANDED_AT_ONCE,
+        share: Share = Share(),  # noqa: B008 (immutable)
     ) -> None:
-        """A lane for each route. ``clock`` in seconds; an executor runs what it is given in order."""
+        """A lane for each route. ``clock`` in seconds; an executor runs what it is given in order.
+
+        ``share``: this rank's part of the jobs that fill the pool.
+        """
         self._lanes = {lane.route: lane for lane in lanes}
         assert len(self._lanes) == len(lanes), f"two lanes have one route: {[lane.route for lane in lanes]}"
         self._copiers = list({id(lane.copier): lane.copier for lane in lanes}.values())
         self._seals = seals
+        self._share = share
         self._clock = clock
         self._executors = {lane.route: make_executor() for lane in lanes}
         self._jobs: dict[int, TransferJob] = {}
@@ -113,12 +121,18 @@ class TransferEngine:
             targets: ids of where they go, ``int64[n]``.
             fills: where slots are read, the jobs that must have filled them, ``int64[n]``.
         """
-        lane = self._lanes[route]
+        lane, num_blocks, start = self._lanes[route], len(targets), 0
         if lane.fills_pool:
+            part = self._share.of(job_id, num_blocks)
+            start, own = part.start, slice(part.start, part.stop)
+            sources, targets = sources[own], targets[own]
+            if num_blocks and not part:
+                self._ended.append(TransferEnd(job_id, route, num_blocks, targets, None))
+                return
             self._seals.unseal(targets)
         num_wanted = len(sources) if fills is None else self._seals.num_current(sources, fills)
         batch = lane.batch(sources[:num_wanted], targets[:num_wanted])
-        job = TransferJob(lane, sources, targets, batch, num_wanted, self._clock(), fills)
+        job = TransferJob(lane, sources, targets, batch, num_wanted, self._clock(), fills, start, num_blocks)
         self._jobs[job_id] = job
         error = self._fence_errors.get(route)
         if error is None and num_wanted == 0 < len(sources):
@@ -329,6 +343,8 @@ class TransferEngine:
             num_good, error = 0, CANCELLED
         elif job.is_given_up:
             num_good, error = 0, "the copy ended after it was given up"
+        else:
+            num_good = job.num_good(num_good)
         end = TransferEnd(job_id, job.lane.route, num_good, job.targets, error)
         if job.copied is not None:
             nbytes = int(job.batch.sizes[: job.copied.num_copied].sum())

@@ -20,13 +20,13 @@ MAX_REGISTRATION_BYTES = 64 << 30
 
 
 class HostMemory:
-    """An anonymous mapping of ``num_slots * slot_bytes`` bytes, all in memory, optionally pinned.
+    """A mapping of ``num_slots * slot_bytes`` bytes, all in memory, optionally pinned.
 
     torch's pinned allocator rounds up to powers of two; a mapping that is registered piece by piece
     does not. Pieces hold whole slots and whole pages, so that no slot spans two.
 
-    The mapping is private to this process and has no name. It ends with the process, however that ends, and
-    forked children do not get it.
+    The mapping has no name, and is private to this process unless others share it. It ends with the last of
+    them, however that ends, and forked children do not get it.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class HostMemory:
         max_registration_bytes: int = MAX_REGISTRATION_BYTES,
         node: int | None = None,
         huge_pages: bool = False,
+        shared: mmap.mmap | None = None,
     ) -> None:
         """Map the memory, take its pages and pin it.
 
@@ -51,6 +52,7 @@ class HostMemory:
             node: the NUMA node the pages should lie on, as far as they fit; None for the kernel's choice.
             huge_pages: ask for transparent huge pages. The size stays what it is: at both ends, where no
                 whole huge page fits, the pages are ordinary ones.
+            shared: a mapping that begins with it, whose pages are taken; None to make one.
 
         Raises:
             HostMemoryError: the memory cannot be mapped, exceeds a limit, or cannot be pinned.
@@ -59,22 +61,15 @@ class HostMemory:
         self._unregister = unregister
         self._registered: list[int] = []
         self._pid = os.getpid()
-        try:
-            self._map = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except (OSError, ValueError, OverflowError) as error:
-            raise HostMemoryError(
-                f"cannot map {self.nbytes:,} bytes for the CPU pool ({error}); lower cpu_gib, or raise the "
-                f"limit on virtual memory (ulimit -v)"
-            ) from error
-        with suppress(OSError):  # a child that outlives this process would keep the pool
-            self._map.madvise(mmap.MADV_DONTFORK)
-        self._bytes: np.ndarray | None = np.frombuffer(self._map, dtype=np.uint8)
+        self._map = _map(self.nbytes) if shared is None else shared
+        self._bytes: np.ndarray | None = np.frombuffer(self._map, dtype=np.uint8, count=self.nbytes)
         self.address = self._bytes.ctypes.data
         pages_unit = mmap.PAGESIZE // gcd(slot_bytes, mmap.PAGESIZE)
         units = max(1, max_registration_bytes // (pages_unit * slot_bytes))
         self.slots_per_registration = min(units * pages_unit, num_slots)
         try:
-            take_pages(self.address, self.nbytes, node=node, huge_pages=huge_pages)
+            if shared is None:
+                take_pages(self.address, self.nbytes, node=node, huge_pages=huge_pages)
             if register is not None:
                 self._register(register, self.slots_per_registration * slot_bytes)
         except BaseException:
@@ -113,6 +108,19 @@ class HostMemory:
                     f"LimitMEMLOCK=infinity"
                 ) from error
             self._registered.append(address)
+
+
+def _map(nbytes: int) -> mmap.mmap:
+    try:
+        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, ValueError, OverflowError) as error:
+        raise HostMemoryError(
+            f"cannot map {nbytes:,} bytes for the CPU pool ({error}); lower cpu_gib, or raise the limit on "
+            f"virtual memory (ulimit -v)"
+        ) from error
+    with suppress(OSError):  # a child that outlives this process would keep the pool
+        mapping.madvise(mmap.MADV_DONTFORK)
+    return mapping
 
 
 def _memlock_limit() -> str:

@@ -21,9 +21,12 @@ _PIECE_BYTES = 64 << 20
 _MOST_THREADS = 8
 _TOLERATED_ELSEWHERE = 0.01
 _THP_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_SHARED_THP_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
-def take_pages(address: int, nbytes: int, *, node: int | None = None, huge_pages: bool = False) -> None:
+def take_pages(
+    address: int, nbytes: int, *, node: int | None = None, huge_pages: bool = False, is_shared: bool = False
+) -> None:
     """Have every page of a mapping in memory when this returns: a first touch later would slow down stores.
 
     Up to 8 threads take pieces of 64 MiB. Each piece is held against the limits on memory first, because
@@ -35,13 +38,14 @@ def take_pages(address: int, nbytes: int, *, node: int | None = None, huge_pages
         nbytes: its length.
         node: the NUMA node its pages should lie on; None for wherever the kernel puts them.
         huge_pages: whether to ask for transparent huge pages.
+        is_shared: whether other processes map it, too.
 
     Raises:
         HostMemoryError: there is not so much memory. The mapping is the caller's to undo.
     """
     check_room(nbytes)
     if huge_pages:
-        _ask_for_huge_pages(address, nbytes)
+        _ask_for_huge_pages(address, nbytes, is_shared)
     refusal = None if node is None else _ask_for_node(address, nbytes, node)
     own_cpus = os.sched_getaffinity(0)
     cpus = own_cpus if node is None else (cpus_of_node(node) & own_cpus or own_cpus)
@@ -78,12 +82,13 @@ def _touch(address: int, nbytes: int) -> None:
         ctypes.memset(address, 0, nbytes)  # Linux before 5.14
 
 
-def _ask_for_huge_pages(address: int, nbytes: int) -> None:
+def _ask_for_huge_pages(address: int, nbytes: int, is_shared: bool) -> None:
+    switch, ours = (_SHARED_THP_SWITCH, "advise") if is_shared else (_THP_SWITCH, "madvise")
     reason = None
     try:
         madvise(address, nbytes, mmap.MADV_HUGEPAGE)
-        if "[never]" in _THP_SWITCH.read_text():
-            reason = f"they are off; as root: echo madvise > {_THP_SWITCH}"
+        if "[never]" in switch.read_text():
+            reason = f"they are off; as root: echo {ours} > {switch}"
     except OSError as error:
         reason = str(error)
     if reason is not None:

@@ -1,0 +1,77 @@
+"""Memory that several processes of one machine map, and that has no name in any file system."""
+
+import mmap
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+
+class SegmentName(NamedTuple):
+    """How other processes find a segment while its maker has it open.
+
+    Attributes:
+        machine: the machine since its last boot, and the processes there that can see each other.
+        pid: its maker.
+        fd: the maker's descriptor.
+        label: what the kernel calls it; nothing else is called so.
+        nbytes: its size.
+    """
+
+    machine: str
+    pid: int
+    fd: int
+    label: str
+    nbytes: int
+
+
+class Segment:
+    """An open one. It lives as long as a process has it open or mapped, however processes end."""
+
+    def __init__(self, fd: int, name: SegmentName) -> None:
+        """As ``create`` and ``open`` make it."""
+        self._fd = fd
+        self.name = name
+
+    @classmethod
+    def create(cls, nbytes: int) -> "Segment":
+        """A new one of zeros, of which no page is taken yet. Raises OSError."""
+        label = f"kv-offload-{secrets.token_hex(8)}"
+        fd = os.memfd_create(label, os.MFD_CLOEXEC)
+        segment = cls(fd, SegmentName(_machine(), os.getpid(), fd, label, nbytes))
+        try:
+            os.ftruncate(fd, nbytes)
+        except OSError:
+            segment.close()
+            raise
+        return segment
+
+    @classmethod
+    def open(cls, name: SegmentName) -> "Segment":
+        """Another process's. Raises OSError if this one cannot have it, or finds another file there."""
+        if name.machine != _machine():
+            raise OSError("it is on another machine, or in a container of its own")
+        path = f"/proc/{name.pid}/fd/{name.fd}"
+        found = os.readlink(path)
+        if name.label not in found:
+            raise OSError(f"{path} is {found}, not {name.label}")
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return cls(fd, name)
+
+    def map(self, start: int, nbytes: int) -> mmap.mmap:
+        """Map bytes from ``start`` on, where a page begins; not for forked children. Raises OSError."""
+        mapping = mmap.mmap(self._fd, nbytes, flags=mmap.MAP_SHARED, offset=start)
+        with suppress(OSError):  # a child that outlives this process would keep it
+            mapping.madvise(mmap.MADV_DONTFORK)
+        return mapping
+
+    def close(self) -> None:
+        """What is mapped stays mapped; nobody can open it here any more."""
+        os.close(self._fd)
+
+
+def _machine(root: Path = Path("/")) -> str:
+    """Equal for processes that see each other in ``/proc``. Raises OSError."""
+    boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink(root / 'proc/self/ns/pid')}"
