@@ -1,23 +1,30 @@
 """What connectors that are made meanwhile use in the place of the real thing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from offload.vllm.connector import CpuOffloadConnector
 from offload.vllm.places import PLACES, Place
+from offload.vllm.replicas import Shape, join_replicas
+from offload.worker.replicas import Replicas
+
+Join = Callable[[Shape], Replicas | None]
+"""Finds the ranks that hold the KV of the one which asks."""
 
 
 @contextmanager
-def seams(places: Sequence[Place] = PLACES, **instead: Any) -> Iterator[None]:
-    """Connectors made in this context have these places and ``offload.worker.side.Seams``.
+def seams(places: Sequence[Place] = PLACES, join: Join = join_replicas, **instead: Any) -> Iterator[None]:
+    """Connectors made in this context have these places, replicas and ``offload.worker.side.Seams``.
 
     Not for several threads.
     """
-    before = CpuOffloadConnector.seams, CpuOffloadConnector.places
-    CpuOffloadConnector.seams = before[0]._replace(**instead)
-    CpuOffloadConnector.places = tuple(places)
+    ours = CpuOffloadConnector
+    before = ours.seams, ours.places, ours.join_replicas
+    ours.seams, ours.places = before[0]._replace(**instead), tuple(places)
+    ours.join_replicas = staticmethod(join)  # type: ignore[arg-type]
     try:
         yield
     finally:
-        CpuOffloadConnector.seams, CpuOffloadConnector.places = before
+        ours.seams, ours.places = before[:2]
+        ours.join_replicas = staticmethod(before[2])

@@ -38,6 +38,7 @@ from offload.vllm.groups import groups_of
 from offload.vllm.kv_events import KvEventStream
 from offload.vllm.places import PLACES
 from offload.vllm.regions import VllmCache
+from offload.vllm.replicas import join_replicas, replica_shape
 from offload.vllm.stats import OffloadPromMetrics, OffloadStats
 from offload.vllm.support import check_cache_groups, check_engine
 from offload.vllm.versions import warn_if_certified
@@ -63,7 +64,7 @@ class PoolSize(NamedTuple):
 
     Attributes:
         num_slots: the least that any rank has.
-        slot_bytes: bytes of a slot on all ranks.
+        slot_bytes: bytes of a slot on all ranks, of which those count once that share it.
     """
 
     num_slots: int
@@ -76,8 +77,8 @@ class PoolSize(NamedTuple):
         A handshake knows ranks of prefill context parallelism by one name. They have the same layers, so the
         one that is heard of speaks for them all.
         """
-        slot_bytes = sum(fact.slot_bytes for fact in facts)
-        return cls(min(fact.num_slots for fact in facts), slot_bytes * num_ranks // len(facts))
+        slot_bytes = sum(fact.slot_bytes / fact.num_sharing for fact in facts)
+        return cls(min(fact.num_slots for fact in facts), round(slot_bytes * num_ranks / len(facts)))
 
 
 class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
@@ -86,7 +87,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     _cache_hit_source = _HIT_SOURCE
     seams = Seams(make_copier)
     places = PLACES
-    """Both are of connectors that are made from now on; the testing kit has others."""
+    join_replicas = staticmethod(join_replicas)
+    """They are of connectors that are made from now on; the testing kit has others."""
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
@@ -125,6 +127,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 config.verify_loads,
                 config.huge_pages,
                 [place.make_lanes for place in self._places],
+                self.join_replicas(replica_shape(vllm_config, kv_cache_config)),
             )
 
     # Both sides

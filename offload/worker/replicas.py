@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from offload.errors import HostMemoryError
-from offload.messages import WorkerFacts
+from offload.errors import ConfigError, HostMemoryError
+from offload.messages import Fingerprint, WorkerFacts
 from offload.worker.pool.pages import take_pages
 from offload.worker.pool.segment import Segment, SegmentName
 from offload.worker.seals import SealTables
@@ -68,6 +68,27 @@ class Sharing(NamedTuple):
 
 ALONE = Sharing()
 """A rank with a pool of its own."""
+
+
+def size_pool(cpu_bytes: int, slot_bytes: int, fingerprint: Fingerprint, num_sharing: int) -> WorkerFacts:
+    """What a rank's part of the pool is like.
+
+    Args:
+        cpu_bytes: memory for each rank.
+        slot_bytes: of a block on this rank.
+        fingerprint: this rank's.
+        num_sharing: ranks that put their memory together.
+
+    Raises:
+        ConfigError: it does not hold one block.
+    """
+    num_slots = cpu_bytes * num_sharing // slot_bytes
+    if not num_slots:
+        raise ConfigError(
+            f"cpu_gib leaves {cpu_bytes:,} bytes for each rank, but one block takes {slot_bytes:,}"
+            f"{f', of which {num_sharing} ranks keep one copy' if num_sharing > 1 else ''}; raise cpu_gib"
+        )
+    return WorkerFacts(num_slots, slot_bytes, fingerprint, num_sharing)
 
 
 def share_pool(

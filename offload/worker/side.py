@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 
 from offload.config import Verify
-from offload.errors import ConfigError
 from offload.messages import (
     GPU,
     Fingerprint,
@@ -29,7 +29,7 @@ from offload.worker.lanes import Lane, gpu_lanes
 from offload.worker.layout import BlockLayout, Region
 from offload.worker.pool.memory import HostMemory
 from offload.worker.pool.numa import node_of_pci_device
-from offload.worker.replicas import ALONE, Replicas, share_pool
+from offload.worker.replicas import ALONE, Replicas, share_pool, size_pool
 from offload.worker.seals import Seals
 from offload.worker.transfer import CANCELLED, LANDED_AT_ONCE, TransferEngine, seal_thread
 
@@ -147,8 +147,8 @@ class WorkerSide:
         self._make_lanes = make_lanes
         self._seams = seams
         self._replicas = replicas
-        self._cpu_bytes = cpu_bytes
-        self.facts = self._sized(fingerprint, 1 if replicas is None else len(replicas.members))
+        self._size = partial(size_pool, cpu_bytes, cache.block_bytes, fingerprint)
+        self.facts = self._size(1 if replicas is None else len(replicas.members))
         self._memory: HostMemory | None = None
         self._engine: TransferEngine | None = None
         self._kv_caches: Mapping[str, torch.Tensor] = {}
@@ -176,7 +176,7 @@ class WorkerSide:
         node, sharing = _node_of(device), ALONE
         if self._replicas is not None:
             sharing = share_pool(self._replicas, self.facts, node=node, huge_pages=self._huge_pages)
-            self.facts = self._sized(self.facts.fingerprint, sharing.share.num_parts)
+            self.facts = self._size(sharing.share.num_parts)
         num_slots, slot_bytes = self.facts.num_slots, self.facts.slot_bytes
         self._memory = HostMemory(
             num_slots,
@@ -326,16 +326,6 @@ class WorkerSide:
             logger.warning("copies have not ended after %g s; the CPU pool stays mapped", _CLOSE_SECONDS)
         elif memory is not None:
             memory.close()
-
-    def _sized(self, fingerprint: Fingerprint, num_sharing: int) -> WorkerFacts:
-        """What this rank's part of the pool is like if so many ranks share it. Raises ConfigError."""
-        slot_bytes, cpu_bytes = self._cache.block_bytes, self._cpu_bytes * num_sharing
-        if cpu_bytes < slot_bytes:
-            raise ConfigError(
-                f"cpu_gib leaves {cpu_bytes:,} bytes for each rank, but one block takes {slot_bytes:,}; "
-                f"raise cpu_gib"
-            )
-        return WorkerFacts(cpu_bytes // slot_bytes, slot_bytes, fingerprint, num_sharing)
 
     def _layout(self, memory: HostMemory) -> BlockLayout:
         """The layout of the pool, and of the cache where it lies now."""

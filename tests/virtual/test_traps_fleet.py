@@ -36,7 +36,9 @@ def test_trap_78_and_79_a_block_is_as_long_as_the_scheduler_says(
     assert depth_of(engine, request) == len(request.block_hashes) == 5
     stored = [event for event in seen if isinstance(event, BlockStored)]
     assert {event.block_size for event in stored} == {size} == {engine.side.block_size}
-    slot_bytes = sum(rank.side.facts.slot_bytes for rank in engine.ranks)
+    facts = [rank.side.facts for rank in engine.ranks]
+    slot_bytes = sum(fact.slot_bytes // fact.num_sharing for fact in facts)
+    assert {fact.num_sharing for fact in facts} == {2 if shape == SHAPES["pcp"] else 1}
     assert sum(copier.copied.total() for copier in engine.copiers) == 5 * slot_bytes
     assert connector._pool_size.slot_bytes == slot_bytes, "in the metrics"
     forget_gpu(engine)

@@ -82,6 +82,8 @@ class SeededCopier:
         """Copies that met a fault so far."""
         self.copied = Counter[Route]()
         """Bytes copied so far."""
+        self.mirrors: list[tuple[SeededCopier, int]] = []
+        """Copiers of those that see the same memory, so many bytes further on."""
         self._credit = Counter[Route]()
         self._forced: dict[Route, deque[Fault]] = {way: deque() for way in routes}
         self._now = 0
@@ -193,10 +195,11 @@ class SeededCopier:
 
     def _forget_corrupted(self, batch: CopyBatch) -> None:
         """Bytes that are written again are no longer wrong."""
-        if not self.corrupted:
-            return
-        for target, size in zip(batch.targets.tolist(), batch.sizes.tolist(), strict=True):
-            self.corrupted[:] = [at for at in self.corrupted if not target <= at < target + size]
+        for copier, shift in [(self, 0), *self.mirrors]:
+            if copier.corrupted:
+                for target, size in zip((batch.targets + shift).tolist(), batch.sizes.tolist(), strict=True):
+                    kept = [at for at in copier.corrupted if not target <= at < target + size]
+                    copier.corrupted[:] = kept
 
     def _draw_delay(self) -> int:
         return self._rng.randint(0, self._schedule.longest_delay)

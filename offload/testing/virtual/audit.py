@@ -262,8 +262,8 @@ class Audit(SchedulerAudit):
                 drafted = rank.drafted(held[num_layers + layer], layer, generation)
                 wrong[engine.runner.drafter.wrong_positions(drafted, tags, reach, generation)] = True
             places = len(wrong) // len(slots)
-            if rank.copier.corrupted:  # on purpose; it is up to the loads to find out
-                wrong &= ~np.repeat(np.isin(slots, list(rank.rotten_slots())), places)
+            if rotten := rank.rotten_slots():  # on purpose; it is up to the loads to find out
+                wrong &= ~np.repeat(np.isin(slots, list(rotten)), places)
             if wrong.any():
                 slot = slots[int(np.flatnonzero(wrong)[0]) // places]
                 raise WrongBytesError(

@@ -4,6 +4,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from offload.testing.virtual.audit import Audit, complete_bags
 from offload.testing.virtual.drafter import Drafter
 from offload.testing.virtual.history import History
 from offload.testing.virtual.inputs import Inputs
+from offload.testing.virtual.meeting import Meeting, register
 from offload.testing.virtual.native import scheduler_jobs
 from offload.testing.virtual.parts import make_hash, make_scheduler, tell_sizes
 from offload.testing.virtual.rank import VirtualRank
@@ -77,10 +79,18 @@ class VirtualEngine:
             SeededCopier(settings.copies, random.Random(rng.random()), self.counts)
             for _ in range(settings.num_ranks)
         ]
+        meetings = [Meeting(settings.stage_ranks, settings.pcp) for _ in range(settings.stages)]
         self.ranks = [
-            VirtualRank(index, settings, vllm_config, copier, self.clock)
+            VirtualRank(
+                index, settings, vllm_config, copier, self.clock, meetings[index // settings.stage_ranks]
+            )
             for index, copier in enumerate(self.copiers)
         ]
+        register(self.ranks, settings.replica_shape)
+        if settings.connector == "offload":
+            for index, other in permutations(range(settings.num_ranks), 2):
+                if settings.first_replica(index) == settings.first_replica(other):
+                    self.ranks[index].share_with(self.ranks[other])
         workers = {
             divmod(index, settings.stage_ranks): rank.connector for index, rank in enumerate(self.ranks)
         }

@@ -17,10 +17,11 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.structured_output import StructuredOutputManager
 
 from offload.testing.copiers.inline import InlineExecutor
-from offload.testing.seams import seams
+from offload.testing.seams import Join, seams
 from offload.testing.virtual.cells import BlockSizes
 from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config
 from offload.vllm.places import Place
+from offload.vllm.replicas import join_replicas
 
 
 def make_hash(vllm_config: VllmConfig) -> Callable[[Any], bytes]:
@@ -43,10 +44,14 @@ def tell_sizes(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> Block
 
 
 def make_worker(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, places: Sequence[Place] = (), **instead: Any
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    places: Sequence[Place] = (),
+    join: Join = join_replicas,
+    **instead: Any,
 ) -> Any:
-    """A connector of worker role. Ours has these places and ``Seams``, and makes checksums at once."""
-    with seams(places, make_executor=InlineExecutor, **instead):
+    """A connector of worker role. Ours has these places, replicas and ``Seams``; checksums come at once."""
+    with seams(places, join, make_executor=InlineExecutor, **instead):
         return KVConnectorFactory.create_connector(
             config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=kv_cache_config
         )

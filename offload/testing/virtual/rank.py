@@ -11,6 +11,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from offload.testing.copiers.seeded import SeededCopier
 from offload.testing.virtual.cells import GARBAGE, make_cells
 from offload.testing.virtual.groups import CELL_BYTES, FULL
+from offload.testing.virtual.meeting import Meeting
 from offload.testing.virtual.native import use_copier, worker_jobs
 from offload.testing.virtual.parts import make_cache, make_worker, tell_sizes
 from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config
@@ -32,10 +33,13 @@ class VirtualRank:
         vllm_config: VllmConfig,
         copier: SeededCopier,
         clock: Callable[[], float],
+        meeting: Meeting,
     ) -> None:
+        """Make its connector, which has no cache before ``register``."""
         self._settings = settings
-        kv_cache_config = make_kv_cache_config(settings, index)
-        sizes = tell_sizes(kv_cache_config, vllm_config)
+        self._index = index
+        kv_cache_config = self._kv_cache_config = make_kv_cache_config(settings, index)
+        self._sizes = tell_sizes(kv_cache_config, vllm_config)
         self.copier = copier
         self.connector: Any = None
         self.side: WorkerSide | None = None
@@ -45,6 +49,7 @@ class VirtualRank:
                 vllm_config,
                 kv_cache_config,
                 settings.places,
+                meeting.join(index % settings.stage_ranks),
                 make_copier=self.make_copier,
                 clock=clock,
                 seals_of_blocks=settings.seals_of_blocks,
@@ -56,11 +61,16 @@ class VirtualRank:
             self.side = self.connector._worker
             assert self.side is not None
             self.connector._samples_late = settings.samples_late
+
+    def register(self) -> None:
+        """Make the cache, and tell the connector. Ranks that share a pool wait for each other here."""
+        settings, index, kv_cache_config = self._settings, self._index, self._kv_cache_config
         words = make_cache(settings, kv_cache_config, self.connector).numpy().view(np.uint64)
         tensors, num_layers = kv_cache_config.kv_cache_tensors, settings.layers_of(index)
         block_layers, page_words = settings.block_layers(index), settings.page_bytes // 8
+        kv = mix(2, settings.first_replica(index))
         masks = np.array(
-            [[mix(mix(2, index), layer)] for layer in range(sum(num_layers) + len(settings.draft_reaches))],
+            [[mix(kv, layer)] for layer in range(sum(num_layers) + len(settings.draft_reaches))],
             dtype=np.uint64,
         )
         strides = (tensors[0].layer_stride, tensors[0].block_stride)
@@ -77,7 +87,7 @@ class VirtualRank:
             )
             own = slice(index % settings.dcp, None, settings.dcp) if group.kind == FULL else slice(0, None, 1)
             its_masks = masks[first : first + layers]
-            self.groups.append(make_cells(number, group, its_masks, cells[:layers], own, sizes))
+            self.groups.append(make_cells(number, group, its_masks, cells[:layers], own, self._sizes))
             first += layers
             if number == 0:
                 self._draft_cells = cells[layers:]
@@ -178,10 +188,17 @@ class VirtualRank:
         ctypes.c_uint8.from_address(address).value ^= 0xFF
         self.copier.corrupted.append(address)
 
+    def share_with(self, other: "VirtualRank") -> None:
+        """That one has the same pool."""
+        self.copier.mirrors.append((other.copier, other._pool_address - self._pool_address))
+
     def rotten_slots(self) -> set[int]:
         """Slots with a wrong byte in them."""
         slot_bytes = self._slot_bytes
-        slots = {(address - self._pool_address) // slot_bytes for address in self.copier.corrupted}
+        addresses = self.copier.corrupted + [
+            address - shift for copier, shift in self.copier.mirrors for address in copier.corrupted
+        ]
+        slots = {(address - self._pool_address) // slot_bytes for address in addresses}
         return {slot for slot in slots if 0 <= slot < self._settings.cpu_slots}
 
     def check_drained(self) -> None:

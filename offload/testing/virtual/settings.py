@@ -19,6 +19,7 @@ from offload.testing.engines.environment import transfer_config
 from offload.testing.virtual.groups import FULL, STATE, Group
 from offload.vllm import plugin
 from offload.vllm.places import Place
+from offload.vllm.replicas import Shape
 
 CONNECTORS = ("offload", "native", "none")
 
@@ -32,7 +33,6 @@ _MODEL = {
     "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 6,
-    "num_key_value_heads": 1,
     "max_position_embeddings": 4_194_304,
     "torch_dtype": "float32",
 }
@@ -56,6 +56,7 @@ class VirtualSettings:
         num_ranks: workers, each with its own part of every block.
         dcp: ranks that share the tokens of a block (decode context parallelism); 1: each has them all.
         pcp: ranks among which a prompt is divided (prefill context parallelism).
+        replicas: so many neighbours hold the same heads; without ``dcp``, all ranks of ``pcp`` do, too.
         stages: of a pipeline; the last one has a layer more than the others.
         gpu_blocks: blocks of the GPU cache, the null block included.
         cpu_slots: slots of the CPU pool.
@@ -100,6 +101,7 @@ class VirtualSettings:
     num_ranks: int = 1
     dcp: int = 1
     pcp: int = 1
+    replicas: int = 1
     stages: int = 1
     gpu_blocks: int = 32
     cpu_slots: int = 64
@@ -211,6 +213,20 @@ class VirtualSettings:
         return max(0, *self.draft_reaches, 1) - 1
 
     @property
+    def replica_shape(self) -> Shape:
+        """How many ranks hold the same KV."""
+        is_divided = self.dcp > 1 or any(group.kind == STATE for group in self.groups)
+        return Shape() if is_divided else Shape(self.replicas, self.pcp)
+
+    def first_replica(self, rank: int) -> int:
+        """The first of the ranks that hold the same KV as that one, itself included."""
+        if self.replica_shape == Shape():
+            return rank
+        stage, place = divmod(rank, self.stage_ranks)
+        num_tensor = self.stage_ranks // self.pcp
+        return stage * self.stage_ranks + self.replica_shape.members_of(place % num_tensor, num_tensor)[0]
+
+    @property
     def stage_ranks(self) -> int:
         """Ranks per stage of the pipeline."""
         return self.num_ranks // self.stages
@@ -229,7 +245,7 @@ class VirtualSettings:
 def make_vllm_config(settings: VirtualSettings, transfer: dict[str, Any] | None = None) -> VllmConfig:
     """The configuration a real engine would make of these settings; ``transfer``: another connector's."""
     vllm_config: VllmConfig = EngineArgs(
-        model=_model_folder(settings.drafter == "mtp"),
+        model=_model_folder(settings, settings.drafter == "mtp"),
         skip_tokenizer_init=True,
         load_format="dummy",
         dtype="float32",
@@ -299,7 +315,8 @@ def make_kv_cache_config(settings: VirtualSettings, rank: int = 0) -> KVCacheCon
 
 
 def _transfer_config(settings: VirtualSettings) -> dict[str, Any] | None:
-    cpu_bytes = settings.cpu_slots * settings.slot_bytes * settings.num_ranks
+    num_sharing = math.prod(settings.replica_shape)
+    cpu_bytes = -(-settings.cpu_slots * settings.slot_bytes // num_sharing) * settings.num_ranks
     if settings.connector == "none":
         return None
     if settings.connector == "native":
@@ -330,11 +347,18 @@ def _speculative_config(settings: VirtualSettings) -> dict[str, Any] | None:
     config: dict[str, Any] = {"method": settings.drafter, "num_speculative_tokens": settings.num_drafts}
     if settings.drafter == "ngram":
         return config | {"prompt_lookup_max": 2}
-    return config if settings.drafter == "mtp" else config | {"model": _model_folder()}
+    return config if settings.drafter == "mtp" else config | {"model": _model_folder(settings)}
+
+
+def _model_folder(settings: VirtualSettings, has_mtp: bool = False) -> str:
+    """A model with as many KV heads as these settings need; one under decode context parallelism."""
+    num_tensor = settings.stage_ranks // settings.pcp
+    return _folder_of(1 if settings.dcp > 1 else num_tensor // settings.replicas, has_mtp)
 
 
 @functools.cache
-def _model_folder(has_mtp: bool = False) -> str:
+def _folder_of(num_kv_heads: int, has_mtp: bool) -> str:
     folder = tempfile.mkdtemp(prefix="kv-offload-virtual-")
-    (Path(folder) / "config.json").write_text(json.dumps(_MTP_MODEL if has_mtp else _MODEL))
+    model = (_MTP_MODEL if has_mtp else _MODEL) | {"num_key_value_heads": num_kv_heads}
+    (Path(folder) / "config.json").write_text(json.dumps(model))
     return folder
