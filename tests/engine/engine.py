@@ -21,10 +21,13 @@ _ANSWER_SECONDS = 180.0
 _SETTLE_SECONDS = 60.0
 
 
-def model_directory(*, vocab_size: int = VOCAB_SIZE, with_tokenizer: bool = False) -> Path:
+def model_directory(*, vocab_size: int = VOCAB_SIZE, with_tokenizer: bool = False, kv_heads: int = 2) -> Path:
     """A tiny Llama whose weights are large enough for every block of a prompt to matter."""
     return tiny_llama(
-        vocab_size=vocab_size, max_position_embeddings=MAX_MODEL_LEN, with_tokenizer=with_tokenizer
+        vocab_size=vocab_size,
+        max_position_embeddings=MAX_MODEL_LEN,
+        with_tokenizer=with_tokenizer,
+        kv_heads=kv_heads,
     )
 
 
@@ -39,6 +42,7 @@ class Engine:
         fork: bool = False,
         num_gpu_blocks: int = 49,
         max_model_len: int = MAX_MODEL_LEN,
+        kv_heads: int = 2,
         **settings: Any,
     ) -> None:
         """Start it.
@@ -49,6 +53,7 @@ class Engine:
             fork: fork the engine's processes, which start sooner than those the CPU backend spawns.
             num_gpu_blocks: blocks of the GPU cache, the reserved one included.
             max_model_len: longest request in tokens; the GPU cache must hold one.
+            kv_heads: of the model.
             settings: of ``vllm.EngineArgs``.
         """
         os.environ.update(ENVIRONMENT)
@@ -64,7 +69,7 @@ class Engine:
             settings["kv_transfer_config"] = transfer_config(extra_config)
         defaults = {"enforce_eager": True, "worker_extension_cls": "tests.engine.worker_probe.WorkerProbe"}
         arguments = EngineArgs(
-            str(model_directory()),
+            str(model_directory(kv_heads=kv_heads)),
             skip_tokenizer_init=True,
             dtype="float32",
             block_size=BLOCK_SIZE,
