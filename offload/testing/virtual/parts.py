@@ -37,7 +37,7 @@ def tell_sizes(kv_cache_config: KVCacheConfig, vllm_config: VllmConfig) -> Block
     scheduler, hashes = resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)
     resolve_alignment = getattr(kv_cache_utils, "resolve_cache_hit_alignment_tokens", None)
     if resolve_alignment is None:  # the oldest vLLM, which tells connectors nothing of these
-        return BlockSizes(scheduler, hashes, hashes)
+        return BlockSizes(scheduler, hashes, vllm_config.cache_config.prefix_match_unit or scheduler)
     hits = resolve_alignment(kv_cache_config, vllm_config, scheduler, hashes)
     kv_cache_config.hash_block_size, kv_cache_config.cache_hit_alignment_tokens = hashes, hits
     return BlockSizes(scheduler, hashes, hits)
