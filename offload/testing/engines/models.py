@@ -16,6 +16,7 @@ from typing import Any
 
 __all__ = [
     "LLAMA_8B",
+    "cached_directory",
     "kv_bytes_per_token",
     "llama_config_only",
     "llama_parameters",
@@ -94,7 +95,9 @@ def tiny_llama(
         if with_tokenizer:
             _write_tokenizer(target, max_position_embeddings)
 
-    return _cached(directory, "tiny-llama", shape | {"seed": seed, "tokenizer": with_tokenizer}, write)
+    return cached_directory(
+        directory, "tiny-llama", shape | {"seed": seed, "tokenizer": with_tokenizer}, write
+    )
 
 
 def tiny_eagle(model: Path, *, seed: int = 0) -> Path:
@@ -123,7 +126,7 @@ def tiny_eagle(model: Path, *, seed: int = 0) -> Path:
         save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
         config.save_pretrained(target)
 
-    return _cached(model.parent, f"eagle-of-{model.name}", {"seed": seed}, write)
+    return cached_directory(model.parent, f"eagle-of-{model.name}", {"seed": seed}, write)
 
 
 def llama_config_only(shape: Mapping[str, int] = LLAMA_8B, directory: Path | None = None) -> Path:
@@ -139,7 +142,7 @@ def llama_config_only(shape: Mapping[str, int] = LLAMA_8B, directory: Path | Non
         config.architectures = ["LlamaForCausalLM"]
         config.save_pretrained(target)
 
-    return _cached(directory, "llama-config", dict(shape), write)
+    return cached_directory(directory, "llama-config", dict(shape), write)
 
 
 def _check_shape(
@@ -216,8 +219,8 @@ def _write_tokenizer(target: Path, max_length: int) -> None:
     (target / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
 
-def _cached(
-    directory: Path | None, kind: str, key: Mapping[str, int | bool], write: Callable[[Path], None]
+def cached_directory(
+    directory: Path | None, kind: str, key: Mapping[str, int | bool | str], write: Callable[[Path], None]
 ) -> Path:
     """Return ``directory/kind-hash(key)``, calling ``write`` on a fresh directory if it does not exist."""
     root = directory or Path(tempfile.gettempdir()) / f"kv-offload-models-{os.getuid()}"
