@@ -15,7 +15,7 @@ BORDER_TESTS := tests/offload/vllm tests/offload/worker/test_side.py tests/offlo
 	tests/virtual/test_sleep.py tests/virtual/test_hint_caps.py tests/virtual/test_request_hints.py \
 	tests/virtual/test_answer_reuse.py tests/virtual/test_traps_fleet.py tests/virtual/test_drafts.py \
 	tests/virtual/test_kinds.py \
-	tests/engine/test_async_hints.py tests/engine/test_kv_bytes.py \
+	tests/engine/test_async_hints.py tests/engine/test_hybrid.py tests/engine/test_kv_bytes.py \
 	tests/engine/test_restore.py tests/engine/test_serve.py tests/engine/test_traps.py
 
 # The engines that tests and benchmarks start have nothing to report to anyone.
@@ -47,13 +47,14 @@ newest: setup ## run the same tests on the newest one (where there is no GPU)
 	@.ci/setup-newest
 	@[ ! -d .venv/newest ] || PYTHONPATH=$(CURDIR)/.venv/newest $(python) -m pytest $(BORDER_TESTS)
 
-soak: setup ## search on with fresh seeds, printed: SOAK_SECONDS of each kind of engines, then tests without one
+soak: setup ## search on: SOAK_SECONDS of each kind of engines, tests, both with fresh seeds; more models
 	@seed=$${SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; set -x; \
 	for kind in plain draft; do \
 		$(python) -m tests.soak --kind $$kind --seed $${seed}000 --seconds $${SOAK_SECONDS:-600} \
 			--processes 2 || exit; \
 	done; \
-	KV_OFFLOAD_SEED=$$seed $(python) -m pytest -m "not engine" $(ARGS)
+	KV_OFFLOAD_SEED=$$seed $(python) -m pytest -m "not engine" $(ARGS) || exit; \
+	KV_OFFLOAD_ALL_KINDS=1 $(python) -m pytest tests/engine/test_hybrid.py
 
 lint: setup ## check format, style and types
 	$(python) -m ruff format --check .

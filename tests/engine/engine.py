@@ -42,7 +42,7 @@ class Engine:
         fork: bool = False,
         num_gpu_blocks: int = 49,
         max_model_len: int = MAX_MODEL_LEN,
-        kv_heads: int = 2,
+        model: Path | None = None,
         **settings: Any,
     ) -> None:
         """Start it.
@@ -53,7 +53,7 @@ class Engine:
             fork: fork the engine's processes, which start sooner than those the CPU backend spawns.
             num_gpu_blocks: blocks of the GPU cache, the reserved one included.
             max_model_len: longest request in tokens; the GPU cache must hold one.
-            kv_heads: of the model.
+            model: its directory; None for the tiny Llama.
             settings: of ``vllm.EngineArgs``.
         """
         os.environ.update(ENVIRONMENT)
@@ -67,11 +67,14 @@ class Engine:
             _after_cpu_check(_fork_processes)
         if extra_config is not None:
             settings["kv_transfer_config"] = transfer_config(extra_config)
-        defaults = {"enforce_eager": True, "worker_extension_cls": "tests.engine.worker_probe.WorkerProbe"}
+        defaults = {
+            "dtype": "float32",
+            "enforce_eager": True,
+            "worker_extension_cls": "tests.engine.worker_probe.WorkerProbe",
+        }
         arguments = EngineArgs(
-            str(model_directory(kv_heads=kv_heads)),
+            str(model or model_directory()),
             skip_tokenizer_init=True,
-            dtype="float32",
             block_size=BLOCK_SIZE,
             num_gpu_blocks_override=num_gpu_blocks,
             gpu_memory_utilization=0.2,

@@ -13,7 +13,7 @@ import pytest
 from offload.testing.engines.process import EngineError
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, SEEN, TOLERANCE, difference, prompt_of
 from tests.engine.conftest import CPU_GIB, running
-from tests.engine.engine import Engine
+from tests.engine.engine import Engine, model_directory
 from tests.engine.process import EngineProcess
 
 pytestmark = pytest.mark.engine
@@ -38,7 +38,7 @@ def shared_by(process: int) -> set[str]:
 @pytest.fixture(scope="module")
 def one_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     """It may be killed by a test, and leave vLLM's queues behind."""
-    settings = {"fork": True, "tensor_parallel_size": 2, "kv_heads": 1}
+    settings = {"fork": True, "tensor_parallel_size": 2, "model": model_directory(kv_heads=1)}
     files: set[str] = set()
     with suppress(EngineError), running(tmp_path_factory, {"cpu_gib": CPU_GIB}, **settings) as engine:
         files = set().union(*map(shared_by, engine.processes()))

@@ -67,6 +67,34 @@ class WorkerProbe:
 
         _change_next_load(shift)
 
+    def negate_loads_into(self, block_ids: list[int]) -> None:
+        """Before a load fills one of these GPU blocks, all numbers in its slot change their signs.
+
+        Until ``end_negating`` is called.
+        """
+        engine = _engine()
+        submit = engine.submit
+        self._negated: list[int] = []
+
+        def negated(job_id: int, route: Route, sources: Ids, targets: Ids, fills: Ids | None = None) -> None:
+            if fills is not None:
+                slots = sources[np.isin(targets, block_ids)].tolist()
+                self.negate_slots(slots)
+                self._negated += slots
+            submit(job_id, route, sources, targets, fills)
+
+        engine.submit = negated
+
+    def end_negating(self) -> list[int]:
+        """Returns the slots whose numbers have changed their signs; no others will."""
+        vars(_engine()).pop("submit", None)
+        return self._negated
+
+    def negate_slots(self, slots: list[int]) -> None:
+        """All numbers in these slots change their signs."""
+        size = self.model_config.dtype.itemsize  # type: ignore[attr-defined]
+        _pool()[slots, size - 1 :: size] ^= 0x80
+
     def corrupt_slot(self, slot: int) -> None:
         """One number in the slot becomes another one, as memory that decays would have it."""
         _pool()[slot, _CORRUPTED_BYTE] ^= 0xFF

@@ -1,0 +1,201 @@
+"""Real models with windows, local chunks or states: a document is asked about again, with another question.
+
+The first question leaves checkpoints in the pool. When the GPU has forgotten the document, the second one
+goes on at one of them, and the third at what the GPU has kept of the second.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from offload.testing.engines.hybrids import HYBRIDS, Hybrid, tiny_hybrid
+from tests.engine.answers import BLOCK_SIZE, SEEN, TOLERANCE, Answer, Prompt, difference, prompt_of
+from tests.engine.conftest import CPU_GIB, running
+from tests.engine.engine import Engine
+from tests.engine.inspection import check_idle
+from tests.engine.process import EngineProcess
+
+pytestmark = pytest.mark.engine
+
+QUICK = ["gemma3", "mistral", "qwen3_next"]
+"""The others take as long each, so they run where ``KV_OFFLOAD_ALL_KINDS`` is set: in `make soak`."""
+KINDS = list(HYBRIDS) if os.environ.get("KV_OFFLOAD_ALL_KINDS") else QUICK
+
+DOCUMENT = prompt_of(34 * BLOCK_SIZE + 10, seed=200)
+QUESTIONS = [[*DOCUMENT, *prompt_of(70, seed=seed)] for seed in range(201, 204)]
+STEP_TOKENS = 256
+NUM_GPU_BLOCKS = 400
+UNSTORED = {"cpu_offload_store": False}
+
+
+class Runs(NamedTuple):
+    """Answers to one question after the other.
+
+    Attributes:
+        first, second, third: the questions. Before the second one, the GPU forgets.
+        restored: the third one again, once the GPU has forgotten.
+        num_restored: tokens that came from the pool for the second one.
+    """
+
+    first: Answer
+    second: Answer
+    third: Answer
+    restored: Answer
+    num_restored: float
+
+
+class Corruption(NamedTuple):
+    """What comes of bytes in the pool that are not those that were stored.
+
+    Attributes:
+        num_slots: of these.
+        answer: to the third question.
+        num_failed: loads that were refused.
+    """
+
+    num_slots: int
+    answer: Answer
+    num_failed: float
+
+
+def settings_of(hybrid: Hybrid) -> dict[str, Any]:
+    """Of an engine that serves it, as ``Engine`` takes them."""
+    common = {"num_gpu_blocks": NUM_GPU_BLOCKS, "max_num_batched_tokens": STEP_TOKENS, "in_process": True}
+    return common | {"enable_prefix_caching": True} | dict(hybrid.settings)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def engines(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EngineProcess]]:
+    """One with the connector, one without."""
+    settings = settings_of(HYBRIDS[kind])
+    model = tiny_hybrid(kind)
+    with (
+        running(tmp_path_factory, {"cpu_gib": 4 * CPU_GIB}, model=model, **settings) as engine,
+        running(tmp_path_factory, None, model=model, **settings) as plain,
+    ):
+        yield [engine, plain]
+
+
+def ask(engine: Engine, question: Prompt, hints: dict[str, Any] | None = None) -> Answer:
+    [answer] = engine.ask([question], hints=hints)
+    return answer
+
+
+def forget(engine: Engine) -> None:
+    assert engine.forget_gpu(), "GPU blocks are still held"
+
+
+def ask_in_turn(engine: Engine) -> Runs:
+    first = ask(engine, QUESTIONS[0])
+    forget(engine)
+    before = engine.settle()
+    second = ask(engine, QUESTIONS[1])
+    after = engine.settle()
+    third = ask(engine, QUESTIONS[2], UNSTORED)
+    forget(engine)
+    restored = ask(engine, QUESTIONS[2], UNSTORED)
+    check_idle(engine)
+    return Runs(first, second, third, restored, after["restored_tokens"] - before["restored_tokens"])
+
+
+def ask_cold(engine: Engine) -> list[Answer]:
+    """The same, each computed from its beginning."""
+    answers = []
+    for question in QUESTIONS:
+        answers.append(ask(engine, question))
+        assert engine.llm.reset_prefix_cache()
+    return answers
+
+
+@pytest.fixture(scope="module")
+def runs(engines: list[EngineProcess]) -> Runs:
+    return engines[0].run(ask_in_turn)
+
+
+@pytest.fixture(scope="module")
+def cold(engines: list[EngineProcess]) -> list[Answer]:
+    return engines[1].run(ask_cold)
+
+
+def groups_of(engine: Engine) -> tuple[list[str], int]:
+    specs = [group.kv_cache_spec for group in engine.scheduler.kv_cache_config.kv_cache_groups]
+    [block_size] = {spec.block_size for spec in specs}
+    return sorted(type(spec).__name__ for spec in specs), block_size
+
+
+def test_groups_are_those_that_are_meant(kind: str, engines: list[EngineProcess]) -> None:
+    for engine in engines:
+        assert engine.run(groups_of) == (sorted(HYBRIDS[kind].groups), HYBRIDS[kind].block_size)
+
+
+def test_second_question_goes_on_where_a_step_of_the_first_ended(kind: str, runs: Runs) -> None:
+    """And the third one where the second left what the first had stored: at the end of the document."""
+    block = HYBRIDS[kind].block_size
+    step = max(settings_of(HYBRIDS[kind])["max_num_batched_tokens"], block)
+    assert runs.first.num_cached == 0
+    assert runs.second.num_cached == runs.num_restored == len(DOCUMENT) // step * step
+    assert runs.third.num_cached == runs.restored.num_cached == len(DOCUMENT) // block * block
+
+
+def test_restored_equals_gpu_hit_bit_for_bit(runs: Runs) -> None:
+    assert runs.restored.tokens == runs.third.tokens
+    assert difference(runs.restored, runs.third) == 0
+
+
+def test_answers_equal_those_of_an_engine_without_connector(runs: Runs, cold: list[Answer]) -> None:
+    for answer, plain in zip(runs[:3], cold, strict=True):
+        assert difference(answer, plain) <= TOLERANCE
+    assert difference(runs.restored, cold[2]) <= TOLERANCE
+
+
+def ask_with_corrupted(engine: Engine, verify: str, hints: dict[str, Any] | None) -> list[Corruption]:
+    """Once for each cache group: all that loads bring for it is of other bytes than were stored."""
+    engine.probe("set_verify", verify)
+    connector = engine.scheduler.connector
+    allocated = connector.update_state_after_alloc
+    results = []
+    for group in range(len(engine.scheduler.kv_cache_config.kv_cache_groups)):
+
+        def corrupt(request: Any, blocks: Any, num_tokens: int, group: int = group) -> None:
+            if num_tokens:
+                engine.probe("negate_loads_into", blocks.get_block_ids()[group])
+            allocated(request, blocks, num_tokens)
+
+        forget(engine)
+        before = engine.settle()
+        connector.update_state_after_alloc = corrupt
+        answer = ask(engine, QUESTIONS[2], hints)
+        del connector.update_state_after_alloc
+        slots = engine.probe("end_negating")
+        after = engine.settle()
+        results.append(Corruption(len(slots), answer, after["failed_jobs"] - before["failed_jobs"]))
+        if verify == "never":
+            engine.probe("negate_slots", slots)
+    check_idle(engine)
+    return results
+
+
+def test_other_bytes_of_any_group_show(engines: list[EngineProcess], runs: Runs) -> None:
+    """What makes the tests above fail, where nothing is verified."""
+    for corruption in engines[0].run(ask_with_corrupted, "never", UNSTORED):
+        assert corruption.num_slots and not corruption.num_failed
+        assert corruption.answer.num_cached == runs.restored.num_cached
+        assert difference(corruption.answer, runs.restored) > SEEN
+
+
+def test_other_bytes_of_any_group_are_refused(engines: list[EngineProcess], runs: Runs) -> None:
+    """All is computed, and stored once more."""
+    for corruption in engines[0].run(ask_with_corrupted, "always", None):
+        assert corruption.num_slots and corruption.num_failed
+        assert difference(corruption.answer, runs.restored) <= TOLERANCE
+    engines[0].run(forget)
+    again = engines[0].run(ask, QUESTIONS[2])
+    assert again.num_cached >= runs.restored.num_cached
+    assert difference(again, runs.restored) <= TOLERANCE
