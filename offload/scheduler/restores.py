@@ -69,6 +69,7 @@ class Restores:
         self._failed: set[str] = set()  # requests that no KV may be loaded for once more
         self.num_stuck = 0
         """GPU blocks that loads past their deadline may still write to."""
+        self._waiting: dict[str, Request] = {}  # have been given a restore, and have not gone on
         self._landed: dict[str, Restore] = {}  # by request: have ended, and are yet to be handed over
         self._followed: dict[str, _Followed] = {}  # what requests were last told to wait for
         self._index = RestoreIndex()  # of those that somebody may wait for
@@ -83,7 +84,7 @@ class Restores:
         None: ask. ``num_local``: leading tokens that the GPU has.
         """
         if request.request_id in self._failed:
-            return NOTHING[Why.FAILED]
+            return COMING if self._is_in_the_way(request) else NOTHING[Why.FAILED]
         if self.follow(request, num_local // self._block_size):
             return COMING
         if self.carryover.has_drops:
@@ -156,7 +157,7 @@ class Restores:
 
     def went_on(self, request_id: str) -> None:
         """That request is admitted, so vLLM has handed over what was restored for it before."""
-        if self._landed:
+        if self._waiting and self._waiting.pop(request_id, None) is not None:
             self._landed.pop(request_id, None)
 
     def tidy(self) -> bool:
@@ -181,6 +182,7 @@ class Restores:
         restore.restore_id = jobs[0].job_id
         restore.parts_left = len(jobs)
         self._restores[restore.restore_id] = restore
+        self._waiting[request_id] = request
         self._index.add(restore)
         self._is_filling[block_ids] = True
         self.breaker.began(restore.restore_id)
@@ -281,6 +283,9 @@ class Restores:
                 f"{request_id} does not follow {restore} to {depth}"
             )
         self.carryover.check_invariants()
+        restoring = {each.request.request_id for each in self if not each.request.is_finished()}
+        unknown = (restoring | self._landed.keys()) - self._waiting.keys()
+        assert not unknown, f"{unknown} are restored, and are not known to wait"
         for request_id, restore in self._landed.items():
             assert restore.request.request_id == request_id, f"{restore} is filed under {request_id}"
             assert not restore.parts_left and not restore.is_cancelled, f"{restore} has not landed"
@@ -295,6 +300,7 @@ class Restores:
         return {
             "restores": list(self),
             "restores to hand over": list(self._landed),
+            "requests that were restored": list(self._waiting),
             "requests that follow": list(self._followed),
             "requests whose restores failed": list(self._failed),
             "pins and drops": len(self.carryover),
@@ -343,6 +349,15 @@ class Restores:
             self._may_share -= num_positions - restore.num_shared
             restore.num_shared = num_positions
             self._engine.share(restore.request, (restore.first + num_positions) * self._block_size)
+
+    def _is_in_the_way(self, request: Request) -> bool:
+        """Whether one whose restore has failed must let others pass: they have blocks that it may need.
+
+        vLLM takes its blocks away, and looks at it first when it gives out blocks. If there are too few it
+        looks at none behind it, though these may be the ones that have them, and wait for nothing else.
+        """
+        others = self._waiting.values()
+        return any(each is not request and self._engine.state(each) is State.WAITS_FOR_KV for each in others)
 
     def _has_landed(self, restore: Restore) -> bool:
         """Whether it has ended, and is neither handed over yet nor has its request gone on."""
