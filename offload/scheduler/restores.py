@@ -283,7 +283,9 @@ class Restores:
                 f"{request_id} does not follow {restore} to {depth}"
             )
         self.carryover.check_invariants()
-        restoring = {each.request.request_id for each in self if not each.request.is_finished()}
+        restoring = {
+            each.request.request_id for each in self if not (each.was_stuck or each.request.is_finished())
+        }
         unknown = (restoring | self._landed.keys()) - self._waiting.keys()
         assert not unknown, f"{unknown} are restored, and are not known to wait"
         for request_id, restore in self._landed.items():
