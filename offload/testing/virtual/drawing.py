@@ -92,5 +92,8 @@ def with_model(settings: VirtualSettings, model: str, rng: random.Random) -> Vir
     kinds = {group.kind for group in groups}
     hybrid = replace(settings, dcp=1, groups=groups, gpu_blocks=settings.gpu_blocks * len(groups))
     retentions = [0, 0, None] if CHUNK in kinds else [0, 0, None, 2 * hybrid.block_tokens]
-    units = [0, 0, 2] if HAS_EXACT_STATES and STATE in kinds and len(groups) > 1 else [0]
-    return replace(hybrid, retention=rng.choice(retentions), match_unit=rng.choice(units))
+    has_checkpoints = any(group.has_checkpoints for group in groups)  # vLLM confuses them with such hits
+    is_exact = HAS_EXACT_STATES and STATE in kinds and len(groups) > 1 and not has_checkpoints
+    return replace(
+        hybrid, retention=rng.choice(retentions), match_unit=rng.choice([0, 0, 2]) if is_exact else 0
+    )

@@ -122,8 +122,13 @@ class VirtualRank:
         self._pages[:, block_ids] = 0
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy whole GPU blocks, all at once."""
-        self._pages[:, targets] = self._pages[:, sources]
+        """Copy whole GPU blocks, one after the other.
+
+        vLLM's runners copy all at once. A request that shares in the same step what is a copy itself gets
+        what was there before, which is a mistake of vLLM's and none of a connector's.
+        """
+        for source, target in zip(sources, targets, strict=True):
+            self._pages[:, target] = self._pages[:, source]
 
     def make_copier(self, *_: Any) -> Copier:
         """For a connector of this rank."""
