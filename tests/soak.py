@@ -1,6 +1,6 @@
 """Millions of adversarial steps of vLLM's real scheduler over our whole connector.
 
-    python -m tests.soak [--seed 0] --seconds 600 [--processes 2] [--kind plain|draft] [--json FILE]
+    python -m tests.soak [--seed 0] --seconds 600 [--processes 2] [--kind plain|draft|replica] [--json FILE]
 
 Each seed is an engine of its own: tiny pools, random mode, random faults (see ``offload.testing.virtual``).
 Without ``--seed`` the first one is fresh, and printed.

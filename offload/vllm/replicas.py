@@ -60,6 +60,17 @@ def replica_shape(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Sh
     return Shape(reduce(gcd, copies, num_ranks), parallel.prefill_context_parallel_size)
 
 
+def most_replicas(vllm_config: VllmConfig) -> int:
+    """How many ranks hold the same KV at most, before the cache is known."""
+    parallel = vllm_config.parallel_config
+    if parallel.decode_context_parallel_size > 1:
+        return 1
+    num_ranks = parallel.tensor_parallel_size
+    is_latent = vllm_config.model_config.use_mla
+    copies = num_ranks if is_latent else _copies_of_heads(vllm_config, num_ranks)
+    return int(copies * parallel.prefill_context_parallel_size)
+
+
 def join_replicas(shape: Shape) -> Replicas | None:
     """In a worker: those that hold the KV of this rank; None if no other does."""
     if shape == Shape():

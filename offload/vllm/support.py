@@ -13,6 +13,7 @@ from offload.errors import ConfigError, UnsupportedError
 from offload.observe.recorder import check_divides
 from offload.vllm.groups import KINDS, cached_groups, is_full, layer_specs
 from offload.vllm.plugin import CONNECTOR
+from offload.vllm.replicas import most_replicas
 from offload.vllm.versions import is_on_trial
 from offload.worker.pool.host_limits import check_host_memory, host_memory_bytes
 from offload.worker.pool.pin_probe import check_pinning
@@ -292,7 +293,7 @@ def _check_one_block_fits(vllm_config: VllmConfig, config: OffloadConfig) -> Non
         return
     per_token = model.get_head_size() * (1 if model.use_mla else 2 * model.get_num_kv_heads(parallel))
     least = per_token * cache.block_size * model.get_num_layers(parallel)  # one byte per element at least
-    if config.cpu_bytes // parallel.world_size < least:
+    if config.cpu_bytes // parallel.world_size * most_replicas(vllm_config) < least:
         raise ConfigError(
             f"cpu_gib is {config.cpu_gib}, {config.cpu_bytes // parallel.world_size:,} bytes for each of "
             f"{parallel.world_size} ranks, but one block of {cache.block_size} tokens takes at least "

@@ -23,10 +23,13 @@ from offload.scheduler.stores import Stores
 from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import SeededCopier
 from offload.testing.virtual import VirtualSettings
-from offload.testing.virtual.settings import CELL_BYTES
+from offload.testing.virtual.groups import CELL_BYTES
 from offload.vllm import connector
 from offload.vllm.connector import CpuOffloadConnector
+from offload.vllm.replicas import Shape
+from offload.worker.jobs import TransferJob
 from offload.worker.layout import BlockLayout, CopyBatch
+from offload.worker.replicas import Share
 from offload.worker.seals import Seals
 from offload.worker.side import WorkerSide
 from offload.worker.transfer import TransferEngine
@@ -68,6 +71,12 @@ def mutant_of_drafts(*drafters: str) -> Callable[[Change], Change]:
         return apply
 
     return named
+
+
+def mutant_of_replicas(apply: Change) -> Change:
+    """It is seen on ranks that hold the same KV, the sooner the more there are."""
+    MUTANTS.append(Mutant(apply.__name__, apply, "replica", lambda settings: settings.num_ranks > 3))
+    return apply
 
 
 def _has_stuck_copies(settings: VirtualSettings) -> bool:
@@ -499,3 +508,71 @@ def draft_kv_is_restored_one_position_late(patch: pytest.MonkeyPatch) -> None:
         return batch
 
     patch.setattr(BlockLayout, "load", load)
+
+
+@mutant_of_replicas
+def of_ranks_with_the_same_kv_only_the_first_reports(patch: pytest.MonkeyPatch) -> None:
+    """What the others have not copied counts as good."""
+    original = TransferEngine._end
+
+    def end(self: TransferEngine, job_id: int, num_good: int, error: str | None) -> None:
+        job = self._jobs[job_id]
+        if job.lane.fills_pool and self._share.part:
+            num_good, error = len(job.sources), None
+        original(self, job_id, num_good, error)
+
+    patch.setattr(TransferEngine, "_end", end)
+
+
+@mutant_of_replicas
+def seals_of_a_shared_pool_are_not_shared(patch: pytest.MonkeyPatch) -> None:
+    original = Seals.__init__
+
+    def init(self: Seals, *args: Any, tables: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+
+    patch.setattr(Seals, "__init__", init)
+
+
+@mutant_of_replicas
+def every_rank_copies_the_same_part(patch: pytest.MonkeyPatch) -> None:
+    """Where a part begins is forgotten."""
+    original = Share.of
+    patch.setattr(
+        Share, "of", lambda self, job_id, num_blocks: range(len(original(self, job_id, num_blocks)))
+    )
+
+
+@mutant_of_replicas
+def good_blocks_are_counted_from_the_part(patch: pytest.MonkeyPatch) -> None:
+    """And not from the job."""
+    patch.setattr(TransferJob, "num_good", lambda self, num_own: num_own)
+
+
+@mutant_of_replicas
+def a_part_that_falls_short_passes_for_a_whole_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TransferJob, "num_good", lambda self, num_own: self.num_blocks)
+
+
+@mutant_of_replicas
+def a_late_rank_breaks_the_seals_of_others(patch: pytest.MonkeyPatch) -> None:
+    """All slots of a job, not those of its part."""
+    original = TransferEngine.submit
+
+    def submit(self: TransferEngine, job_id: int, route: Any, sources: Any, targets: Any, *rest: Any) -> None:
+        if self._lanes[route].fills_pool:
+            self._seals.unseal(targets)
+        original(self, job_id, route, sources, targets, *rest)
+
+    patch.setattr(TransferEngine, "submit", submit)
+
+
+@mutant_of_replicas
+def ranks_that_hold_other_heads_share_a_pool(patch: pytest.MonkeyPatch) -> None:
+    original = connector.replica_shape
+
+    def all_of_a_stage(vllm_config: Any, kv_cache_config: Any) -> Shape:
+        shape = original(vllm_config, kv_cache_config)
+        return shape._replace(tensor=vllm_config.parallel_config.tensor_parallel_size)
+
+    patch.setattr(connector, "replica_shape", all_of_a_stage)

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import fields, replace
+from typing import Any
 
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -84,6 +85,19 @@ def with_drafts(settings: VirtualSettings, rng: random.Random) -> VirtualSetting
     chunk = max(settings.chunk, num_drafts + 2)
     skill = rng.choice([0.0, 0.5, 0.9])
     return replace(settings, dcp=1, drafter=drafter, num_drafts=num_drafts, chunk=chunk, draft_skill=skill)
+
+
+def with_replicas(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
+    """The same with ranks of which some hold the same KV."""
+    shapes: list[dict[str, Any]] = [
+        {"num_ranks": 2, "replicas": 2},
+        {"num_ranks": 3, "replicas": 3},
+        {"num_ranks": 2, "pcp": 2},
+        {"num_ranks": 4, "pcp": 2, "replicas": 2},
+        {"num_ranks": 4, "stages": 2, "replicas": 2},
+        {"num_ranks": 6, "replicas": 2},
+    ]
+    return replace(settings, dcp=1, **rng.choice(shapes))
 
 
 def with_model(settings: VirtualSettings, model: str, rng: random.Random) -> VirtualSettings:

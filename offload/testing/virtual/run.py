@@ -5,14 +5,14 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from offload.testing.virtual.drawing import draw_settings, with_drafts
+from offload.testing.virtual.drawing import draw_settings, with_drafts, with_replicas
 from offload.testing.virtual.engine import VirtualEngine
 from offload.testing.virtual.leavers import Leavers
 from offload.testing.virtual.settings import VirtualSettings
 from offload.testing.virtual.workload import Workload
 
-KINDS = ("plain", "draft")
-"""Of engines: with speculative decoding or without."""
+KINDS = ("plain", "draft", "replica")
+"""Of engines: as they come, with speculative decoding, with ranks that hold the same KV."""
 
 LEAVERS_EVERY = 8
 """In one seed of so many, requests leave chains that are being restored, and do nothing else."""
@@ -42,7 +42,11 @@ class RunReport:
 def draw_kind(kind: str, seed: int, rng: random.Random) -> VirtualSettings:
     """Settings of an engine of one of ``KINDS``. What ``rng`` says next does not depend on the kind."""
     settings = draw_settings(rng)
-    return with_drafts(settings, random.Random(f"drafts of {seed}")) if kind == "draft" else settings
+    if kind == "draft":
+        return with_drafts(settings, random.Random(f"drafts of {seed}"))
+    if kind == "replica":
+        return with_replicas(settings, random.Random(f"replicas of {seed}"))
+    return settings
 
 
 def run_seed(

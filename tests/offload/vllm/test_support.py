@@ -96,17 +96,27 @@ def test_bad_settings(configure: Configure, settings: dict[str, Any], parts: lis
     check_message(refused, *parts)
 
 
-@pytest.mark.parametrize(("ranks", "arguments"), [(1, {}), (2, {"tensor_parallel_size": 2})])
-def test_a_pool_too_small_for_one_block(configure: Configure, ranks: int, arguments: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "copies", "arguments"),
+    [
+        (1, 1, {}),
+        (2, 2, {"tensor_parallel_size": 2, "hf_overrides": {"num_key_value_heads": 2}}),
+        (2, 1, {"tensor_parallel_size": 2}),
+    ],
+)
+def test_a_pool_too_small_for_one_block(
+    configure: Configure, ranks: int, copies: int, arguments: dict[str, Any]
+) -> None:
+    """Ranks with the one head between them put their memory together."""
     if ranks > 1 and not current_platform.is_cpu():
         pytest.skip("needs vLLM's CPU backend, where ranks need no devices")
     least = LEAST_BLOCK_BYTES_PER_TOKEN * 32
-    configure(transfer=ours(cpu_gib=least * ranks / 2**30), **arguments)
+    configure(transfer=ours(cpu_gib=least * copies / 2**30), **arguments)
     with pytest.raises(ConfigError) as refused:
-        configure(transfer=ours(cpu_gib=(least - 1) * ranks / 2**30), **arguments)
+        configure(transfer=ours(cpu_gib=(least - 1) * copies / 2**30), **arguments)
     check_message(
         refused,
-        f"{least - 1:,} bytes",
+        f"{(least - 1) * copies // ranks:,} bytes",
         f"{ranks} ranks",
         "one block of 32 tokens",
         f"{least:,}",
