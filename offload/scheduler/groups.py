@@ -109,6 +109,10 @@ class Groups:
         """Whether a position is one block, and nothing else is needed."""
         return self.columns == 1 and not self.has_bags
 
+    def tokens_in(self, num_slots: int) -> int:
+        """Tokens that so many slots hold, without bags if there is anything else."""
+        return num_slots // (self.columns or self.bag_slots) * self.position_tokens
+
     def num_positions(self, tables: Sequence[GpuBlocks]) -> int:
         """Chain positions for which a request has blocks."""
         return min(

@@ -112,7 +112,7 @@ class SchedulerSide:
         self._next = StepPlan(fingerprint)
         self._num_evicted_seen = 0
         self.metrics.show("pool_blocks", num_slots)
-        self.metrics.show("pool_tokens", num_slots * block_size)
+        self.metrics.show("pool_tokens", engine.groups.tokens_in(num_slots))
         self.metrics.show("pool_bytes", num_slots * slot_bytes)
         self._paused = [False] * len(self.flows)
         self._show_paused()
@@ -241,7 +241,7 @@ class SchedulerSide:
         self._num_evicted_seen = self.allocator.num_evicted
         num_used = self.allocator.capacity - self.allocator.num_free
         self.metrics.show("pool_used_blocks", num_used)
-        self.metrics.show("pool_used_tokens", num_used * self.block_size)
+        self.metrics.show("pool_used_tokens", self._engine.groups.tokens_in(num_used))
         self.metrics.show("jobs_in_flight", len(self.ledger))
         self.metrics.show("queued_blocks", self.stores.backlog.num_queued)
         self.metrics.show("stores_answers", self.stores.answers.is_open)

@@ -78,6 +78,11 @@ class TestPrefix:
         assert groups.prefix(tables([WINDOW, STATE], 20), range(5)) == []
         assert groups.spacing > 0
 
+    def test_tokens_of_a_pool(self) -> None:
+        assert Groups([FULL], 4).tokens_in(10) == 40
+        assert Groups([FULL, Group(Kind.FULL, 8), WINDOW], 8).tokens_in(10) == 24
+        assert Groups([WINDOW], 4).tokens_in(10) == 12
+
     def test_tables_that_are_too_short_are_noticed(self) -> None:
         each = [FULL, Group(Kind.FULL, 8)]
         with pytest.raises(ValueError, match="shorter"):
