@@ -54,8 +54,13 @@ class Group:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a layer's part of a block, at least."""
-        return CELL_BYTES * (1 if self.kind == STATE else self.block_size)
+        """Bytes of a layer's part of a block, at least; vLLM makes blocks so large that a state fits in."""
+        return CELL_BYTES * self.block_size
+
+    @property
+    def places(self) -> int:
+        """Cells of a layer in a block."""
+        return 1 if self.kind == STATE else self.block_size
 
     def first_read(self, start: int) -> int:
         """The first token position of which anything is read to compute from token ``start`` on."""

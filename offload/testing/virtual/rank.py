@@ -81,9 +81,8 @@ class VirtualRank:
         """The cells of each group, without layers that draft."""
         first = 0
         for number, (group, layers) in enumerate(zip(settings.cache_groups, num_layers, strict=True)):
-            places = group.page_bytes // CELL_BYTES
             cells: Words = np.lib.stride_tricks.as_strided(
-                words, (block_layers, settings.gpu_blocks, places, _WORDS), (*strides, CELL_BYTES, 8)
+                words, (block_layers, settings.gpu_blocks, group.places, _WORDS), (*strides, CELL_BYTES, 8)
             )
             own = slice(index % settings.dcp, None, settings.dcp) if group.kind == FULL else slice(0, None, 1)
             its_masks = masks[first : first + layers]
