@@ -10,7 +10,7 @@ from evictor import available_policies
 from offload.config import AUTO
 from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import CopySchedule
-from offload.testing.virtual.groups import CHUNK, MODELS, STATE
+from offload.testing.virtual.groups import CHUNK, FULL, MODELS, STATE
 from offload.testing.virtual.settings import DRAFTERS, VirtualSettings
 
 HAS_EXACT_STATES = "hash_block_size" in {field.name for field in fields(KVCacheConfig)}
@@ -105,7 +105,8 @@ def with_model(settings: VirtualSettings, model: str, rng: random.Random) -> Vir
     groups = MODELS[model]
     kinds = {group.kind for group in groups}
     hybrid = replace(settings, dcp=1, groups=groups, gpu_blocks=settings.gpu_blocks * len(groups))
-    retentions = [0, 0, None] if CHUNK in kinds else [0, 0, None, 2 * hybrid.block_tokens]
+    is_thinned = CHUNK not in kinds and kinds != {FULL}
+    retentions = [0, 0, None, 2 * hybrid.block_tokens] if is_thinned else [0, 0, None]
     has_checkpoints = any(group.has_checkpoints for group in groups)  # vLLM confuses them with such hits
     is_exact = HAS_EXACT_STATES and STATE in kinds and len(groups) > 1 and not has_checkpoints
     return replace(

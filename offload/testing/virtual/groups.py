@@ -121,6 +121,7 @@ class Group:
 
 MODELS: Mapping[str, tuple[Group, ...]] = {
     "plain": (Group(),),
+    "columns": (Group(block_size=8), Group(num_layers=1), Group()),
     "window": (Group(), Group(kind=WINDOW, reach=10)),
     "windows": (Group(kind=WINDOW, reach=9), Group(kind=WINDOW, reach=14)),
     "chunked": (Group(), Group(kind=CHUNK, reach=16), Group(kind=CHUNK, reach=16, num_layers=1)),
