@@ -49,10 +49,7 @@ newest: setup ## run the same tests on the newest one (where there is no GPU)
 
 soak: setup ## search on: SOAK_SECONDS of each kind of engines, tests, both with fresh seeds; more models
 	@seed=$${SEED:-$$(od -An -N3 -tu4 /dev/urandom | tr -d ' ')}; set -x; \
-	for kind in plain draft; do \
-		$(python) -m tests.soak --kind $$kind --seed $${seed}000 --seconds $${SOAK_SECONDS:-600} \
-			--processes 2 || exit; \
-	done; \
+	$(python) -m tests.soak --seed $${seed}000 --seconds $${SOAK_SECONDS:-300} --processes 2 || exit; \
 	KV_OFFLOAD_SEED=$$seed $(python) -m pytest -m "not engine" $(ARGS) || exit; \
 	KV_OFFLOAD_ALL_KINDS=1 $(python) -m pytest tests/engine/test_hybrid.py
 

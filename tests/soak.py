@@ -1,9 +1,11 @@
 """Millions of adversarial steps of vLLM's real scheduler over our whole connector.
 
-    python -m tests.soak [--seed 0] --seconds 600 [--processes 2] [--kind plain|draft|replica] [--json FILE]
+    python -m tests.soak [--seed 0] --seconds 600 [--processes 2] [--kind window ...] [--json FILE]
 
 Each seed is an engine of its own: tiny pools, random mode, random faults (see ``offload.testing.virtual``).
-Without ``--seed`` the first one is fresh, and printed.
+Engines are of several kinds: as they come, with drafts, with other ranks, or with the groups of a hybrid
+model. Without ``--kind`` all have their turn, each for so many seconds. Without ``--seed`` the first seed is
+fresh, and printed.
 The exit status is 1 if any seed failed; a failed seed is printed with its step and the history of the
 block, and reproduces with ``--seed SEED --seeds 1`` and its kind.
 """
@@ -77,24 +79,40 @@ class Totals:
 
 
 def main() -> int:
-    """Run seeds until the time is over; return the exit status."""
+    """Run seeds of each kind until its time is over; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seed", type=int, help="first seed (default: a fresh one)")
     parser.add_argument("--seeds", type=int, default=0, help="stop after so many seeds (0: by time alone)")
+    parser.add_argument("--steps", type=int, default=0, help="begin no seed after so many (0: by time alone)")
     parser.add_argument("--seconds", type=float, default=60.0, help="begin no seed after that time")
     parser.add_argument("--turns", type=int, default=1000, help="turns of the workload per seed")
     parser.add_argument("--processes", type=int, default=1, help="seeds that run at the same time")
-    parser.add_argument("--kind", choices=KINDS, default=KINDS[0], help="of engines")
+    parser.add_argument("--kind", choices=KINDS, action="append", help="of engines; each counts for itself")
     parser.add_argument("--json", metavar="FILE", help="write the totals there")
     arguments = parser.parse_args()
     if arguments.seed is None:
         arguments.seed = random.SystemRandom().randrange(10**9)
-    print(f"first seed: {arguments.seed}", flush=True)
+    kinds = arguments.kind or KINDS
     settings = {name: value for name, value in vars(arguments).items() if name != "json"}
     meta = report.meta(settings=settings)  # of the code that runs, whatever is changed meanwhile
+    summaries = {}
+    print(f"first seed: {arguments.seed}; up to {arguments.seconds:g} seconds of each kind", flush=True)
+    for kind in kinds:
+        summaries[kind] = _soak(kind, arguments)
+        if arguments.json:
+            found = summaries[kind] if len(kinds) == 1 else {"kinds": summaries}
+            with open(arguments.json, "w") as file:
+                json.dump({"meta": meta, **found}, file, indent=2)
+                file.write("\n")
+    return 1 if any(summary["failed_seeds"] for summary in summaries.values()) else 0
+
+
+def _soak(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run seeds of one kind; print and return what they came to."""
+    print(f"{kind}:", flush=True)
     totals, began = Totals(), time.perf_counter()
     said = began
-    for outcome in _outcomes(arguments):
+    for outcome in _outcomes(kind, totals, arguments):
         totals.add(outcome)
         if outcome.message:
             print(outcome.message, flush=True)
@@ -107,16 +125,12 @@ def main() -> int:
             )
     summary = totals.as_dict(time.perf_counter() - began)
     for name, value in summary.items():
-        print(f"{name:>18}  {value}")
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump({"meta": meta, **summary}, file, indent=2)
-            file.write("\n")
-    return 1 if totals.failed_seeds else 0
+        print(f"{name:>18}  {value}", flush=True)
+    return summary
 
 
-def _outcomes(arguments: argparse.Namespace) -> Iterator[Outcome]:
-    """Those of as many seeds as the time allows, in the order in which they end."""
+def _outcomes(kind: str, totals: Totals, arguments: argparse.Namespace) -> Iterator[Outcome]:
+    """Those of as many seeds as the time allows, in the order in which they end; ``totals`` has them."""
     until = time.perf_counter() + arguments.seconds
     seeds = islice(count(arguments.seed), arguments.seeds or None)
     running: set[Future[Outcome]] = set()
@@ -124,10 +138,12 @@ def _outcomes(arguments: argparse.Namespace) -> Iterator[Outcome]:
     with ProcessPoolExecutor(arguments.processes, mp_context=fork) as pool:
         while True:
             while len(running) < arguments.processes and time.perf_counter() < until:
+                if arguments.steps and totals.steps >= arguments.steps:
+                    break
                 seed = next(seeds, None)
                 if seed is None:
                     break
-                running.add(pool.submit(_run, seed, arguments.turns, arguments.kind))
+                running.add(pool.submit(_run, seed, arguments.turns, kind))
             if not running:
                 return
             done, running = wait(running, return_when=FIRST_COMPLETED)

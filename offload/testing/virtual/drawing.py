@@ -10,7 +10,7 @@ from evictor import available_policies
 from offload.config import AUTO
 from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import CopySchedule
-from offload.testing.virtual.groups import CHUNK, FULL, MODELS, STATE
+from offload.testing.virtual.groups import CHUNK, FULL, MODELS, STATE, WINDOW, Group
 from offload.testing.virtual.settings import DRAFTERS, VirtualSettings
 
 HAS_EXACT_STATES = "hash_block_size" in {field.name for field in fields(KVCacheConfig)}
@@ -102,7 +102,42 @@ def with_replicas(settings: VirtualSettings, rng: random.Random) -> VirtualSetti
 
 def with_model(settings: VirtualSettings, model: str, rng: random.Random) -> VirtualSettings:
     """The same with the groups of that one of ``MODELS``, and as many GPU blocks for each."""
-    groups = MODELS[model]
+    return _with_groups(settings, MODELS[model], rng)
+
+
+def with_varied_model(settings: VirtualSettings, model: str, rng: random.Random) -> VirtualSettings:
+    """The same with groups like those of that one of ``MODELS``, and room for a few requests.
+
+    Blocks, windows and chunks are of other lengths. A pool holds a checkpoint at least.
+    """
+    hybrid = _with_groups(settings, _varied(MODELS[model], rng), rng)
+    position, endless = hybrid.block_tokens, 1 << 20
+    least = sum(
+        position // group.block_size if group.kind == FULL else group.blocks_for(endless, 1, 0)
+        for group in hybrid.groups
+    )
+    return replace(
+        hybrid,
+        gpu_blocks=rng.choice([40, 80]),
+        cpu_slots=max(rng.choice([20, 60, 200]), least),
+        chunk=rng.choice([5, 16, 24, 48]),
+        retention=hybrid.retention if rng.random() < 0.5 else 0,
+    )
+
+
+def with_shared_blocks(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
+    """The same with ranks that share the tokens of a block, some or all of them."""
+    dcp = rng.choice([2, 2, 3])
+    return replace(settings, num_ranks=dcp * rng.choice([1, 1, 2]), dcp=dcp)
+
+
+def with_stages(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
+    """The same with a pipeline."""
+    stages = rng.choice([2, 2, 3])
+    return replace(settings, num_ranks=stages * rng.choice([1, 1, 2]), stages=stages, dcp=1)
+
+
+def _with_groups(settings: VirtualSettings, groups: tuple[Group, ...], rng: random.Random) -> VirtualSettings:
     kinds = {group.kind for group in groups}
     hybrid = replace(settings, dcp=1, groups=groups, gpu_blocks=settings.gpu_blocks * len(groups))
     is_thinned = CHUNK not in kinds and kinds != {FULL}
@@ -111,4 +146,18 @@ def with_model(settings: VirtualSettings, model: str, rng: random.Random) -> Vir
     is_exact = HAS_EXACT_STATES and STATE in kinds and len(groups) > 1 and not has_checkpoints
     return replace(
         hybrid, retention=rng.choice(retentions), match_unit=rng.choice([0, 0, 2]) if is_exact else 0
+    )
+
+
+def _varied(groups: tuple[Group, ...], rng: random.Random) -> tuple[Group, ...]:
+    """Groups of the same kinds: all blocks half or twice as long, windows and chunks of any length."""
+    half, twice = rng.choice([(1, 1), (1, 1), (2, 1), (1, 2)])
+    reaches = {WINDOW: lambda: rng.randint(2, 28), CHUNK: lambda: rng.choice([6, 8, 12, 16, 24])}
+    return tuple(
+        replace(
+            group,
+            block_size=group.block_size // half * twice,
+            reach=reaches[group.kind]() if group.kind in reaches else 0,
+        )
+        for group in groups
     )

@@ -3,16 +3,34 @@
 import random
 import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
-from offload.testing.virtual.drawing import draw_settings, with_drafts, with_replicas
+from offload.testing.virtual.drawing import (
+    draw_settings,
+    with_drafts,
+    with_replicas,
+    with_shared_blocks,
+    with_stages,
+    with_varied_model,
+)
 from offload.testing.virtual.engine import VirtualEngine
+from offload.testing.virtual.groups import MODELS
 from offload.testing.virtual.leavers import Leavers
 from offload.testing.virtual.settings import VirtualSettings
 from offload.testing.virtual.workload import Workload
 
-KINDS = ("plain", "draft", "replica")
-"""Of engines: as they come, with speculative decoding, with ranks that hold the same KV."""
+_CHANGES: Mapping[str, Callable[..., VirtualSettings]] = {
+    "draft": with_drafts,
+    "replica": with_replicas,
+    "dcp": with_shared_blocks,
+    "pipeline": with_stages,
+    **{model: partial(with_varied_model, model=model) for model in MODELS if model != "plain"},
+}
+
+KINDS = ("plain", *_CHANGES)
+"""Of engines: as they come, with speculative decoding, with other ranks, or with a hybrid model's groups."""
 
 LEAVERS_EVERY = 8
 """In one seed of so many, requests leave chains that are being restored, and do nothing else."""
@@ -42,11 +60,8 @@ class RunReport:
 def draw_kind(kind: str, seed: int, rng: random.Random) -> VirtualSettings:
     """Settings of an engine of one of ``KINDS``. What ``rng`` says next does not depend on the kind."""
     settings = draw_settings(rng)
-    if kind == "draft":
-        return with_drafts(settings, random.Random(f"drafts of {seed}"))
-    if kind == "replica":
-        return with_replicas(settings, random.Random(f"replicas of {seed}"))
-    return settings
+    change = _CHANGES.get(kind)
+    return settings if change is None else change(settings, rng=random.Random(f"{kind}s of {seed}"))
 
 
 def run_seed(
