@@ -1,5 +1,6 @@
 """vLLM's cache groups as ``offload.scheduler.groups``."""
 
+from math import lcm
 from typing import TYPE_CHECKING
 
 from vllm.config import VllmConfig
@@ -56,6 +57,18 @@ def describe(kv_cache_config: KVCacheConfig) -> str:
         size = f" in blocks of {spec.block_size}" if len(specs) > 1 else ""
         kinds.append(f"{kind}{f' {span}' if span else ''}{size}")
     return ", ".join(kinds)
+
+
+def least_slots(kv_cache_config: KVCacheConfig) -> int:
+    """Slots that the smallest store takes: a chain position, and a bag if there are any."""
+    groups = []
+    for index in cached_groups(kv_cache_config):
+        spec = layer_specs(kv_cache_config.kv_cache_groups[index].kv_cache_spec)[0]
+        window, chunk = getattr(spec, "sliding_window", None), getattr(spec, "attention_chunk_size", None)
+        span = {Kind.WINDOW: (window or 1) - 1, Kind.CHUNK: chunk or 0}
+        kind = KINDS[type(spec)]
+        groups.append(Group(kind, spec.block_size, span.get(kind, 0)))
+    return Groups(groups, lcm(*(group.block_size for group in groups))).least if groups else 1
 
 
 def cached_groups(kv_cache_config: KVCacheConfig) -> list[int]:

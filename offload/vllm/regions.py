@@ -6,7 +6,7 @@ import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.errors import UnsupportedError
-from offload.vllm.groups import is_full
+from offload.vllm.groups import is_full, least_slots
 from offload.worker.layout import Region
 
 
@@ -19,6 +19,7 @@ class VllmCache:
         self._config = kv_cache_config
         specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
         self.is_divisible = len(specs) == 1 and is_full(specs[0])
+        self.least_slots = least_slots(kv_cache_config)
 
     def regions(self, kv_caches: Mapping[str, torch.Tensor]) -> list[Region]:
         """Where they lie now. UnsupportedError if not as the configuration says."""

@@ -70,24 +70,29 @@ ALONE = Sharing()
 """A rank with a pool of its own."""
 
 
-def size_pool(cpu_bytes: int, slot_bytes: int, fingerprint: Fingerprint, num_sharing: int) -> WorkerFacts:
+def size_pool(
+    cpu_bytes: int, slot_bytes: int, least_slots: int, fingerprint: Fingerprint, num_sharing: int
+) -> WorkerFacts:
     """What a rank's part of the pool is like.
 
     Args:
         cpu_bytes: memory for each rank.
         slot_bytes: of a block on this rank.
+        least_slots: that the smallest store takes.
         fingerprint: this rank's.
         num_sharing: ranks that put their memory together.
 
     Raises:
-        ConfigError: it does not hold one block.
+        ConfigError: it does not hold one block, or all that a model needs to go on in one place.
     """
     num_slots = cpu_bytes * num_sharing // slot_bytes
-    if not num_slots:
-        raise ConfigError(
-            f"cpu_gib leaves {cpu_bytes:,} bytes for each rank, but one block takes {slot_bytes:,}"
-            f"{f', of which {num_sharing} ranks keep one copy' if num_sharing > 1 else ''}; raise cpu_gib"
-        )
+    if num_slots < least_slots:
+        taken = f"one block takes {slot_bytes:,}"
+        if least_slots > 1:
+            taken += f", and the windows or states of one place {least_slots} blocks"
+        if num_sharing > 1:
+            taken += f", of which {num_sharing} ranks keep one copy"
+        raise ConfigError(f"cpu_gib leaves {cpu_bytes:,} bytes for each rank, but {taken}; raise cpu_gib")
     return WorkerFacts(num_slots, slot_bytes, fingerprint, num_sharing)
 
 

@@ -50,6 +50,8 @@ class GpuCache(Protocol):
     num_blocks: int
     block_bytes: int
     """Of one block, all layers of this rank."""
+    least_slots: int
+    """That the smallest store takes."""
     is_divisible: bool
     """Whether the engine can use the leading blocks of a load that fell short."""
 
@@ -139,7 +141,7 @@ class WorkerSide:
             replicas: the ranks that hold the same KV as this one, and share the pool with it.
 
         Raises:
-            ConfigError: the share does not hold one block.
+            ConfigError: the share does not hold the smallest store.
         """
         self._cache = cache
         self._verify = verify
@@ -147,7 +149,7 @@ class WorkerSide:
         self._make_lanes = make_lanes
         self._seams = seams
         self._replicas = replicas
-        self._size = partial(size_pool, cpu_bytes, cache.block_bytes, fingerprint)
+        self._size = partial(size_pool, cpu_bytes, cache.block_bytes, cache.least_slots, fingerprint)
         self.facts = self._size(1 if replicas is None else len(replicas.members))
         self._memory: HostMemory | None = None
         self._engine: TransferEngine | None = None

@@ -139,7 +139,13 @@ def with_stages(settings: VirtualSettings, rng: random.Random) -> VirtualSetting
 
 def _with_groups(settings: VirtualSettings, groups: tuple[Group, ...], rng: random.Random) -> VirtualSettings:
     kinds = {group.kind for group in groups}
-    hybrid = replace(settings, dcp=1, groups=groups, gpu_blocks=settings.gpu_blocks * len(groups))
+    hybrid = replace(
+        settings,
+        dcp=1,
+        groups=groups,
+        gpu_blocks=settings.gpu_blocks * len(groups),
+        cpu_slots=max(settings.cpu_slots, 16),  # so many may have to be kept together
+    )
     is_thinned = CHUNK not in kinds and kinds != {FULL}
     retentions = [0, 0, None, 2 * hybrid.block_tokens] if is_thinned else [0, 0, None]
     has_checkpoints = any(group.has_checkpoints for group in groups)  # vLLM confuses them with such hits

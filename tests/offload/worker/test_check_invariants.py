@@ -112,7 +112,7 @@ def test_a_contradiction_is_found_and_shown(contradict: Callable[[TransferEngine
 class OneBlock:
     """A cache of which nobody asks more than a block's size."""
 
-    num_blocks, block_bytes = 8, 8
+    num_blocks, block_bytes, least_slots, is_divisible = 8, 8, 1, True
 
     def regions(self, kv_caches: Any) -> list[Region]:
         return []
