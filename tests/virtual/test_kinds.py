@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from vllm.v1.core.kv_cache_utils import get_group_id
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
@@ -196,6 +197,22 @@ class TestWrongBytesAreSeen:
             table_of(engine, request, group)[39 // cells.span] = NULL_BLOCK
             with pytest.raises(WrongBytesError, match=f"group {group} .*: there is no block"):
                 engine.step()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_the_gpu_remembers_is_looked_at(engines: Engines, model: str) -> None:
+    """Nobody has asked for it again."""
+    for group, kind in enumerate(each.kind for each in MODELS[model]):
+        engine = bare(engines, model)
+        serve(engine, tokens(61))
+        engine.audit.check_gpu_cache()
+        pool = engine.scheduler.kv_cache_manager.block_pool
+        block = next(
+            each for each in pool.blocks if each.block_hash and get_group_id(each.block_hash) == group
+        )
+        engine.ranks[0].groups[group].cells[-1, block.block_id, 0, 0] ^= 1
+        with pytest.raises(WrongBytesError, match=rf"block {block.block_id} has the hash of .* \({kind}\)"):
+            engine.audit.check_gpu_cache()
 
 
 def outputs(engine: VirtualEngine) -> list[SchedulerOutput]:

@@ -53,6 +53,7 @@ class Audit(SchedulerAudit):
 
     def follow(self, request: Request) -> None:
         """Remember the request, whose prefix hashes name what slots should hold."""
+        super().follow(request)
         self._requests[request.request_id] = request
 
     def see_plan(self, envelope: PlanEnvelope) -> None:

@@ -89,6 +89,7 @@ def run_seed(
             workload.turn()
         engine.drain()
         engine.audit.check_drained()
+        engine.audit.check_gpu_cache()
     except Exception as error:
         raise RunFailedError(seed, engine.num_steps, settings, error) from error
     finally:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
+from offload.testing.virtual.gpu_cache import GpuCache
+
 if TYPE_CHECKING:
     from offload.testing.virtual.engine import VirtualEngine
 
@@ -14,6 +16,7 @@ class SchedulerAudit:
 
     def __init__(self, engine: "VirtualEngine") -> None:
         self._engine = engine
+        self._gpu_cache = GpuCache(engine)
         self.pool_epoch = 0
         """Counts resets of the pool."""
         self.explain_failures = False
@@ -21,6 +24,7 @@ class SchedulerAudit:
 
     def follow(self, request: Request) -> None:
         """A request was sent."""
+        self._gpu_cache.follow(request)
 
     def see_plan(self, plan: Any) -> None:
         """The connector's scheduler side has spoken."""
@@ -50,3 +54,7 @@ class SchedulerAudit:
         assert not held, f"GPU blocks {held} are still held\n{histories}"
         assert pool.get_num_free_blocks() == engine.settings.gpu_blocks - 1
         engine.runner.check_drained()
+
+    def check_gpu_cache(self) -> None:
+        """What the GPU remembers is right; only where no test has put its hands on it."""
+        self._gpu_cache.check()
