@@ -21,7 +21,8 @@ class Common:
         metrics: counts.
         clock: in seconds.
         block_size: tokens per block.
-        slot_bytes: bytes of a block on all ranks.
+        slot_bytes: bytes of a block in the pool, on all ranks.
+        block_bytes: the same on the GPU, where ranks may have copies.
         filled_by: for every slot the job that filled it, ``int64[slots]``.
     """
 
@@ -32,6 +33,7 @@ class Common:
     clock: Callable[[], float]
     block_size: int
     slot_bytes: int
+    block_bytes: int
     filled_by: Ids
 
     def count_failed(self, route: Route) -> None:

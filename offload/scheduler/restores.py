@@ -328,7 +328,7 @@ class Restores:
         num_positions = 0 if restore.was_stuck else restore.num_landed
         self._metrics.count("restored_requests", num_positions > 0)
         self._metrics.count("restored_tokens", num_positions * self._block_size)
-        self._metrics.count("loaded_bytes", num_blocks * self._common.slot_bytes)
+        self._metrics.count("loaded_bytes", num_blocks * self._common.block_bytes)
         if num_blocks == len(restore.block_ids):
             self.breaker.succeeded(restore.restore_id)
         elif restore.is_cancelled:

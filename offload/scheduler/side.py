@@ -44,6 +44,7 @@ class SchedulerSide:
         block_size: int,
         num_slots: int,
         slot_bytes: int,
+        block_bytes: int,
         step_tokens: int,
         num_ranks: int,
         record_events: bool,
@@ -58,7 +59,8 @@ class SchedulerSide:
             engine: whose blocks these are.
             block_size: tokens per block.
             num_slots: the least that any rank has.
-            slot_bytes: bytes of a slot on all ranks.
+            slot_bytes: bytes of a slot on all ranks, of which those count once that share it.
+            block_bytes: bytes of a GPU block on all ranks.
             step_tokens: tokens that a step computes at most.
             num_ranks: ranks of the engine.
             record_events: whether to list what enters and leaves the pool.
@@ -86,13 +88,14 @@ class SchedulerSide:
             clock,
             block_size,
             slot_bytes,
+            block_bytes,
             filled_by=np.full(num_slots, -1, dtype=np.int64),
         )
         self.adapters = Adapters(self.allocator, engine)
         self.stores = Stores(
             common, self.adapters, step_tokens=step_tokens, store_answers=config.store_answers
         )
-        self.restores = Restores(common, first_part=amounts.first_part_blocks(slot_bytes // num_ranks))
+        self.restores = Restores(common, first_part=amounts.first_part_blocks(block_bytes // num_ranks))
         self.flows: list[Flow[Any]] = [self.restores, self.stores]
         self._sources: list[Source] = []
         for make_flows in places:

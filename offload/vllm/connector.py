@@ -65,10 +65,12 @@ class PoolSize(NamedTuple):
     Attributes:
         num_slots: the least that any rank has.
         slot_bytes: bytes of a slot on all ranks, of which those count once that share it.
+        block_bytes: bytes of a GPU block on all ranks.
     """
 
     num_slots: int
     slot_bytes: int
+    block_bytes: int
 
     @classmethod
     def of(cls, facts: Collection[WorkerFacts], num_ranks: int) -> "PoolSize":
@@ -78,7 +80,12 @@ class PoolSize(NamedTuple):
         one that is heard of speaks for them all.
         """
         slot_bytes = sum(fact.slot_bytes / fact.num_sharing for fact in facts)
-        return cls(min(fact.num_slots for fact in facts), round(slot_bytes * num_ranks / len(facts)))
+        block_bytes = sum(fact.slot_bytes for fact in facts)
+        return cls(
+            min(fact.num_slots for fact in facts),
+            round(slot_bytes * num_ranks / len(facts)),
+            block_bytes * num_ranks // len(facts),
+        )
 
 
 class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
@@ -366,6 +373,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             block_size=self._block_size,
             num_slots=size.num_slots,
             slot_bytes=size.slot_bytes,
+            block_bytes=size.block_bytes,
             step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
             num_ranks=self._num_ranks,
             record_events=events is not None and events.enable_kv_cache_events,

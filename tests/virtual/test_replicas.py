@@ -1,13 +1,14 @@
 """Ranks that hold the same KV, on vLLM's real scheduler: one copy, each stores a part, all load all."""
 
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
 
 from offload.config import GIB
-from offload.messages import LOAD, STORE
+from offload.messages import LOAD, STORE, Route
 from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import VirtualEngine, draw_kind, draw_settings, run_seed
 from offload.testing.virtual.drawing import with_drafts
@@ -88,6 +89,13 @@ def test_trap_74_each_stores_its_part_and_loads_all(
     size = len(
         [rank for rank in engine.ranks if engine.settings.first_replica(engine.ranks.index(rank)) == 0]
     )
+    totals, count = Counter[str](), engine.side.metrics.count
+
+    def count_too(name: str, amount: float = 1, route: Route | None = None) -> None:
+        totals[name if route is None else f"{name} {route.label}"] += int(amount)
+        count(name, amount, route)
+
+    engine.side.metrics.count = count_too  # type: ignore[method-assign]
     serve(engine, PROMPT)
     of_rank = [rank.side.facts.slot_bytes * BLOCKS for rank in engine.ranks if rank.side is not None]
     assert [copier.copied[STORE] * size for copier in engine.copiers] == of_rank
@@ -96,6 +104,8 @@ def test_trap_74_each_stores_its_part_and_loads_all(
     again = serve(engine, PROMPT)
     assert computed[again.request_id] == 1
     assert [copier.copied[LOAD] for copier in engine.copiers] == of_rank
+    assert totals["loaded_bytes"] == totals["route_bytes pool_to_gpu"] == sum(of_rank)
+    assert totals["stored_bytes"] == totals["route_bytes gpu_to_pool"] == sum(of_rank) // size
     come_to_rest(engine)
 
 

@@ -52,6 +52,7 @@ class Serving:
             block_size=BLOCK,
             num_slots=sizes.num_slots,
             slot_bytes=64,
+            block_bytes=64,
             step_tokens=sizes.step_tokens,
             num_ranks=sizes.num_ranks,
             record_events=False,

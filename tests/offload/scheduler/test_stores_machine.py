@@ -34,7 +34,7 @@ class StoresMachine(RuleBasedStateMachine):
         self.ledger, self.metrics = JobLedger(1), Metrics()
         fills = np.zeros(self.allocator.capacity, dtype=np.int64)
         common = Common(
-            self.allocator, self.ledger, self.engine, self.metrics, lambda: self.now, BLOCK, 1, fills
+            self.allocator, self.ledger, self.engine, self.metrics, lambda: self.now, BLOCK, 1, 1, fills
         )
         self.stores = Stores(
             common, Adapters(self.allocator, self.engine), step_tokens=64, store_answers=True
