@@ -124,7 +124,7 @@ def test_each_member_takes_its_part_of_the_pages(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("failing", [0, 1, 3])
 @pytest.mark.parametrize("where", ["create", "map", "take_pages"])
-def test_nobody_waits_for_a_rank_that_failed(
+def test_trap_75_nobody_waits_for_a_rank_that_failed(
     where: str, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own error there, and one that names it on all others; nothing stays behind."""
