@@ -25,6 +25,7 @@ KINDS = list(HYBRIDS) if os.environ.get("KV_OFFLOAD_ALL_KINDS") else QUICK
 
 DOCUMENT = prompt_of(34 * BLOCK_SIZE + 10, seed=200)
 QUESTIONS = [[*DOCUMENT, *prompt_of(70, seed=seed)] for seed in range(201, 204)]
+ANSWER_TOKENS = 70
 STEP_TOKENS = 256
 NUM_GPU_BLOCKS = 400
 UNSTORED = {"cpu_offload_store": False}
@@ -105,10 +106,10 @@ def ask_in_turn(engine: Engine) -> Runs:
     return Runs(first, second, third, restored, after["restored_tokens"] - before["restored_tokens"])
 
 
-def ask_cold(engine: Engine) -> list[Answer]:
-    """The same, each computed from its beginning."""
+def ask_cold(engine: Engine, questions: list[Prompt]) -> list[Answer]:
+    """Each computed from its beginning."""
     answers = []
-    for question in QUESTIONS:
+    for question in questions:
         answers.append(ask(engine, question))
         assert engine.llm.reset_prefix_cache()
     return answers
@@ -121,7 +122,7 @@ def runs(engines: list[EngineProcess]) -> Runs:
 
 @pytest.fixture(scope="module")
 def cold(engines: list[EngineProcess]) -> list[Answer]:
-    return engines[1].run(ask_cold)
+    return engines[1].run(ask_cold, QUESTIONS)
 
 
 def groups_of(engine: Engine) -> tuple[list[str], int]:
@@ -199,3 +200,27 @@ def test_other_bytes_of_any_group_are_refused(engines: list[EngineProcess], runs
     again = engines[0].run(ask, QUESTIONS[2])
     assert again.num_cached >= runs.restored.num_cached
     assert difference(again, runs.restored) <= TOLERANCE
+
+
+def ask_more(engine: Engine) -> tuple[Prompt, list[Answer]]:
+    """A second turn, once the GPU has forgotten the first; and again with other questions at once."""
+    assert engine.forget_all()
+    [answer] = engine.ask([QUESTIONS[0]], ANSWER_TOKENS)
+    turn = [*QUESTIONS[0], *answer.tokens, *prompt_of(20, seed=204)]
+    forget(engine)
+    alone = ask(engine, turn)
+    forget(engine)
+    together = engine.ask([turn, *QUESTIONS[1:]])
+    check_idle(engine)
+    return turn, [alone, *together]
+
+
+def test_second_turn_and_several_at_once(kind: str, engines: list[EngineProcess], cold: list[Answer]) -> None:
+    """The turn goes on where the answer ended. States are stored up to the prompt's end."""
+    turn, answers = engines[0].run(ask_more)
+    [plain] = engines[1].run(ask_cold, [turn])
+    num_known = len(QUESTIONS[0]) - 1 + (0 if "MambaSpec" in HYBRIDS[kind].groups else ANSWER_TOKENS)
+    assert answers[0].num_cached == num_known // HYBRIDS[kind].block_size * HYBRIDS[kind].block_size
+    assert min(answer.num_cached for answer in answers[1:]) >= len(DOCUMENT) // STEP_TOKENS * STEP_TOKENS
+    for answer, expected in zip(answers, [plain, plain, *cold[1:]], strict=True):
+        assert difference(answer, expected) <= TOLERANCE
