@@ -59,7 +59,7 @@ def sleep_and_wake_up(engine: Engine) -> bool:
     return engine.scheduler.connector._scheduler is side
 
 
-def test_trap_48_what_a_worker_tells_again_on_waking_up_empties_nothing(inner_engine: EngineProcess) -> None:
+def test_trap_92_what_a_worker_tells_again_on_waking_up_empties_nothing(inner_engine: EngineProcess) -> None:
     """From vLLM 0.33 on. Jobs would begin at 0 again, which workers take for those they know."""
     inner_engine.run(Engine.ask, [PROMPT])
     inner_engine.run(Engine.settle)
