@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from offload.testing.engines.client import HttpServer
+from offload.testing.engines.environment import transfer_config
 from offload.testing.engines.server import ServerProcess
 from tests.engine.answers import BLOCK_SIZE, Prompt, prompt_of
 from tests.engine.conftest import CPU_GIB
@@ -13,6 +15,28 @@ from tests.engine.engine import SHORT
 from tests.engine.server import SIZES, served_model
 
 pytestmark = pytest.mark.engine
+
+
+def answer_of(http: HttpServer, prompt: Prompt, headers: dict[str, str] | None = None) -> list[int]:
+    """The tokens that a server answers with."""
+    body = {
+        "prompt": prompt,
+        "temperature": 0,
+        "max_tokens": 4,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    with http.open("/v1/completions", body, headers=headers or {}) as answer:
+        tokens: list[int] = json.load(answer)["choices"][0]["token_ids"]
+    return tokens
+
+
+def restored_on(http: HttpServer) -> dict[str, float]:
+    """Tokens that were restored, by engine."""
+    with http.open("/metrics") as response:
+        page = response.read().decode()
+    pattern = r'^vllm:cpu_offload_restored_tokens_total\{engine="(\d)".*\} (\S+)$'
+    return {engine: float(number) for engine, number in re.findall(pattern, page, re.M)}
 
 
 class Replicas(ServerProcess):
@@ -25,29 +49,51 @@ class Replicas(ServerProcess):
 
     def ask(self, prompt: Prompt, replica: int) -> list[int]:
         """The tokens that this replica answers with."""
-        body = {
-            "prompt": prompt,
-            "temperature": 0,
-            "max_tokens": 4,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
-        with self.http.open(
-            "/v1/completions", body, headers={"X-data-parallel-rank": str(replica)}
-        ) as answer:
-            tokens: list[int] = json.load(answer)["choices"][0]["token_ids"]
-        return tokens
+        return answer_of(self.http, prompt, {"X-data-parallel-rank": str(replica)})
 
     def restored(self) -> list[float]:
         """Tokens that each replica has restored. Counters come along with an answer."""
         for replica in range(2):
             self.ask(SHORT, replica)
-        with self.http.open("/metrics") as response:
-            page = response.read().decode()
-        shown = dict(
-            re.findall(r'^vllm:cpu_offload_restored_tokens_total\{engine="(\d)".*\} (\S+)$', page, re.M)
-        )
-        return [float(shown[replica]) for replica in "01"]
+        shown = restored_on(self.http)
+        return [shown[replica] for replica in "01"]
+
+
+class Pipeline(ServerProcess):
+    """Two stages, with our connector inside a MultiConnector.
+
+    Without its warm-up vLLM's CPU backend gives the second stage no place for what comes from the first.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        multi = transfer_config({"connectors": [transfer_config({"cpu_gib": CPU_GIB})]}, "MultiConnector")
+        flags = {
+            **SIZES,
+            "--pipeline-parallel-size": 2,
+            "--no-enforce-eager": None,
+            "--kv-transfer-config": json.dumps(multi | {"kv_load_failure_policy": "recompute"}),
+        }
+        super().__init__(folder, served_model(), flags, None, {"TORCHDYNAMO_DISABLE": "0"})
+
+    def ask(self, prompt: Prompt) -> list[int]:
+        """The tokens that it answers with."""
+        return answer_of(self.http, prompt)
+
+    def restored(self) -> float:
+        """Tokens that it has restored."""
+        self.ask(SHORT)
+        return sum(restored_on(self.http).values())
+
+
+def test_trap_76_stages_inside_a_multi_connector_restore(tmp_path: Path) -> None:
+    """Each has other layers. The GPU cache holds one of these prompts."""
+    prompts = [prompt_of(40 * BLOCK_SIZE + 11, seed) for seed in (82, 83)]
+    with Pipeline(tmp_path) as pipeline:
+        pipeline.ready()
+        answers = [pipeline.ask(prompt) for prompt in prompts]
+        assert answers[0] != answers[1] and pipeline.restored() == 0
+        assert [pipeline.ask(prompt) for prompt in prompts] == answers
+        assert pipeline.restored() == 2 * 40 * BLOCK_SIZE
 
 
 def test_trap_77_each_replica_has_a_pool_of_its_own(tmp_path: Path) -> None:

@@ -34,14 +34,14 @@ def serve_command(
     Args:
         model: its directory.
         port: to listen at, on this machine only.
-        flags: of ``vllm serve``, with their values.
+        flags: of ``vllm serve``, with their values; None: it has none.
         extra_config: ``kv_connector_extra_config`` of our connector; None: without a connector.
     """
     flags = {"--host": "127.0.0.1", "--port": port, "--gpu-memory-utilization": 0.2, **flags}
     if extra_config is not None:
         flags["--kv-transfer-config"] = json.dumps(transfer_config(extra_config))
     program = Path(sys.executable).with_name("vllm")
-    parts = [str(part) for item in flags.items() for part in item]
+    parts = [str(part) for item in flags.items() for part in item if part is not None]
     return [str(program), "serve", str(model), "--enforce-eager", *parts]
 
 
