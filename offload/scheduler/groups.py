@@ -113,6 +113,20 @@ class Groups:
         """Tokens that so many slots hold, without bags if there is anything else."""
         return num_slots // (self.columns or self.bag_slots) * self.position_tokens
 
+    def most_blocks(self, num_tokens: int, step_tokens: int) -> int:
+        """GPU blocks that so many tokens more take at most, computed ``step_tokens`` at a time.
+
+        A window gives blocks back from one step to the next. A state has up to three at once.
+        """
+        num_blocks = 0
+        for group in self._groups:
+            if group.kind is Kind.STATE:
+                num_blocks += 3
+            else:
+                at_once = num_tokens if group.kind is Kind.FULL else min(num_tokens, step_tokens)
+                num_blocks += -(-at_once // group.block_size) + 1
+        return num_blocks
+
     def num_positions(self, tables: Sequence[GpuBlocks]) -> int:
         """Chain positions for which a request has blocks."""
         return min(

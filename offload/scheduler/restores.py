@@ -27,6 +27,13 @@ _BY_NOBODY = -2
 """No job has filled such a slot, so what reads it fails."""
 
 
+class _Waiting(NamedTuple):
+    """A request that was given a restore, and GPU blocks that it may need when it goes on."""
+
+    request: Request
+    num_needed: int
+
+
 class _Followed(NamedTuple):
     """A restore that a request waits for, and how many positions of it are also the request's."""
 
@@ -51,10 +58,17 @@ class Restores:
 
     route = LOAD
 
-    def __init__(self, common: Common, *, first_part: int) -> None:
-        """Begin with none; ``first_part``: blocks in the first part of a restore."""
+    def __init__(self, common: Common, *, first_part: int, step_tokens: int) -> None:
+        """Begin with none.
+
+        Args:
+            common: what all flows work with.
+            first_part: blocks in the first part of a restore.
+            step_tokens: tokens that a step computes at most.
+        """
         self.breaker = CircuitBreaker("restores", common.clock)
         self.first_part = first_part
+        self._step_tokens = step_tokens
         self._common = common
         self._metrics = common.metrics
         self._allocator = common.allocator
@@ -69,7 +83,8 @@ class Restores:
         self._failed: set[str] = set()  # requests that no KV may be loaded for once more
         self.num_stuck = 0
         """GPU blocks that loads past their deadline may still write to."""
-        self._waiting: dict[str, Request] = {}  # have been given a restore, and have not gone on
+        self._waiting: dict[str, _Waiting] = {}  # have been given a restore, and have not gone on
+        self._num_needed = 0  # GPU blocks that these may need when they go on
         self._landed: dict[str, Restore] = {}  # by request: have ended, and are yet to be handed over
         self._followed: dict[str, _Followed] = {}  # what requests were last told to wait for
         self._index = RestoreIndex()  # of those that somebody may wait for
@@ -101,6 +116,8 @@ class Restores:
         num_blocks = num_tokens // self._block_size * self._groups.columns + self._groups.bag_slots
         if not amounts.may_load(self._engine.num_blocks, self.num_stuck, num_blocks):
             return NOTHING[Why.STUCK]
+        if self._num_needed and num_blocks + self._num_needed > self._engine.num_free:
+            return COMING  # vLLM reserves too few for windows, and each would wait for what the other has
         return Offer(num_tokens, Why.RESIDENT)
 
     def follow(self, request: Request, position: int) -> bool:
@@ -157,7 +174,9 @@ class Restores:
 
     def went_on(self, request_id: str) -> None:
         """That request is admitted, so vLLM has handed over what was restored for it before."""
-        if self._waiting and self._waiting.pop(request_id, None) is not None:
+        waiting = self._waiting.pop(request_id, None) if self._waiting else None
+        if waiting is not None:
+            self._num_needed -= waiting.num_needed
             self._landed.pop(request_id, None)
 
     def tidy(self) -> bool:
@@ -182,7 +201,7 @@ class Restores:
         restore.restore_id = jobs[0].job_id
         restore.parts_left = len(jobs)
         self._restores[restore.restore_id] = restore
-        self._waiting[request_id] = request
+        self._wait(request, stop * self._block_size)
         self._index.add(restore)
         self._is_filling[block_ids] = True
         self.breaker.began(restore.restore_id)
@@ -288,6 +307,7 @@ class Restores:
         }
         unknown = (restoring | self._landed.keys()) - self._waiting.keys()
         assert not unknown, f"{unknown} are restored, and are not known to wait"
+        assert self._num_needed == sum(each.num_needed for each in self._waiting.values()), "miscounted"
         for request_id, restore in self._landed.items():
             assert restore.request.request_id == request_id, f"{restore} is filed under {request_id}"
             assert not restore.parts_left and not restore.is_cancelled, f"{restore} has not landed"
@@ -358,8 +378,16 @@ class Restores:
         vLLM takes its blocks away, and looks at it first when it gives out blocks. If there are too few it
         looks at none behind it, though these may be the ones that have them, and wait for nothing else.
         """
-        others = self._waiting.values()
-        return any(each is not request and self._engine.state(each) is State.WAITS_FOR_KV for each in others)
+        others = [each.request for each in self._waiting.values() if each.request is not request]
+        return any(self._engine.state(each) is State.WAITS_FOR_KV for each in others)
+
+    def _wait(self, request: Request, num_tokens: int) -> None:
+        """It goes on behind so many tokens, once they are here."""
+        num_needed = 0
+        if self._groups.has_bags:
+            num_needed = self._groups.most_blocks(request.num_tokens - num_tokens, self._step_tokens)
+        self._waiting[request.request_id] = _Waiting(request, num_needed)
+        self._num_needed += num_needed
 
     def _has_landed(self, restore: Restore) -> bool:
         """Whether it has ended, and is neither handed over yet nor has its request gone on."""

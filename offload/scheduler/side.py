@@ -95,7 +95,9 @@ class SchedulerSide:
         self.stores = Stores(
             common, self.adapters, step_tokens=step_tokens, store_answers=config.store_answers
         )
-        self.restores = Restores(common, first_part=amounts.first_part_blocks(block_bytes // num_ranks))
+        self.restores = Restores(
+            common, first_part=amounts.first_part_blocks(block_bytes // num_ranks), step_tokens=step_tokens
+        )
         self.flows: list[Flow[Any]] = [self.restores, self.stores]
         self._sources: list[Source] = []
         for make_flows in places:

@@ -39,7 +39,7 @@ class RestoresMachine(RuleBasedStateMachine):
         self.ledger = JobLedger(1)
         fills = np.zeros(self.allocator.capacity, dtype=np.int64)
         common = Common(self.allocator, self.ledger, self.engine, Metrics(), lambda: 0.0, 1, 1, 1, fills)
-        self.restores = Restores(common, first_part=first_part)
+        self.restores = Restores(common, first_part=first_part, step_tokens=64)
         self.breaker = self.restores.breaker
         self.restores.shared_at_once, self.restores.carryover.step_work = at_once, work
         self.restores.tidy()
