@@ -263,6 +263,8 @@ class MemoryEngine:
         request.num_computed_tokens = stop
         table = self._tables[request.request_id]
         for position in range(start // self.block_size, -(-stop // self.block_size)):
+            if table[position].prefix_hash is not None:  # others have it, too: it is not written again
+                continue
             is_full = (position + 1) * self.block_size <= stop
             kv = Kv(request.block_hashes[position], self.generation) if is_full else None
             table[position].kv = kv
