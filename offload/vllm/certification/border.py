@@ -25,6 +25,7 @@ REACHED = (
     "vllm.v1.core.kv_cache_coordinator",
     "vllm.v1.core.kv_cache_planning",
     "vllm.v1.core.single_type_kv_cache_manager",
+    "vllm.distributed.parallel_state",
     "vllm.config.aux_output",
     "vllm.config.model",
     "vllm.config.parallel",
