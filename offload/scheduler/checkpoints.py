@@ -40,6 +40,7 @@ def candidates(
     position_tokens: int,
     *,
     handed_over: Collection[int] | None = None,
+    most: int | None = None,
     is_chunk_end: bool,
 ) -> Iterator[Candidate]:
     """Depths at which a step that computes these ``tokens`` of a request passes a checkpoint, in order.
@@ -51,12 +52,14 @@ def candidates(
         position_tokens: tokens of a position.
         handed_over: numbers of tokens after which the engine hands over states; None: there are no states,
             so that any depth will do.
+        most: depths that may be stored; None: all.
         is_chunk_end: whether the end of the step is worth an inner one.
     """
     wanted = {branch // position_tokens, (num_prompt - 1) // position_tokens}
     depths = set(wanted)
     if is_chunk_end:
-        depths.add(tokens.stop // position_tokens)
+        end = tokens.stop // position_tokens
+        depths.add(end if most is None else min(end, most))
     if handed_over is not None:
         depths.update(num // position_tokens for num in (tokens.start, *handed_over))
     for depth in sorted(depths):
@@ -94,6 +97,7 @@ class Checkpoints:
             self._engine.branch(pending.request),
             self._groups.position_tokens,
             handed_over=states,
+            most=num_full,
             is_chunk_end=is_chunk_end,
         )
         self._passing += [(pending, each) for each in passed if each.depth <= num_full]

@@ -242,7 +242,7 @@ class Stores:
         num_full = amounts.storable_blocks(num_tokens, num_known, pending.num_storable, self._block_size)
         self.backlog.look(pending, num_tokens, num_full, has_turn=has_turn)
         if self._groups.has_bags:
-            tokens = range(request.num_computed_tokens, min(num_tokens, num_known))
+            tokens = range(request.num_computed_tokens, request.num_computed_tokens + num_scheduled)
             is_chunk_end = has_turn or num_scheduled > self._tokens_per_step
             self._checkpoints.look(pending, tokens, num_full, is_chunk_end=is_chunk_end)
 
