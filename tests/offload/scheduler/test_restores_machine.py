@@ -274,3 +274,14 @@ def test_who_is_over_waits_for_nothing() -> None:
     machine.restores.finish(follower)
     assert not machine.restores.left_over()["requests that follow"]
     assert not machine.restores.still_waits(follower.request_id, 0)
+
+
+def test_a_part_that_hung_gives_its_blocks_back_when_it_has_ended() -> None:
+    machine, _ = two_of_a_kind()
+    [job] = machine.ledger.of(machine.restores)
+    machine._hang(job)
+    block_ids = [block.block_id for block in job.blocks]
+    held = [machine.engine.num_holds(block_id) for block_id in block_ids]
+    assert block_ids
+    machine._end(job, 0)
+    assert [machine.engine.num_holds(block_id) for block_id in block_ids] == [num - 1 for num in held]
