@@ -56,6 +56,7 @@ STATEFUL = {
     "offload.scheduler.restores.Restores",
     "offload.scheduler.side.SchedulerSide",
     "offload.scheduler.stores.Stores",
+    "offload.scheduler.waiting.Waiting",
     "offload.testing.memory_engine.MemoryEngine",
     "offload.worker.seals.Seals",
     "offload.worker.side.WorkerSide",

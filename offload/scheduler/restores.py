@@ -18,6 +18,7 @@ from offload.scheduler.hits import Hits
 from offload.scheduler.offer import COMING, NOTHING, Offer, Why
 from offload.scheduler.restore import LoadPart, Restore
 from offload.scheduler.restore_index import RestoreIndex
+from offload.scheduler.waiting import Waiting
 
 SHARED_AT_ONCE = 512
 """Positions handed to the GPU's prefix cache in one step: vLLM takes about 1.5 µs for each."""
@@ -25,13 +26,6 @@ SHARED_AT_ONCE = 512
 
 _BY_NOBODY = -2
 """No job has filled such a slot, so what reads it fails."""
-
-
-class _Waiting(NamedTuple):
-    """A request that was given a restore, and GPU blocks that it may need when it goes on."""
-
-    request: Request
-    num_needed: int
 
 
 class _Followed(NamedTuple):
@@ -68,7 +62,6 @@ class Restores:
         """
         self.breaker = CircuitBreaker("restores", common.clock)
         self.first_part = first_part
-        self._step_tokens = step_tokens
         self._common = common
         self._metrics = common.metrics
         self._allocator = common.allocator
@@ -83,8 +76,7 @@ class Restores:
         self._failed: set[str] = set()  # requests that no KV may be loaded for once more
         self.num_stuck = 0
         """GPU blocks that loads past their deadline may still write to."""
-        self._waiting: dict[str, _Waiting] = {}  # have been given a restore, and have not gone on
-        self._num_needed = 0  # GPU blocks that these may need when they go on
+        self._waiting = Waiting(common.engine, step_tokens)
         self._landed: dict[str, Restore] = {}  # by request: have ended, and are yet to be handed over
         self._followed: dict[str, _Followed] = {}  # what requests were last told to wait for
         self._index = RestoreIndex()  # of those that somebody may wait for
@@ -99,7 +91,7 @@ class Restores:
         None: ask. ``num_local``: leading tokens that the GPU has.
         """
         if request.request_id in self._failed:
-            return COMING if self._is_in_the_way(request) else NOTHING[Why.FAILED]
+            return COMING if self._waiting.must_let_pass(request) else NOTHING[Why.FAILED]
         if self.follow(request, num_local // self._block_size):
             return COMING
         if self.carryover.has_drops:
@@ -116,8 +108,8 @@ class Restores:
         num_blocks = num_tokens // self._block_size * self._groups.columns + self._groups.bag_slots
         if not amounts.may_load(self._engine.num_blocks, self.num_stuck, num_blocks):
             return NOTHING[Why.STUCK]
-        if self._num_needed and num_blocks + self._num_needed > self._engine.num_free:
-            return COMING  # vLLM reserves too few for windows, and each would wait for what the other has
+        if self._waiting.need(num_blocks):
+            return COMING
         return Offer(num_tokens, Why.RESIDENT)
 
     def follow(self, request: Request, position: int) -> bool:
@@ -169,14 +161,13 @@ class Restores:
         """That request is over: it waits for nothing, and nobody for it."""
         self._followed.pop(request.request_id, None)
         self._failed.discard(request.request_id)
-        self.went_on(request.request_id)
+        self._waiting.finish(request.request_id)
+        self._landed.pop(request.request_id, None)
         return []
 
     def went_on(self, request_id: str) -> None:
         """That request is admitted, so vLLM has handed over what was restored for it before."""
-        waiting = self._waiting.pop(request_id, None) if self._waiting else None
-        if waiting is not None:
-            self._num_needed -= waiting.num_needed
+        if self._waiting.went_on(request_id):
             self._landed.pop(request_id, None)
 
     def tidy(self) -> bool:
@@ -201,7 +192,7 @@ class Restores:
         restore.restore_id = jobs[0].job_id
         restore.parts_left = len(jobs)
         self._restores[restore.restore_id] = restore
-        self._wait(request, stop * self._block_size)
+        self._waiting.wait(request, stop * self._block_size)
         self._index.add(restore)
         self._is_filling[block_ids] = True
         self.breaker.began(restore.restore_id)
@@ -305,9 +296,9 @@ class Restores:
         restoring = {
             each.request.request_id for each in self if not (each.was_stuck or each.request.is_finished())
         }
-        unknown = (restoring | self._landed.keys()) - self._waiting.keys()
+        unknown = (restoring | self._landed.keys()) - self._waiting.names
         assert not unknown, f"{unknown} are restored, and are not known to wait"
-        assert self._num_needed == sum(each.num_needed for each in self._waiting.values()), "miscounted"
+        self._waiting.check_invariants()
         for request_id, restore in self._landed.items():
             assert restore.request.request_id == request_id, f"{restore} is filed under {request_id}"
             assert not restore.parts_left and not restore.is_cancelled, f"{restore} has not landed"
@@ -322,7 +313,7 @@ class Restores:
         return {
             "restores": list(self),
             "restores to hand over": list(self._landed),
-            "requests that were restored": list(self._waiting),
+            **self._waiting.left_over(),
             "requests that follow": list(self._followed),
             "requests whose restores failed": list(self._failed),
             "pins and drops": len(self.carryover),
@@ -371,23 +362,6 @@ class Restores:
             self._may_share -= num_positions - restore.num_shared
             restore.num_shared = num_positions
             self._engine.share(restore.request, (restore.first + num_positions) * self._block_size)
-
-    def _is_in_the_way(self, request: Request) -> bool:
-        """Whether one whose restore has failed must let others pass: they have blocks that it may need.
-
-        vLLM takes its blocks away, and looks at it first when it gives out blocks. If there are too few it
-        looks at none behind it, though these may be the ones that have them, and wait for nothing else.
-        """
-        others = [each.request for each in self._waiting.values() if each.request is not request]
-        return any(self._engine.state(each) is State.WAITS_FOR_KV for each in others)
-
-    def _wait(self, request: Request, num_tokens: int) -> None:
-        """It goes on behind so many tokens, once they are here."""
-        num_needed = 0
-        if self._groups.has_bags:
-            num_needed = self._groups.most_blocks(request.num_tokens - num_tokens, self._step_tokens)
-        self._waiting[request.request_id] = _Waiting(request, num_needed)
-        self._num_needed += num_needed
 
     def _has_landed(self, restore: Restore) -> bool:
         """Whether it has ended, and is neither handed over yet nor has its request gone on."""
