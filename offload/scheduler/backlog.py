@@ -267,7 +267,7 @@ class Backlog:
         now = self._clock()
         self._moved_at += max(0.0, now - self._stepped_at - _LONGEST_STEP_SECONDS)
         self._stepped_at = now
-        request_ids = [*self._lookout.due(), *busy]
+        request_ids = dict.fromkeys([*self._lookout.due(), *busy])
         return [self._pending[request_id] for request_id in request_ids if request_id in self._pending]
 
     def turns(self) -> list[Pending]:

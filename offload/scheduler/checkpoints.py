@@ -15,7 +15,7 @@ from typing import NamedTuple
 from allocator import StorePlan
 from offload.scheduler.backlog import Pending
 from offload.scheduler.common import Common
-from offload.scheduler.engine import States, Step
+from offload.scheduler.engine import Request, States, Step
 from offload.scheduler.groups import GpuBlocks
 
 
@@ -41,6 +41,8 @@ def candidates(
     *,
     handed_over: Collection[int] | None = None,
     most: int | None = None,
+    cap: int | None = None,
+    num_volatile: int = 0,
     is_chunk_end: bool,
 ) -> Iterator[Candidate]:
     """Depths at which a step that computes these ``tokens`` of a request passes a checkpoint, in order.
@@ -53,9 +55,14 @@ def candidates(
         handed_over: numbers of tokens after which the engine hands over states; None: there are no states,
             so that any depth will do.
         most: depths that may be stored; None: all.
+        cap: the deepest that the client wants stored; None: all.
+        num_volatile: positions at the end of a hit that are computed again for layers that draft.
         is_chunk_end: whether the end of the step is worth an inner one.
     """
-    wanted = {branch // position_tokens, (num_prompt - 1) // position_tokens}
+    ends = {(num_prompt - 1) // position_tokens}
+    if num_volatile:  # the engine goes on before these, and whoever sends more may reach a position further
+        ends |= {num // position_tokens - num_volatile for num in (num_prompt - 1, num_prompt)}
+    wanted = {depth if cap is None else min(depth, cap) for depth in (branch // position_tokens, *ends)}
     depths = set(wanted)
     if is_chunk_end:
         end = tokens.stop // position_tokens
@@ -66,7 +73,7 @@ def candidates(
         num_tokens = depth * position_tokens
         is_standing = num_tokens in (tokens.start, tokens.stop)
         is_there = handed_over is None or is_standing or num_tokens in handed_over
-        if is_there and num_tokens > 0 and tokens.start <= num_tokens <= tokens.stop:
+        if is_there and depth > 0 and tokens.start <= num_tokens <= tokens.stop:
             yield Candidate(depth, depth not in wanted, is_standing)
 
 
@@ -77,8 +84,19 @@ class Checkpoints:
         self._allocator = common.allocator
         self._engine = common.engine
         self._groups = common.engine.groups
+        self._num_volatile = common.engine.drafts.num_volatile_blocks
         self._passing: list[tuple[Pending, Candidate]] = []
         self._states: Mapping[str, Mapping[int, States]] = {}
+
+    def prepare(self, request: Request, max_tokens: int | None) -> None:
+        """The scheduler may admit it next, and so many leading tokens are stored of it at most; None: all.
+
+        States are there only where a step ends, so one is to end at the last of these.
+        """
+        if max_tokens is not None:
+            size = self._groups.position_tokens
+            num_tokens = min(max_tokens, request.num_prompt_tokens - 1) // size * size
+            self._engine.retain(request, num_tokens)
 
     def begin_step(self, step: Step) -> None:
         """The scheduler is done with a step, for which it hands over states."""
@@ -98,6 +116,8 @@ class Checkpoints:
             self._groups.position_tokens,
             handed_over=states,
             most=num_full,
+            cap=pending.max_blocks,
+            num_volatile=self._num_volatile,
             is_chunk_end=is_chunk_end,
         )
         self._passing += [(pending, each) for each in passed if each.depth <= num_full]

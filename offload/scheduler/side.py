@@ -132,9 +132,9 @@ class SchedulerSide:
         No tokens yet means: another request's load is bringing the next block. Every load ends or is given
         up, so nobody waits for ever. Otherwise the scheduler looks for blocks for the request next.
 
-        It changes three things. The request may become a follower of a restore, and what has landed of that
+        It changes four things. The request may become a follower of a restore, and what has landed of that
         is handed to the GPU's prefix cache. ``num_local`` is remembered for ``allocated``. Blocks held for
-        requests that are over may be released.
+        requests that are over may be released. The engine may be told to end a step at a checkpoint.
         """
         if self.restores.still_waits(request.request_id, num_local // self.block_size):
             return COMING
@@ -142,6 +142,8 @@ class SchedulerSide:
         offer = self._offer(request, num_local)
         if offer.tokens is not None:
             self.stores.holds.give_way(request, num_local, offer.tokens)
+            if self._engine.groups.has_states:
+                self.stores.checkpoints.prepare(request, self._hints_of(request).max_offload_tokens)
         return offer
 
     def allocated(self, request: Request, num_external: int) -> None:

@@ -55,7 +55,7 @@ class Stores:
         self._block_size = common.block_size
         self.answers = AnswerReuse(store_answers)
         self._num_ended_left = _ENDED_AT_ONCE
-        self._checkpoints = Checkpoints(common)
+        self.checkpoints = Checkpoints(common)
         self._drafts = common.engine.drafts
         self._tokens_per_step = 1 + self._drafts.num_tokens
         self.backlog = Backlog(
@@ -113,7 +113,7 @@ class Stores:
             is_back = preempted is not None and self._engine.state(preempted.request) is not State.PREEMPTED
             backlog.set_aside(request_id, is_back=is_back)
         self.holds.begin_step(step)
-        self._checkpoints.begin_step(step)
+        self.checkpoints.begin_step(step)
         busy: list[str] = []
         if step.total_num_scheduled_tokens > len(scheduled):
             busy = [request_id for request_id, num in scheduled.items() if num > self._tokens_per_step]
@@ -124,7 +124,7 @@ class Stores:
         self._num_ended_left = _ENDED_AT_ONCE
         orders = [] if self.holds.is_short else self._store_ended()
         if self._groups.has_bags:
-            for passing, candidate in self._checkpoints.take():  # in the next step their blocks are gone
+            for passing, candidate in self.checkpoints.take():  # in the next step their blocks are gone
                 orders += self._open_checkpoint(passing, candidate)
         elif backlog.has_runs and self._may_store():
             for run in backlog.runs():
@@ -203,7 +203,7 @@ class Stores:
 
     def check_invariants(self) -> None:
         """Every store has slots of its own, and no more of them begin in a step than may."""
-        for part in (self.answers, self.backlog, self.holds, self._checkpoints):
+        for part in (self.answers, self.backlog, self.holds, self.checkpoints):
             part.check_invariants()
         assert 0 <= self._num_ended_left <= _ENDED_AT_ONCE, f"{self._num_ended_left} may begin"
         num_held = sum(len(job.blocks) for job in self._ledger.of(self))
@@ -244,7 +244,7 @@ class Stores:
         if self._groups.has_bags:
             tokens = range(request.num_computed_tokens, request.num_computed_tokens + num_scheduled)
             is_chunk_end = has_turn or num_scheduled > self._tokens_per_step
-            self._checkpoints.look(pending, tokens, num_full, is_chunk_end=is_chunk_end)
+            self.checkpoints.look(pending, tokens, num_full, is_chunk_end=is_chunk_end)
 
     def _num_full_at_end(self, pending: Pending) -> int:
         """Full blocks of a request that is over, whatever ended it.
@@ -293,7 +293,7 @@ class Stores:
         return orders
 
     def _open_checkpoint(self, pending: Pending, candidate: Candidate) -> list[Order]:
-        planned = self._checkpoints.plan(pending, candidate, self._limit()) if self._may_store() else None
+        planned = self.checkpoints.plan(pending, candidate, self._limit()) if self._may_store() else None
         return [] if planned is None else [self._copy(pending, *planned)]
 
     # Jobs

@@ -40,7 +40,7 @@ def drafts_of(vllm_config: "VllmConfig", kv_cache_manager: "KVCacheManager") -> 
     return Drafts(
         vllm_config.num_speculative_tokens,
         vllm_config.num_lookahead_tokens,
-        int(coordinator.single_type_managers[0].use_eagle),
+        int(any(manager.use_eagle for manager in coordinator.single_type_managers)),
         coordinator.num_reprefillable_tokens,
     )
 

@@ -316,3 +316,33 @@ def test_trap_91_local_hits_are_those_of_all_groups(engines: Engines, model: str
     serve(engine, ask(3))
     assert local[0] == 0 < local[-1] and not local[-1] % engine.settings.block_tokens
     come_to_rest(engine)
+
+
+@pytest.mark.parametrize("cap", [20, 31, 47])
+@any_hybrid
+def test_of_what_a_client_wants_stored_the_end_is_a_checkpoint(
+    engines: Engines, model: str, cap: int
+) -> None:
+    """Though neither its prompt nor a chunk ends there."""
+    engine = hybrid(engines, model, chunk=64)
+    request = serve(engine, ask(1), hints={"max_offload_tokens": cap})
+    assert resident(engine, request) <= usable(engine, chain_of(engine, request))
+    assert usable(engine, chain_of(engine, request)) == cap // engine.settings.block_tokens
+    come_to_rest(engine)
+
+
+def test_a_state_is_of_the_place_where_its_step_ends(engines: Engines) -> None:
+    """Not of its prompt's end, which the step of a request that was preempted in its answer runs across."""
+    engine = hybrid(engines, "mamba2", match_unit=2, chunk=64, store_decode_blocks=False)
+    request = engine.add(tokens(24), 20)
+    step_until(engine, lambda: request.num_output_tokens > 14)
+    chain = chain_of(engine, request)
+    assert usable(engine, chain) * engine.settings.block_tokens == request.num_prompt_tokens
+    engine.side.allocator.drop_bag(chain, usable(engine, chain))
+    engine.scheduler.running.remove(request)
+    engine.scheduler._preempt_request(request, 0.0)
+    computed = watch(engine)
+    engine.step()
+    assert request.num_computed_tokens - computed[request.request_id] < 24 < request.num_computed_tokens
+    step_until(engine, request.is_finished)
+    come_to_rest(engine)  # which compares what was stored with what should be there

@@ -34,6 +34,26 @@ class TestWindows:
     def test_nothing_is_no_depth(self) -> None:
         assert depths(range(7)) == []
 
+    def test_no_more_than_a_client_wants(self) -> None:
+        assert depths(range(40, 104), cap=7, most=7) == [(7, False)]
+        assert depths(range(40, 104), cap=7, most=7, branch=48) == [(6, False), (7, False)]
+        assert depths(range(64, 104), cap=7, most=7) == []
+
+
+class TestDrafts:
+    """vLLM goes on a position earlier, for the layers that draft, and hands states over there."""
+
+    def test_the_end_of_a_prompt(self) -> None:
+        assert depths(range(70, 98), handed_over={88}, num_prompt=98, num_volatile=1) == [(11, False)]
+
+    def test_the_end_of_a_prompt_of_whole_positions(self) -> None:
+        """What it leaves for the same prompt, and for longer ones."""
+        ends = depths(range(70, 104), handed_over={88, 96}, num_prompt=104, num_volatile=1)
+        assert ends == [(11, False), (12, False), (13, True)]
+
+    def test_a_short_prompt_has_none(self) -> None:
+        assert depths(range(9), handed_over=set(), num_prompt=9, num_volatile=1, is_chunk_end=False) == []
+
 
 class TestStates:
     """They are there where a step begins or ends, or where the engine hands them over."""
