@@ -1,13 +1,15 @@
 """How many bytes of KV a token takes, from a model's config.json alone."""
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from offload.errors import OffloadError, UnsupportedError
+from offload.sizing.hybrids import FULL, KINDS, LINEAR, SPAN_KEYS, WINDOW, deal, layer_kinds
 
 _ELEMENT_BYTES = 2
 """vLLM serves float16 and bfloat16 models as they are, float32 ones as one of these, and KV likewise."""
@@ -17,13 +19,13 @@ _MLA_MODELS = frozenset(
 )
 """Model types with one latent vector per token and layer in vLLM, and no index beside it."""
 
-_STATE_KEYS = ("mamba", "ssm", "conv_", "linear_attn", "linear_num", "linear_key", "linear_value", "rwkv")
-"""Beginnings of keys that only models with a recurrent state have."""
+_STATE_KEYS = ("mamba", "ssm", "conv_", "linear_attn", "rwkv")
+"""Beginnings of keys that only models with a recurrent state have, of a kind that is not counted here."""
 
 _NOT_COUNTED = {
-    "attention_chunk_size": "its attention is windowed",
+    "attn_type_list": "only some of its layers have full attention",
     "block_configs": "its layers differ",
-    "full_attention_interval": "only some of its layers have full attention",
+    "global_head_dim": "its layers differ",
     "hybrid_override_pattern": "only some of its layers have full attention",
     "layers_block_type": "only some of its layers have full attention",
     "is_encoder_decoder": "it has an encoder",
@@ -31,6 +33,7 @@ _NOT_COUNTED = {
     "num_kv_shared_layers": "its layers share KV",
     "multi_query": "its KV heads are counted in another way",
     "multi_query_attention": "its KV heads are counted in another way",
+    "num_global_key_value_heads": "its layers differ",
     "num_kv_heads": "its KV heads are counted in another way",
 }
 """Keys of models that take more or less than the sum below, and why."""
@@ -38,7 +41,7 @@ _NOT_COUNTED = {
 
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
-    """KV of one token over all layers.
+    """KV of one token over all layers; of windows and states what checkpoints have, spread over all tokens.
 
     Attributes:
         count: bytes.
@@ -79,7 +82,7 @@ _REMEDY = "give the bytes of KV per token as a number (vLLM's log says how many 
 
 
 def _count(config: Mapping[str, Any], where: str) -> TokenBytes:
-    _refuse_other_than_full_attention(config, where)
+    _refuse_what_is_not_counted(config, where)
     layers = _number(config, "num_hidden_layers", where)
     if config.get("kv_lora_rank") is not None:
         if config.get("model_type") not in _MLA_MODELS:
@@ -97,17 +100,41 @@ def _count(config: Mapping[str, Any], where: str) -> TokenBytes:
         head_dim = _number(config, "head_dim", where)
     else:
         head_dim = _number(config, "hidden_size", where) // heads
-    made_of = f"{layers} layers, {kv_heads} KV heads of 2 x {head_dim} elements, {_ELEMENT_BYTES} bytes each"
-    return TokenBytes(2 * layers * kv_heads * head_dim * _ELEMENT_BYTES, made_of)
+    layer_bytes = 2 * kv_heads * head_dim * _ELEMENT_BYTES
+    made_of = f"{kv_heads} KV heads of 2 x {head_dim} elements, {_ELEMENT_BYTES} bytes each"
+    kinds = _kinds(config, layers, where)
+    if set(kinds) == {FULL}:
+        return TokenBytes(layers * layer_bytes, f"{layers} layers, {made_of}")
+    spans = {kind: _number(config, SPAN_KEYS[kind], where) for kind in set(kinds) & set(SPAN_KEYS)}
+    dealt = deal(kinds, spans)
+    made_of = (
+        f"slots of {dealt.group_layers} layers, {made_of}; {dealt.columns} slots per block, "
+        f"and {dealt.bag_slots} for a checkpoint every {dealt.spacing} blocks"
+    )
+    return TokenBytes(math.ceil(layer_bytes * dealt.layers), made_of)
 
 
-def _refuse_other_than_full_attention(config: Mapping[str, Any], where: str) -> None:
-    kinds = config.get("layer_types")
-    if kinds and set(kinds) != {"full_attention"}:
-        others = ", ".join(sorted(set(map(str, kinds)) - {"full_attention"}))
-        raise _unsupported(where, "layer_types", others, "not all of its layers have full attention")
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise _unsupported(where, "sliding_window", config["sliding_window"], "its attention is windowed")
+def _kinds(config: Mapping[str, Any], layers: int, where: str) -> Sequence[str]:
+    """Of all layers, where their KV can be counted."""
+    kinds = layer_kinds(config, layers)
+    others = ", ".join(sorted(set(kinds) - set(KINDS)))
+    if others:
+        raise _unsupported(where, "layer_types", others, "what such layers keep is unknown here")
+    if len(kinds) != layers:
+        raise _unsupported(where, "layer_types", f"of {len(kinds)} layers", f"the model has {layers}")
+    if LINEAR in kinds and not set(kinds) <= {LINEAR, FULL}:
+        raise _unsupported(
+            where, "layer_types", ", ".join(sorted(set(kinds))), "the size of blocks is unknown"
+        )
+    if set(kinds) == {LINEAR}:
+        raise _unsupported(where, "layer_types", LINEAR, "the size of a state is unknown here")
+    windowed_from = config.get("max_window_layers")
+    if WINDOW in kinds and not config.get("layer_types") and windowed_from not in (None, 0, layers):
+        raise _unsupported(where, "max_window_layers", windowed_from, "which layers are windowed is unknown")
+    return kinds
+
+
+def _refuse_what_is_not_counted(config: Mapping[str, Any], where: str) -> None:
     for key, value in config.items():
         if not value:
             continue

@@ -11,8 +11,13 @@ from typing import Any, NamedTuple
 import pytest
 import vllm
 from packaging.version import Version
+from vllm.v1.kv_cache_interface import MambaSpec
 
+from offload.errors import UnsupportedError
+from offload.scheduler.groups import Groups
+from offload.sizing.kv_bytes import bytes_per_token
 from offload.testing.engines.hybrids import HYBRIDS, Hybrid, tiny_hybrid
+from offload.vllm import groups as vllm_groups
 from tests.engine.answers import BLOCK_SIZE, SEEN, TOLERANCE, Answer, Prompt, difference, prompt_of
 from tests.engine.conftest import CPU_GIB, running
 from tests.engine.engine import Engine
@@ -32,6 +37,8 @@ QUESTIONS = [[*DOCUMENT, *prompt_of(70, seed=seed)] for seed in range(201, 204)]
 ANSWER_TOKENS = 70
 STEP_TOKENS = 256
 NUM_GPU_BLOCKS = 400
+NOT_COUNTED = ["falcon_h1", "granite4"]
+"""By `kv-offload size`, which says so: it does not know layers of these kinds."""
 UNSTORED = {"cpu_offload_store": False}
 
 
@@ -140,6 +147,30 @@ def groups_of(engine: Engine) -> tuple[list[str], int]:
 def test_groups_are_those_that_are_meant(kind: str, engines: list[EngineProcess]) -> None:
     for engine in engines:
         assert engine.run(groups_of) == (sorted(HYBRIDS[kind].groups), HYBRIDS[kind].block_size)
+
+
+def kept_of_a_token(engine: Engine) -> tuple[int, Groups, int]:
+    """Bytes that one group has of it, the groups, and the bytes of an element."""
+    made = engine.scheduler.kv_cache_config.kv_cache_groups
+    sizes = [len(group.layer_names) * group.kv_cache_spec.page_size_bytes for group in made]
+    [attention] = {
+        group.kv_cache_spec.dtype for group in made if not isinstance(group.kv_cache_spec, MambaSpec)
+    }
+    block_size = made[0].kv_cache_spec.block_size
+    groups = vllm_groups.groups_of(engine.scheduler.vllm_config, engine.scheduler.kv_cache_manager)
+    return max(sizes) // block_size, groups, attention.itemsize
+
+
+def test_sizing_counts_what_the_pool_keeps(kind: str, engines: list[EngineProcess]) -> None:
+    """`kv-offload size` on the model's directory, whose KV it takes to be of two bytes per element."""
+    model = str(tiny_hybrid(kind))
+    if kind in NOT_COUNTED:
+        with pytest.raises(UnsupportedError, match="a state beside the KV"):
+            bytes_per_token(model)
+        return
+    group_bytes, groups, element_bytes = engines[0].run(kept_of_a_token)
+    kept = group_bytes * (groups.columns + groups.bag_slots / groups.spacing)
+    assert bytes_per_token(model).count == kept * 2 / element_bytes
 
 
 def test_second_question_goes_on_where_a_step_of_the_first_ended(kind: str, runs: Runs) -> None:
