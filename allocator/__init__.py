@@ -7,16 +7,19 @@ from allocator.block_allocator import CpuOffloadingBlockAllocator
 from allocator.errors import AllocatorError, CapacityError, ChainError, StalePlanError
 from allocator.hashing import hash_chain
 from allocator.node import Pin
-from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
+from allocator.plans import BagEvicted, BagStored, Event, Evicted, Hit, Stored, StorePlan, UncachedRun
 from allocator.replay import Served, serve
 from allocator.slot_pool import Slots
 
 __distribution__ = "kv-offload"  # offload.siblings asks for this line
 __all__ = [
     "AllocatorError",
+    "BagEvicted",
+    "BagStored",
     "CapacityError",
     "ChainError",
     "CpuOffloadingBlockAllocator",
+    "Event",
     "Evicted",
     "Hit",
     "Pin",

@@ -10,7 +10,7 @@ from allocator.events import EventLog
 from allocator.node import Node, Pin, Place
 from allocator.pins import Pins
 from allocator.planning import Planning
-from allocator.plans import Evicted, Hit, Stored, StorePlan, UncachedRun
+from allocator.plans import Event, Hit, StorePlan, UncachedRun
 from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
 from allocator.room import Room
@@ -45,6 +45,7 @@ class CpuOffloadingBlockAllocator:
         bag_slots: int = 0,
         policy: EvictionPolicy[Any] | None = None,
         record_events: bool = False,
+        bag_reach: int = 1,
     ) -> None:
         """Make an empty pool.
 
@@ -55,7 +56,8 @@ class CpuOffloadingBlockAllocator:
             bag_slots: most slots that a bag has; none for models without windows or states.
             policy: ranks leaves; LRU by default. It must be fresh and is the allocator's alone. Hints of
                 requests are heeded by a ``HintedPolicy``.
-            record_events: keep ``Stored`` and ``Evicted`` events for ``take_events``.
+            record_events: keep events of positions and bags for ``take_events``.
+            bag_reach: positions before a checkpoint whose hashes ``BagStored`` has.
 
         Raises:
             CapacityError: a capacity too small for a position and a bag, or neither columns nor bags.
@@ -65,7 +67,7 @@ class CpuOffloadingBlockAllocator:
         self._bag_slots = bag_slots
         self._tree = PrefixTree(columns, has_checkpoints=bag_slots > 0)
         self._policy: EvictionPolicy[Node] = LruPolicy() if policy is None else policy
-        self._log = EventLog(record_events)
+        self._log = EventLog(record_events, self._tree, bag_reach)
         self._ranking = Ranking(self._tree, self._policy, self._log)
         self._uncached = UncachedBlocks()
         self._stores = StorePlans(self._tree, self._ranking, self._pool)
@@ -262,8 +264,7 @@ class CpuOffloadingBlockAllocator:
             StalePlanError: the plan was ended before.
         """
         settled = self._stores.commit(plan)
-        for each in settled or ():
-            self._log.record(Stored(each.hashes, each.parent_hash))
+        self._log.settled(settled or ())
         if self._ranking.loose:
             self._room.trim_loose()
         return settled is not None
@@ -286,11 +287,9 @@ class CpuOffloadingBlockAllocator:
             StalePlanError: the plan was ended before.
         """
         node = self._stores.abandon(plan)
-        if node is None:
-            return
-        if plan.hashes:
+        if node is not None and plan.hashes:
             self._cut(Place(node, plan.start))
-        else:
+        elif node is not None:
             self._room.remove_bag(node, plan.stop, BagState.FILLING)
 
     def evict(self, num_slots: int) -> int:
@@ -349,7 +348,7 @@ class CpuOffloadingBlockAllocator:
         self._work_left = self._room.take_away(self._step_work)
         return had_dead
 
-    def take_events(self) -> list[Stored | Evicted]:
+    def take_events(self) -> list[Event]:
         """Events since the last call, oldest first.
 
         What a cut takes away is listed as its slots are given back, and what came after it comes after that.

@@ -1,9 +1,12 @@
 """What became resident and what left, in order, until somebody asks."""
 
 from collections import deque
+from collections.abc import Sequence
 
-from allocator.node import Removed
-from allocator.plans import Evicted, Stored
+from allocator.bags import BagState, Checkpoint
+from allocator.node import Node, Place, Removed
+from allocator.plans import BagEvicted, BagStored, Event, Evicted, Stored, StorePlan
+from allocator.prefix_tree import PrefixTree
 
 
 class EventLog:
@@ -11,24 +14,49 @@ class EventLog:
 
     A cut may take away hundreds of thousands of segments, and a step no more than so many of them. Each is
     listed when it is taken away. What happens after a cut may be about the same positions. So it waits until
-    the cut is listed whole.
+    the cut is listed whole. A bag is listed after the positions before it become resident, and leaves before
+    they do.
     """
 
-    def __init__(self, is_on: bool) -> None:
-        """Nothing has happened; nothing is kept unless ``is_on``."""
+    def __init__(self, is_on: bool, tree: PrefixTree, bag_reach: int = 1) -> None:
+        """Nothing has happened; nothing is kept unless ``is_on``.
+
+        ``bag_reach``: positions before a checkpoint whose hashes ``BagStored`` has.
+        """
         self.is_on = is_on
-        self._events: list[Stored | Evicted] = []
-        self._after_cuts: deque[list[Stored | Evicted]] = deque()  # what came after each that is not listed
+        self._tree = tree
+        self._bag_reach = bag_reach
+        self._events: list[Event] = []
+        self._after_cuts: deque[list[Event]] = deque()  # what came after each that is not listed
 
     @property
     def is_listing(self) -> bool:
         """Whether something was cut off that is yet to be listed."""
         return bool(self._after_cuts)
 
-    def record(self, event: Stored | Evicted) -> None:
-        """Something became resident, or left."""
-        if self.is_on and event.hashes:
-            (self._after_cuts[-1] if self._after_cuts else self._events).append(event)
+    def record(self, event: Event) -> None:
+        """It happened now; events are on."""
+        (self._after_cuts[-1] if self._after_cuts else self._events).append(event)
+
+    def settled(self, plans: Sequence[StorePlan]) -> None:
+        """Their positions became resident, and their bags complete. For each O(log n), O(bag reach)."""
+        for plan in plans if self.is_on else ():
+            if plan.hashes:
+                self.record(Stored(plan.hashes, plan.parent_hash))
+            if plan.bag is not None:
+                self.record(BagStored(plan.stop, self._hashes_of_bag(plan)))
+
+    def evicted(self, removed: Removed) -> None:
+        """These left, all of them resident, and their bags with them."""
+        if self.is_on and len(removed.slots):
+            for event in _of_bags(removed):
+                self.record(event)
+            self.record(Evicted(removed.hashes))
+
+    def bag_removed(self, node: Node, checkpoint: Checkpoint) -> None:
+        """A bag of ``node`` leaves alone."""
+        if self.is_on and checkpoint.state is BagState.COMPLETE:
+            self.record(BagEvicted(node.hash_at(checkpoint.depth - 1 - node.start)))
 
     def begin_cut(self) -> None:
         """Something was cut off."""
@@ -39,6 +67,7 @@ class EventLog:
         """``removed`` is of the first of ``num_cuts`` cuts that are yet to be taken away."""
         self.end_cuts(num_cuts)
         if self.is_on and removed.resident:
+            self._events += _of_bags(removed)
             self._events.append(Evicted(removed.resident_hashes))
 
     def end_cuts(self, num_left: int) -> None:
@@ -46,7 +75,7 @@ class EventLog:
         while len(self._after_cuts) > num_left:
             self._events += self._after_cuts.popleft()
 
-    def take(self) -> list[Stored | Evicted]:
+    def take(self) -> list[Event]:
         """Events since the last call, but those that wait for a cut."""
         if not self._events:
             return []
@@ -59,3 +88,20 @@ class EventLog:
         assert num_listed == num_cuts or not self.is_on, (
             f"{num_listed} cuts are yet to be listed, {num_cuts} to be taken away"
         )
+
+    # Private
+
+    def _hashes_of_bag(self, plan: StorePlan) -> list[bytes]:
+        last = self._tree.node_at(plan.hashes, plan.start, plan.stop - 1, plan.lead)
+        assert last is not None, f"store plan {plan.plan_id} is resident but not in the tree"
+        return self._tree.hashes_before(Place(last, plan.stop), self._bag_reach)
+
+
+def _of_bags(removed: Removed) -> list[Event]:
+    """The complete bags that left with these positions."""
+    hashes = removed.hashes
+    return [
+        BagEvicted(hashes[each.depth - 1 - removed.start])
+        for each in removed.bags or ()
+        if each.state is BagState.COMPLETE
+    ]

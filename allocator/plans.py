@@ -83,3 +83,24 @@ class Evicted(NamedTuple):
     """Event: positions are no longer resident, by eviction, failure or reset."""
 
     hashes: Sequence[bytes]
+
+
+class BagStored(NamedTuple):
+    """Event: the bag of a checkpoint is complete.
+
+    Attributes:
+        depth: of the checkpoint, in positions.
+        hashes: of the last positions before it, as many as the allocator was told to name.
+    """
+
+    depth: int
+    hashes: list[bytes]
+
+
+class BagEvicted(NamedTuple):
+    """Event: the bag of the checkpoint right behind the position with that hash is no longer there."""
+
+    prefix_hash: bytes
+
+
+Event = Stored | Evicted | BagStored | BagEvicted

@@ -130,6 +130,15 @@ class PrefixTree:
         parts.reverse()
         return np.concatenate(parts) if parts else np.empty((0, self.columns), dtype=np.int64)
 
+    def hashes_before(self, place: Place, num_positions: int) -> list[bytes]:
+        """Those of up to so many positions right before ``place.depth``, in chain order. O(segments)."""
+        hashes: list[bytes] = []
+        (node, stop), start = place, max(0, place.depth - num_positions)
+        while stop > start and node.parent is not None:
+            hashes[:0] = node.hashes_of(range(max(start - node.start, 0), stop - node.start))
+            node, stop = node.parent, node.start
+        return hashes
+
     def nodes(self) -> Iterator[Node]:
         """Every node but the root that is not dead, parents before children."""
         return self._table.below(self.root)

@@ -95,9 +95,11 @@ class Ranking(Caller[Node]):
         self._policy.leave(node)
         self._policy.resized(node)
 
-    def remove_bag(self, checkpoint: Checkpoint) -> None:
-        """Take a bag out of the tree, and nothing else."""
-        self._policy.resized(self._tree.checkpoints.remove(checkpoint))
+    def remove_bag(self, checkpoint: Checkpoint) -> Node:
+        """Take a bag out of the tree, and nothing else. Returns the node that had it."""
+        node = self._tree.checkpoints.remove(checkpoint)
+        self._policy.resized(node)
+        return node
 
     def evict(
         self,

@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from allocator.bags import BagState
+from allocator.bags import BagState, Checkpoint
 from allocator.events import EventLog
 from allocator.giving_back import give_back, give_back_bag
 from allocator.node import Node, Place, Removed
-from allocator.plans import Evicted
 from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
 from allocator.slot_pool import SlotPool, SlotState, flat
@@ -112,8 +111,7 @@ class Room:
         """The bag at ``depth`` leaves the pool, if it is in that state."""
         checkpoint = None if node.bags is None else node.bags.at(depth)
         if checkpoint is not None and checkpoint.state is state:
-            self._ranking.remove_bag(checkpoint)
-            give_back_bag(self._pool, checkpoint, node.pins)
+            self._give_bag(checkpoint)
             self._ranking.refresh(node)
             self.trim_loose()
 
@@ -135,11 +133,11 @@ class Room:
         return True
 
     def _give(self, removed: Removed) -> None:
+        self._log.evicted(removed)
         self.num_evicted += len(removed.slots)
         self._pool.move(flat(removed.slots), SlotState.RESIDENT, SlotState.FREE)
         for checkpoint in removed.bags or ():
             give_back_bag(self._pool, checkpoint)
-        self._log.record(Evicted(removed.hashes))
 
     def _thin_if_many(self) -> bool:
         return self._pool.num_in(SlotState.BAGGED) > self._most_bagged and self._thin()
@@ -149,7 +147,11 @@ class Room:
         checkpoint = self._tree.checkpoints.oldest()
         if checkpoint is None:
             return False
-        self._ranking.remove_bag(checkpoint)
-        give_back_bag(self._pool, checkpoint)
+        self._give_bag(checkpoint)
         self.num_thinned += 1
         return True
+
+    def _give_bag(self, checkpoint: Checkpoint) -> None:
+        node = self._ranking.remove_bag(checkpoint)
+        self._log.bag_removed(node, checkpoint)
+        give_back_bag(self._pool, checkpoint, node.pins)

@@ -193,9 +193,12 @@ def _row(
 
 def _storm(size: int) -> list[dict[str, Any]]:
     """KV events of a pool that is emptied, as one chain and as chains of one block."""
+    from offload.scheduler.groups import Group, Kind
+    from offload.vllm.groups import EventGroup
     from offload.vllm.kv_events import KvEventStream
 
     hashes = fresh_hashes(random.Random(0), size)
+    group = EventGroup(0, "full_attention", None, Group(Kind.FULL, _BLOCK))
 
     def convert() -> None:
         for each in hashes:
@@ -206,7 +209,7 @@ def _storm(size: int) -> list[dict[str, Any]]:
         ("one chain", [Evicted(hashes)]),
         ("chains of one block", [Evicted([each]) for each in hashes]),
     ):
-        stream, steps = KvEventStream(_BLOCK), []
+        stream, steps = KvEventStream([group], _BLOCK), []
         with frozen_heap():
             while news or stream.is_behind:
                 steps.append(processor_seconds(partial(stream.take, news)))

@@ -84,6 +84,7 @@ class Groups:
         least: blocks of the smallest store: a position, and its bag if there are any.
         has_bags: whether some groups are no prefix groups, so that a request can go on at checkpoints only.
         has_states: whether some keep states, which stand at the end of a step only.
+        reach: positions that a bag has blocks of, at most.
         spacing: positions between checkpoints at which bags take half as much room as the prefix.
     """
 
@@ -102,6 +103,8 @@ class Groups:
         self.bag_slots = sum(group.most for _, group in self._others)
         self.least = self.columns + self.bag_slots
         self.has_states = any(group.kind is Kind.STATE for group in groups)
+        reaches = (-(-group.most * group.block_size // position_tokens) for _, group in self._others)
+        self.reach = max(reaches, default=0)
         self.spacing = -(-2 * self.bag_slots // max(self.columns, 1))
 
     @property

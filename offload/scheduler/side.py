@@ -77,6 +77,7 @@ class SchedulerSide:
             bag_slots=engine.groups.bag_slots,
             policy=HintedPolicy(policy, int(num_slots * config.hinted_share), clock),
             record_events=record_events,
+            bag_reach=engine.groups.reach + 1,  # events tell what comes before the first block, too
         )
         self.ledger = JobLedger(num_ranks)
         self.metrics = Metrics()

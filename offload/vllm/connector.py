@@ -34,7 +34,7 @@ from offload.scheduler.side import SchedulerSide
 from offload.vllm.copy_paths import make_copier
 from offload.vllm.engine import VllmEngine, drafts_of
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
-from offload.vllm.groups import groups_of
+from offload.vllm.groups import event_groups, groups_of
 from offload.vllm.kv_events import KvEventStream
 from offload.vllm.places import PLACES
 from offload.vllm.regions import VllmCache
@@ -362,8 +362,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def _make_scheduler_side(self, size: PoolSize) -> SchedulerSide:
         events = self._vllm_config.kv_events_config
-        self._events = KvEventStream(self._block_size)
         manager = self._kv_cache_manager
+        self._events = KvEventStream(event_groups(self._vllm_config, manager), self._block_size)
         engine = VllmEngine(
             manager, drafts_of(self._vllm_config, manager), groups_of(self._vllm_config, manager)
         )

@@ -1,7 +1,7 @@
 """vLLM's cache groups as ``offload.scheduler.groups``."""
 
 from math import lcm
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import (
@@ -81,15 +81,37 @@ def cached_groups(kv_cache_config: KVCacheConfig) -> list[int]:
     ]
 
 
+class EventGroup(NamedTuple):
+    """A group as KV events tell of it.
+
+    Attributes:
+        group_id: vLLM's.
+        kind: in vLLM's words.
+        window: tokens of a sliding window; None where the kind has none.
+        group: what it needs.
+    """
+
+    group_id: int
+    kind: str
+    window: int | None
+    group: Group
+
+
 def groups_of(vllm_config: VllmConfig, kv_cache_manager: "KVCacheManager") -> Groups:
     """The groups that ``cached_groups`` lists, with sizes as the scheduler counts them."""
-    coordinator = kv_cache_manager.coordinator
-    managers = coordinator.single_type_managers
+    groups = [each.group for each in event_groups(vllm_config, kv_cache_manager)]
+    return Groups(groups, kv_cache_manager.coordinator.scheduler_block_size)
+
+
+def event_groups(vllm_config: VllmConfig, kv_cache_manager: "KVCacheManager") -> list[EventGroup]:
+    """The same, with what vLLM's own events say of them."""
+    managers = kv_cache_manager.coordinator.single_type_managers
     writes_late = getattr(vllm_config.cache_config, "use_replayssm", False)
-    groups = [
-        _group(managers[index], writes_late) for index in cached_groups(kv_cache_manager.kv_cache_config)
-    ]
-    return Groups(groups, coordinator.scheduler_block_size)
+    groups = []
+    for index in cached_groups(kv_cache_manager.kv_cache_config):
+        kind, window = kv_cache_manager.kv_cache_event_metadata[index]
+        groups.append(EventGroup(index, kind, window, _group(managers[index], writes_late)))
+    return groups
 
 
 def _group(manager: "SingleTypeKVCacheManager", writes_late: bool) -> Group:

@@ -1,35 +1,108 @@
 """KV events as vLLM publishes them, so many in a step and no more."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 from vllm import envs
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
-from allocator import Evicted, Stored
+from allocator import BagEvicted, BagStored, Event, Evicted, Stored
+from offload.scheduler.groups import Kind
+from offload.vllm.groups import EventGroup
 
 MAX_HASHES = 1 << 14
-"""Prefix hashes published in one step. The next step goes on with the rest."""
+"""Prefix hashes published in one step, but for the rest of a bag. The next step goes on with the others."""
 
 _EVENT_COST = 32  # an event of its own costs as much as so many hashes
 _INT_BYTES = 8
 _MEDIUM = "CPU"
+_OF_BAGS = (BagStored, BagEvicted)
+
+
+class _Part(NamedTuple):
+    """Hashes of one chain that groups have, or have no longer."""
+
+    groups: Sequence[EventGroup]
+    block_size: int
+    hashes: Sequence[bytes]
+    is_stored: bool
+    parent: bytes | None = None
+
+
+class _BagBlocks:
+    """Blocks that bags have of groups that need the same: several bags may have the same block."""
+
+    def __init__(self, groups: Sequence[EventGroup], position_tokens: int) -> None:
+        self.groups = groups
+        self._group = groups[0].group
+        self._position_tokens = position_tokens
+        self._num_bags = Counter[bytes]()
+
+    def add(self, bag: BagStored) -> list[_Part]:
+        """The blocks that no other bag has, in runs: bags of forks have any that come before a fork."""
+        hashes = self._hashes(bag)
+        parts = []
+        before = len(bag.hashes) - len(hashes) - 1
+        parent = bag.hashes[before] if before >= 0 else None
+        for is_known, run in groupby(hashes, key=self._num_bags.__contains__):
+            blocks = list(run)
+            if not is_known:
+                parts.append(_Part(self.groups, self._group.block_size, blocks, True, parent))
+            parent = blocks[-1]
+        self._num_bags.update(hashes)
+        return parts
+
+    def remove(self, bag: BagStored) -> list[_Part]:
+        """The blocks that no bag has any more."""
+        hashes = self._hashes(bag)
+        gone = [each for each in hashes if self._num_bags[each] == 1]
+        self._num_bags.subtract(hashes)
+        for each in gone:
+            del self._num_bags[each]
+        return [_Part(self.groups, self._group.block_size, gone, False)] if gone else []
+
+    def check_invariants(self, bags: Iterable[BagStored]) -> None:
+        """``bags`` are all there are."""
+        counts = Counter(each for bag in bags for each in self._hashes(bag))
+        assert counts == self._num_bags, f"{self._num_bags} counted, not {counts}"
+        assert 0 not in self._num_bags.values(), f"counted though no bag has it: {self._num_bags}"
+
+    def _hashes(self, bag: BagStored) -> list[bytes]:
+        """Of its blocks that end where a position ends: others have no hash that is known here."""
+        needed = self._group.needed(bag.depth * self._position_tokens)
+        first = needed.start * self._group.block_size // self._position_tokens
+        num = bag.depth - first
+        assert num <= len(bag.hashes), f"{num} blocks of a bag have a name, {len(bag.hashes)} were told"
+        return bag.hashes[len(bag.hashes) - num :]
 
 
 class KvEventStream:
     """Turns the allocator's events into vLLM's, in their order.
 
-    A storm of them, such as a reset of a large pool, is spread over steps: an engine step waits until its
-    hashes are converted. Removals that follow each other are one event.
+    They name the group, as those of the GPU's cache do, and its kind and window. ``block_size`` tokens up to
+    a hash are there. With full attention that is a position, though blocks of the group may be smaller.
+    With windows and states it is a block. Of several in a position the last one is published: hashes of the
+    others are not known here. What several bags have is published once, and removed with the last of them.
+
+    A storm of events, such as a reset of a large pool, is spread over steps: an engine step waits until its
+    hashes are converted. Removals that follow each other are one event for each group.
     """
 
-    def __init__(self, block_size: int) -> None:
-        """``block_size`` in tokens."""
-        self._block_size = block_size
-        self._waiting: deque[Stored | Evicted] = deque()
+    def __init__(self, groups: Sequence[EventGroup], position_tokens: int) -> None:
+        """``position_tokens``: tokens of a chain position, a multiple of the groups' blocks."""
+        self._prefix_groups = [each for each in groups if each.group.kind is Kind.FULL]
+        self._position_tokens = position_tokens
+        others = [each for each in groups if each.group.kind is not Kind.FULL]
+        self._of_bags = [
+            _BagBlocks([each for each in others if each.group == alike], position_tokens)
+            for alike in dict.fromkeys(each.group for each in others)
+        ]
+        self._bags: dict[bytes, BagStored] = {}  # by the last of their hashes
+        self._waiting: deque[Event] = deque()
         self._begun = 0  # hashes of the first waiting event that are published
 
     @property
@@ -37,7 +110,7 @@ class KvEventStream:
         """Whether there is more to publish than one step took."""
         return bool(self._waiting)
 
-    def take(self, news: Iterable[Stored | Evicted]) -> list[KVCacheEvent]:
+    def take(self, news: Iterable[Event]) -> list[KVCacheEvent]:
         """What to publish now, after ``news``. O(news + MAX_HASHES)."""
         self._waiting.extend(news)
         events: list[KVCacheEvent] = []
@@ -45,51 +118,87 @@ class KvEventStream:
             return events
         parts = self._next_parts()
         hashes = _converted([each for part in parts for each in part.hashes])
+        removals: dict[int, BlockRemoved] = {}  # since the last store, by group
         at = 0
         for part in parts:
             stop = at + len(part.hashes)
-            if isinstance(part, Stored):
-                events.append(self._stored(hashes[at:stop], part.parent_hash))
-            elif events and isinstance(events[-1], BlockRemoved):
-                events[-1].block_hashes.extend(hashes[at:stop])
-            else:
-                events.append(BlockRemoved(block_hashes=hashes[at:stop], medium=_MEDIUM))
+            for group in part.groups:
+                if part.is_stored:
+                    removals.clear()
+                    events.append(_stored(group, part, hashes[at:stop]))
+                elif group.group_id in removals:
+                    removals[group.group_id].block_hashes.extend(hashes[at:stop])
+                else:
+                    removals[group.group_id] = _removed(group, hashes[at:stop])
+                    events.append(removals[group.group_id])
             at = stop
         return events
 
     def check_invariants(self) -> None:
         """Only the first waiting event may be published in part, and none is published whole."""
-        first = len(self._waiting[0].hashes) if self._waiting else 0
+        event = self._waiting[0] if self._waiting else None
+        first = 0 if event is None or isinstance(event, _OF_BAGS) else len(event.hashes)
         assert 0 <= self._begun < max(first, 1), f"{self._begun} of {first} hashes are published"
+        for blocks in self._of_bags:
+            blocks.check_invariants(self._bags.values())
 
-    def _next_parts(self) -> list[Stored | Evicted]:
+    def _next_parts(self) -> list[_Part]:
         """Take what one step publishes from what waits."""
-        parts: list[Stored | Evicted] = []
+        parts: list[_Part] = []
         room = MAX_HASHES
+        num_groups = len(self._prefix_groups)
         while self._waiting and room > 0:
-            event, begun = self._waiting[0], self._begun
-            hashes = event.hashes[begun : begun + room]
-            if isinstance(event, Evicted):
-                parts.append(Evicted(hashes))
+            event = self._waiting[0]
+            if isinstance(event, _OF_BAGS):
+                bag, of_bag = self._of_bag(event)
+                parts += of_bag
+                room -= (len(bag.hashes) + _EVENT_COST) * len(self._of_bags)
+                room -= sum((len(part.hashes) + _EVENT_COST) * len(part.groups) for part in of_bag)
+            elif num_groups:
+                parts.append(self._of_positions(event, room // num_groups or 1))
+                room -= (len(parts[-1].hashes) + _EVENT_COST) * num_groups
             else:
-                parts.append(Stored(list(hashes), event.hashes[begun - 1] if begun else event.parent_hash))
-            room -= len(hashes) + _EVENT_COST
-            self._begun = begun + len(hashes)
-            if self._begun == len(event.hashes):
+                room -= 1
+            if not self._begun:
                 self._waiting.popleft()
-                self._begun = 0
         return parts
 
-    def _stored(self, hashes: list[Any], parent: bytes | None) -> BlockStored:
-        return BlockStored(
-            block_hashes=hashes,
-            parent_block_hash=None if parent is None else maybe_convert_block_hash(BlockHash(parent)),
-            token_ids=[],
-            block_size=self._block_size,
-            lora_id=None,
-            medium=_MEDIUM,
-            lora_name=None,
-        )
+    def _of_positions(self, event: Stored | Evicted, room: int) -> _Part:
+        """What comes next of ``event``, up to so many hashes; ``_begun`` is 0 after the last of them."""
+        begun = self._begun
+        hashes = event.hashes[begun : begun + room]
+        self._begun = begun + room if begun + room < len(event.hashes) else 0
+        if isinstance(event, Evicted):
+            return _Part(self._prefix_groups, self._position_tokens, hashes, False)
+        parent = event.hashes[begun - 1] if begun else event.parent_hash
+        return _Part(self._prefix_groups, self._position_tokens, hashes, True, parent)
+
+    def _of_bag(self, event: BagStored | BagEvicted) -> tuple[BagStored, list[_Part]]:
+        """The bag, and what to publish of it."""
+        if isinstance(event, BagStored):
+            self._bags[event.hashes[-1]] = event
+            return event, [part for blocks in self._of_bags for part in blocks.add(event)]
+        bag = self._bags.pop(event.prefix_hash)
+        return bag, [part for blocks in self._of_bags for part in blocks.remove(bag)]
+
+
+def _stored(group: EventGroup, part: _Part, hashes: list[Any]) -> BlockStored:
+    return BlockStored(
+        block_hashes=hashes,
+        parent_block_hash=None if part.parent is None else maybe_convert_block_hash(BlockHash(part.parent)),
+        token_ids=[],
+        block_size=part.block_size,
+        lora_id=None,
+        medium=_MEDIUM,
+        lora_name=None,
+        group_idx=group.group_id,
+        kv_cache_spec_kind=group.kind,
+        kv_cache_spec_sliding_window=group.window,
+    )
+
+
+def _removed(group: EventGroup, hashes: list[Any]) -> BlockRemoved:
+    return BlockRemoved(block_hashes=hashes, medium=_MEDIUM, group_idx=group.group_id)
 
 
 def _converted(hashes: Sequence[bytes]) -> list[Any]:

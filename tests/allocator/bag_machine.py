@@ -152,6 +152,14 @@ class BagMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         self.pair.reset()
 
+    def teardown(self) -> None:
+        """What waits for a cut is listed in the end."""
+        if hasattr(self, "pair"):
+            self.pair.allocator._step_work = 1 << 16
+            while self.pair.has_carried:
+                self.pair.tidy()
+            self.pair.check()
+
     # Helpers
 
     def _end_again(self, plan: StorePlan) -> None:

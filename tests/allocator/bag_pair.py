@@ -6,12 +6,15 @@ Who leaves is read from the allocator's events, and from the bags that are left.
 from collections.abc import Collection
 from typing import Any
 
-from allocator import CpuOffloadingBlockAllocator, Pin, StorePlan
+from allocator import BagEvicted, BagStored, CpuOffloadingBlockAllocator, Event, Evicted, Pin, StorePlan
 from allocator.bags import BagState
 from evictor import EvictionPolicy
 from tests.allocator.bag_models import BagModel, BagPinModel, CheckpointModel
 from tests.allocator.pair import Pair
 from tests.models import Position
+
+BAG_REACH = 3
+"""Hashes that an event of a bag has."""
 
 
 class BagPair(Pair):
@@ -29,11 +32,17 @@ class BagPair(Pair):
     ) -> None:
         super().__init__(capacity, 1, None, stride)
         self.allocator = CpuOffloadingBlockAllocator(
-            capacity, columns=columns, bag_slots=bag_slots, policy=policy, record_events=True
+            capacity,
+            columns=columns,
+            bag_slots=bag_slots,
+            policy=policy,
+            record_events=True,
+            bag_reach=BAG_REACH,
         )
         self.allocator._tree._index.stride = stride
         self.model = CheckpointModel(capacity, columns)
         self._num_thinned = 0
+        self._replayed_bags: set[bytes] = set()
 
     # Stores
 
@@ -170,6 +179,8 @@ class BagPair(Pair):
         assert allocator.num_evicted == self._num_evicted
         assert _slots_in_all(allocator) == allocator.capacity
         self._check_events()
+        if not self.has_carried:
+            assert self._replayed_bags == _hashes(self._complete())
         assert self._bags_of_allocator() == {each: set(bag.slots) for each, bag in self._complete().items()}
         for leaf in model.tree.leaves():
             self.lookup([position.prefix_hash for position in leaf.path])
@@ -191,6 +202,7 @@ class BagPair(Pair):
         for event in self.allocator.take_events():
             if not self._is_eviction(event):
                 continue
+            assert isinstance(event, Evicted)
             hashes = list(event.hashes)
             last = self.model.tree.positions[hashes[-1]]
             is_loose = not self.model.is_servable(last)
@@ -205,6 +217,29 @@ class BagPair(Pair):
                 self._replayed.remove(prefix_hash)
                 self._num_evicted += 1
         self._follow_thinning(was_short)
+
+    def _is_eviction(self, event: Event) -> bool:
+        if isinstance(event, BagStored):
+            self._replay_stored_bag(event)
+            return False
+        if isinstance(event, BagEvicted):
+            assert event.prefix_hash in self._replayed, "a bag leaves after the positions before it"
+            self._replayed_bags.remove(event.prefix_hash)
+            return False
+        assert not isinstance(event, Evicted) or self._replayed_bags.isdisjoint(event.hashes), (
+            "positions leave before the bag behind them"
+        )
+        return super()._is_eviction(event)
+
+    def _replay_stored_bag(self, event: BagStored) -> None:
+        name = event.hashes[-1]
+        assert self._replayed.issuperset(event.hashes), "a bag comes before the positions before it"
+        assert name not in self._replayed_bags
+        self._replayed_bags.add(name)
+        assert len(event.hashes) == min(event.depth, BAG_REACH)
+        if (position := self.model.tree.positions.get(name)) is not None:
+            path = [each.prefix_hash for each in position.path]
+            assert (event.depth, event.hashes) == (len(path), path[-BAG_REACH:])
 
     def _follow_thinning(self, was_short: bool) -> None:
         left = self._bags_of_allocator()

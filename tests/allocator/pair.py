@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
-from allocator import CpuOffloadingBlockAllocator, Evicted, Pin, Stored, StorePlan
+from allocator import CpuOffloadingBlockAllocator, Event, Evicted, Pin, Stored, StorePlan
 from evictor import EvictionPolicy, LruPolicy
 from tests.models import AllocatorModel, PinModel, Position
 
@@ -202,6 +202,7 @@ class Pair:
         for event in self.allocator.take_events():
             if not self._is_eviction(event):
                 continue
+            assert isinstance(event, Evicted)
             for prefix_hash in reversed(event.hashes):
                 enough = num_slots + self.allocator._room.slack * self.allocator.columns
                 assert len(self.model.free) < enough, "evicted without need"
@@ -219,8 +220,9 @@ class Pair:
         for event in self.allocator.take_events():
             assert not self._is_eviction(event), f"{event} without need"
 
-    def _is_eviction(self, event: Stored | Evicted) -> bool:
+    def _is_eviction(self, event: Event) -> bool:
         """Replay what became resident, or was cut off. Returns whether it is neither, and so an eviction."""
+        assert isinstance(event, Stored | Evicted), f"{event} of a model without bags"
         hashes = list(event.hashes)
         assert hashes and len(set(hashes)) == len(hashes)
         if isinstance(event, Stored):

@@ -1,4 +1,4 @@
-"""KV events: every hash once, in order, converted as vLLM does it, so many in a step."""
+"""KV events: every hash once for each group that has it, in order, so many in a step."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,14 @@ from vllm import envs
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
-from allocator import Evicted, Stored
+from allocator import Event, Evicted, Stored
+from offload.scheduler.groups import Group, Kind
 from offload.vllm import kv_events
+from offload.vllm.groups import EventGroup
 from offload.vllm.kv_events import KvEventStream
 
 BLOCK = 16
+PLAIN = [EventGroup(0, "full_attention", None, Group(Kind.FULL, BLOCK))]
 
 
 @pytest.fixture(params=[True, False], ids=["numbers", "bytes"])
@@ -30,7 +33,7 @@ def converted(each: bytes | None) -> Any:
     return None if each is None else maybe_convert_block_hash(BlockHash(each))
 
 
-def drained(stream: KvEventStream, news: Sequence[Stored | Evicted]) -> Iterator[list[KVCacheEvent]]:
+def drained(stream: KvEventStream, news: Sequence[Event]) -> Iterator[list[KVCacheEvent]]:
     """What each step publishes until nothing is left."""
     yield stream.take(news)
     stream.check_invariants()
@@ -43,12 +46,14 @@ def changes_of(events: Sequence[Any]) -> list[tuple[str, Any, Any]]:
     """Hash by hash: what happened to it, and the hash before it if it was stored."""
     changes = []
     for event in events:
-        assert event.medium == "CPU"
+        assert (event.medium, event.group_idx) == ("CPU", 0)
         if isinstance(event, BlockRemoved):
             changes += [("removed", each, None) for each in event.block_hashes]
         else:
             assert isinstance(event, BlockStored)
-            assert event.block_size == BLOCK
+            assert (event.block_size, event.token_ids) == (BLOCK, [])
+            assert event.kv_cache_spec_kind == "full_attention"
+            assert event.kv_cache_spec_sliding_window is None
             parents = [event.parent_block_hash, *event.block_hashes]
             changes += [
                 ("stored", each, parent) for each, parent in zip(event.block_hashes, parents, strict=False)
@@ -74,7 +79,7 @@ def expected_of(news: Sequence[Stored | Evicted]) -> list[tuple[str, Any, Any]]:
 def test_hashes_are_those_that_vllm_publishes(size: int, as_numbers: bool) -> None:
     assert isinstance(converted(b"some hash"), int if as_numbers else bytes)
     news = [Stored(hashes(3, 0, size), None), Evicted(hashes(2, 1, size)), Stored(hashes(1, 9, size), b"x")]
-    assert changes_of(KvEventStream(BLOCK).take(news)) == expected_of(news)
+    assert changes_of(KvEventStream(PLAIN, BLOCK).take(news)) == expected_of(news)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -88,7 +93,7 @@ def test_a_storm_is_spread_over_steps_in_order(
         some = hashes(rng.choice([1, 1, 2, 40, 50, 51, 130]), 1000 * index)
         parent = rng.choice([None, b"parent %025d" % index])
         news.append(rng.choice([Stored(some, parent), Evicted(some)]))
-    steps = list(drained(KvEventStream(BLOCK), news))
+    steps = list(drained(KvEventStream(PLAIN, BLOCK), news))
     assert changes_of([event for step in steps for event in step]) == expected_of(news)
     for step in steps:
         assert sum(len(event.block_hashes) for event in step) <= 50  # type: ignore[attr-defined]
@@ -97,7 +102,7 @@ def test_a_storm_is_spread_over_steps_in_order(
 
 def test_what_comes_meanwhile_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_events, "MAX_HASHES", 50)
-    stream = KvEventStream(BLOCK)
+    stream = KvEventStream(PLAIN, BLOCK)
     first, second = Evicted(hashes(80)), Stored(hashes(10, 100), None)
     events = [*stream.take([first]), *(event for step in drained(stream, [second]) for event in step)]
     assert changes_of(events) == expected_of([first, second])
@@ -105,12 +110,12 @@ def test_what_comes_meanwhile_comes_after(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_many_small_removals_are_one_event(as_numbers: bool) -> None:
     news = [Evicted(hashes(1, index)) for index in range(100)]
-    (event,) = KvEventStream(BLOCK).take(news)
+    (event,) = KvEventStream(PLAIN, BLOCK).take(news)
     assert isinstance(event, BlockRemoved)
     assert len(event.block_hashes) == 100
 
 
 def test_nothing_is_nothing() -> None:
-    stream = KvEventStream(BLOCK)
+    stream = KvEventStream(PLAIN, BLOCK)
     assert stream.take([]) == []
     assert not stream.is_behind
