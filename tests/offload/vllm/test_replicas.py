@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.core.kv_cache_utils import kv_cache_groups_tp_replicas
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -24,6 +23,11 @@ from vllm.v1.kv_cache_interface import (
 
 from offload.vllm.replicas import Shape, replica_shape
 from tests.strategies import thorough
+
+try:
+    from vllm.v1.core.kv_cache_planning import kv_cache_groups_tp_replicas  # since 0.33
+except ImportError:
+    from vllm.v1.core.kv_cache_utils import kv_cache_groups_tp_replicas
 
 Configure = Callable[..., VllmConfig]
 
