@@ -8,12 +8,16 @@ import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
 from allocator import CpuOffloadingBlockAllocator, room
+from allocator.bags import BagState, Checkpoint
 from allocator.node import Removed
+from allocator.room import Room
 from allocator.slot_pool import SlotPool, SlotState, flat
 from allocator.store_plans import StorePlans
 from offload.messages import WorkerReport
 from offload.scheduler import amounts
+from offload.scheduler.checkpoints import Candidate, Checkpoints
 from offload.scheduler.flow import Job
+from offload.scheduler.groups import HOLE, GpuBlocks, Groups, Kind
 from offload.scheduler.jobs import JobLedger
 from offload.scheduler.restore import LoadPart, Restore
 from offload.scheduler.restores import Restores
@@ -26,6 +30,7 @@ from offload.testing.virtual import VirtualSettings
 from offload.testing.virtual.groups import CELL_BYTES
 from offload.vllm import connector
 from offload.vllm.connector import CpuOffloadConnector
+from offload.vllm.engine import VllmEngine
 from offload.vllm.replicas import Shape
 from offload.worker.jobs import TransferJob
 from offload.worker.layout import BlockLayout, CopyBatch
@@ -33,6 +38,7 @@ from offload.worker.replicas import Share
 from offload.worker.seals import Seals
 from offload.worker.side import WorkerSide
 from offload.worker.transfer import TransferEngine
+from tests.mutants.edits import Edit
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,16 @@ def mutant_of_replicas(apply: Change) -> Change:
     """It is seen on ranks that hold the same KV, the sooner the more there are."""
     MUTANTS.append(Mutant(apply.__name__, apply, "replica", lambda settings: settings.num_ranks > 3))
     return apply
+
+
+def mutant_of_model(model: str) -> Callable[[Change], Change]:
+    """It is seen on engines of that hybrid model."""
+
+    def named(apply: Change) -> Change:
+        MUTANTS.append(Mutant(apply.__name__, apply, model))
+        return apply
+
+    return named
 
 
 def _has_stuck_copies(settings: VirtualSettings) -> bool:
@@ -576,3 +592,111 @@ def ranks_that_hold_other_heads_share_a_pool(patch: pytest.MonkeyPatch) -> None:
         return shape._replace(tensor=vllm_config.parallel_config.tensor_parallel_size)
 
     patch.setattr(connector, "replica_shape", all_of_a_stage)
+
+
+_TO_CHECKPOINT = "offload.scheduler.hits:Hits._tokens_to_checkpoint"
+
+
+@mutant_of_model("states")
+def all_tokens_of_a_request_are_offered(patch: pytest.MonkeyPatch) -> None:
+    """Its last one is computed once more, on a state that has it already."""
+    Edit(_TO_CHECKPOINT, "(request.num_tokens - 1) // size", "request.num_tokens // size").apply(patch)
+
+
+@mutant_of_model("window")
+def offers_end_within_a_position(patch: pytest.MonkeyPatch) -> None:
+    Edit(_TO_CHECKPOINT, "depth * size - num_local", "depth * size + size // 2 - num_local").apply(patch)
+
+
+@mutant_of_model("window")
+def blocks_of_a_bag_are_taken_in_order_of_the_list(patch: pytest.MonkeyPatch) -> None:
+    """And not by their positions: the first one loaded gets the first one stored."""
+    function = "offload.scheduler.hits:Hits.pairs"
+    Edit(function, "pin.bag[entries.start : entries.stop]", "pin.bag[: len(entries)]").apply(patch)
+
+
+@mutant_of_model("window")
+def a_checkpoint_outlives_its_bag(patch: pytest.MonkeyPatch) -> None:
+    """Its slots are another's, and it is still found."""
+
+    def give_bag(self: Room, checkpoint: Checkpoint) -> None:
+        self._tree.checkpoints._unfile(checkpoint)
+        if checkpoint.state is BagState.COMPLETE:
+            self._pool.move(checkpoint.slots, SlotState.BAGGED, SlotState.FREE)
+            checkpoint.slots = checkpoint.slots.copy()
+
+    patch.setattr(Room, "_give_bag", give_bag)
+
+
+@mutant_of_model("window")
+def bags_are_stored_one_step_late(patch: pytest.MonkeyPatch) -> None:
+    """When windows have gone on, and their blocks may be another's."""
+    take, bag = Checkpoints.take, Checkpoints._bag
+    last: dict[int, list[tuple[Any, Candidate, GpuBlocks]]] = {}
+    blocks_of: dict[tuple[int, str, int], GpuBlocks] = {}
+
+    def take_late(self: Checkpoints) -> list[tuple[Any, Candidate]]:
+        passing = last.get(id(self), [])
+        last[id(self)] = [(pending, each, bag(self, pending, each)) for pending, each in take(self)]
+        for pending, each, blocks in passing:
+            blocks_of[id(self), pending.request_id, each.depth] = blocks
+        return [(late, each) for late, each, _ in passing if any(self._engine.tables(late.request_id))]
+
+    def bag_of_then(self: Checkpoints, pending: Any, candidate: Candidate) -> GpuBlocks:
+        key = (id(self), pending.request_id, candidate.depth)
+        return blocks_of[key] if key in blocks_of else bag(self, pending, candidate)
+
+    patch.setattr(Checkpoints, "take", take_late)
+    patch.setattr(Checkpoints, "_bag", bag_of_then)
+
+
+@mutant_of_model("states")
+def a_state_is_stored_wherever_a_step_ends(patch: pytest.MonkeyPatch) -> None:
+    """Also within a position, as if it stood at its end."""
+    original = Groups.bag
+
+    def bag(self: Groups, tables: Sequence[GpuBlocks], depth: int, states: Any, **kwargs: Any) -> GpuBlocks:
+        last = [
+            [block for block in table if block.block_id != HOLE][-1:] if group.kind is Kind.STATE else table
+            for table, group in zip(tables, self._groups, strict=True)
+        ]
+        if all(group.kind is Kind.STATE for group in self._groups):
+            return [block for table in last for block in table]
+        return original(self, tables, depth, states, **kwargs)
+
+    Edit(
+        "offload.scheduler.checkpoints:candidates", "num_tokens in (tokens.start, tokens.stop)", "True"
+    ).apply(patch)
+    patch.setattr(Groups, "bag", bag)
+
+
+@mutant_of_model("mixed")
+def positions_have_the_hashes_of_smaller_blocks(patch: pytest.MonkeyPatch) -> None:
+    """Of the first blocks of a request, where there are more than one to a position."""
+    patch.setattr(VllmEngine, "chain", lambda self, request: request.block_hashes)
+
+
+@mutant_of_model("chunked")
+def a_chunk_is_taken_to_be_half_a_chunk(patch: pytest.MonkeyPatch) -> None:
+    function = "offload.scheduler.groups:Group.needed"
+    Edit(function, "num_tokens // self.span * self.span", "max(num_tokens - self.span // 2, 0)").apply(patch)
+
+
+@mutant_of_model("window")
+def windows_end_a_block_early(patch: pytest.MonkeyPatch) -> None:
+    function = "offload.scheduler.groups:Group.needed"
+    Edit(function, "num_tokens - self.span, 0", "num_tokens - self.span + self.block_size, 0").apply(patch)
+
+
+@mutant_of_model("window")
+def wrong_bags_stay_in_the_pool(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(CpuOffloadingBlockAllocator, "drop_bag", lambda self, chain, depth: None)
+
+
+@mutant_of_model("mamba")
+def bags_are_given_back_while_loads_read_them(patch: pytest.MonkeyPatch) -> None:
+    def give_back_bag(pool: SlotPool, checkpoint: Checkpoint, pins: Any = ()) -> None:
+        original(pool, checkpoint)
+
+    original = room.give_back_bag
+    patch.setattr(room, "give_back_bag", give_back_bag)
