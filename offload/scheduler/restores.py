@@ -161,8 +161,7 @@ class Restores:
         """That request is over: it waits for nothing, and nobody for it."""
         self._followed.pop(request.request_id, None)
         self._failed.discard(request.request_id)
-        self._waiting.finish(request.request_id)
-        self._landed.pop(request.request_id, None)
+        self.went_on(request.request_id)
         return []
 
     def went_on(self, request_id: str) -> None:

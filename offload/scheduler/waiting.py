@@ -44,17 +44,13 @@ class Waiting:
         self._num_needed += num_needed
 
     def went_on(self, request_id: str) -> bool:
-        """That request is admitted. Returns whether it waited."""
+        """That request is admitted, or over. Returns whether it waited."""
+        self._lets_pass.discard(request_id)
         waiter = self._waiters.pop(request_id, None) if self._waiters else None
         if waiter is None:
             return False
         self._num_needed -= waiter.num_needed
         return True
-
-    def finish(self, request_id: str) -> None:
-        """That request is over."""
-        self._lets_pass.discard(request_id)
-        self.went_on(request_id)
 
     def need(self, num_blocks: int) -> bool:
         """Whether a restore of so many GPU blocks would take what others need to go on."""
@@ -65,7 +61,7 @@ class Waiting:
 
     def must_let_pass(self, request: Request) -> bool:
         """Whether one whose restore has failed may lack GPU blocks that some who wait hold."""
-        self.finish(request.request_id)
+        self.went_on(request.request_id)  # its restore has ended
         num_tokens = request.num_tokens + self._groups.position_tokens  # drafts too
         is_short = self._engine.num_free < self._groups.most_blocks(num_tokens, num_tokens)
         waiters = self._waiters.values()

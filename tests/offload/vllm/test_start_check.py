@@ -145,7 +145,7 @@ BAD_ENGINES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 if current_platform.is_cpu():  # whose ranks need no devices
     BAD_ENGINES += [
-        ("llama", {"cpu_gib": TOO_SMALL * 2}, {"tensor_parallel_size": 2}),
+        ("llama", {"cpu_gib": TOO_SMALL}, {"tensor_parallel_size": 2}),  # one copy of its one head
         ("llama", {"cpu_gib": host_memory_bytes() / GIB * 0.6}, {"data_parallel_size": 2}),
         (
             "llama",
