@@ -90,6 +90,23 @@ AREAS = {
             "tests/offload/scheduler/test_side_machine.py",
         ],
     ),
+    "hybrid": Area(
+        [
+            "offload.scheduler.groups",
+            "offload.scheduler.checkpoints",
+            "offload.scheduler.hits",
+            "offload.scheduler.waiting",
+        ],
+        [
+            "tests/offload/scheduler/test_groups.py",
+            "tests/offload/scheduler/test_checkpoints.py",
+            "tests/offload/sizing/test_hybrids.py",
+            "tests/virtual/test_checkpoints.py",
+            "tests/virtual/test_short_of_blocks.py",
+            "tests/virtual/test_hybrid.py",
+            "tests/virtual/test_offers.py",
+        ],
+    ),
     "ledger": Area(["offload.scheduler.jobs"], ["tests/offload/scheduler/test_jobs_machine.py"]),
     "amounts": Area(["offload.scheduler.amounts"], ["tests/offload/scheduler/test_amounts.py"]),
     "hints": Area(
@@ -116,5 +133,6 @@ LEFT_OUT = {
     "test_a_long_history_leaves_nothing_behind",  # these take long
     "test_hits_are_those_of_the_policy_over_single_blocks",
     "test_the_share_holds_in_random_histories_of_a_pool",
+    "test_random_histories",
 }
 """Tests by name."""

@@ -27,6 +27,12 @@ _RESTORES = "offload.scheduler.restores:Restores"
 _TRANSFER = "offload.worker.transfer:TransferEngine"
 _SEALS = "offload.worker.seals:Seals"
 _REUSE = "offload.scheduler.answers:AnswerReuse"
+_GROUP = "offload.scheduler.groups:Group"
+_GROUPS = "offload.scheduler.groups:Groups"
+_CANDIDATES = "offload.scheduler.checkpoints:candidates"
+_PASSED = "offload.scheduler.checkpoints:Checkpoints"
+_HITS = "offload.scheduler.hits:Hits"
+_WAITING = "offload.scheduler.waiting:Waiting"
 
 _ROWS = [
     # area, function, old text, new text
@@ -148,6 +154,27 @@ _ROWS = [
     ("scheduler", f"{_RESTORES}.advance", "restore.end_part(start, start + job.num_good)", "pass"),
     ("scheduler", f"{_RESTORES}.open", "restore.parts_left = len(jobs)", "restore.parts_left = 1"),
     ("scheduler", "offload.scheduler.restore:Restore.end_part", "self.parts_left -= 1", "pass"),
+    ("hybrid", f"{_GROUP}.needed", "num_tokens - self.span, 0", "num_tokens - self.span + 1, 0"),
+    ("hybrid", f"{_GROUP}.needed", "num_tokens // self.span * self.span", "max(num_tokens - self.span, 0)"),
+    ("hybrid", f"{_GROUP}.needed", "first = stop - 1", "first = 0"),
+    ("hybrid", f"{_GROUP}.most", "self.span - gcd(self.span, self.block_size)", "self.span"),
+    ("hybrid", f"{_GROUPS}.prefix", "for offset in range(num)", "for offset in range(num)[:1]"),
+    ("hybrid", f"{_GROUPS}.prefix", "positions.stop * num : num", "positions.stop * num"),
+    ("hybrid", f"{_GROUPS}.missing", "at += len(needed)", "pass"),
+    ("hybrid", f"{_CANDIDATES}", "(num_prompt - 1) // position_tokens}", "num_prompt // position_tokens}"),
+    ("hybrid", f"{_CANDIDATES}", "(branch // position_tokens, *ends)", "ends"),
+    ("hybrid", f"{_CANDIDATES}", "in (tokens.start, tokens.stop)", "in (tokens.stop,)"),
+    ("hybrid", f"{_CANDIDATES}", "in (tokens.start, tokens.stop)", "in (tokens.start,)"),
+    ("hybrid", f"{_CANDIDATES}", "is_standing or num_tokens in handed_over", "True"),
+    ("hybrid", f"{_CANDIDATES}", "depth not in wanted", "depth in wanted"),
+    ("hybrid", f"{_PASSED}.take", "passing, self._passing = self._passing, []", "passing = self._passing"),
+    ("hybrid", f"{_HITS}._tokens_to_checkpoint", "depth * size - num_local", "depth * size"),
+    ("hybrid", f"{_HITS}._tokens_to_checkpoint", "first + most // size", "most // size"),
+    ("hybrid", f"{_HITS}.pairs", "pin.bag[entries.start : entries.stop]", "pin.bag[: len(entries)]"),
+    ("hybrid", f"{_HITS}.pairs", "ids[num_holes:])", "ids[: len(entries)])"),
+    ("hybrid", f"{_HITS}.retain_known", "known > beyond", "False"),
+    ("hybrid", f"{_WAITING}.wait", "self._num_needed += num_needed", "pass"),
+    ("hybrid", f"{_WAITING}.went_on", "self._num_needed -= waiter.num_needed", "pass"),
     ("ledger", f"{_LEDGER}.report", "min(job.num_good, num_good)", "num_good"),
     ("ledger", f"{_LEDGER}.report", "num_good < job.num_good", "num_good < job.num_blocks"),
     ("ledger", f"{_LEDGER}.report", "given_up and not job.given_up", "given_up"),
