@@ -7,7 +7,7 @@ import pytest
 
 from offload.messages import LOAD, STORE
 from offload.testing.copiers.seeded import CopySchedule
-from offload.testing.virtual import VirtualEngine, VirtualSettings
+from offload.testing.virtual import MODELS, VirtualEngine, VirtualSettings
 from offload.testing.virtual.history import WrongBytesError
 from tests.virtual.driver import (
     serve,
@@ -34,6 +34,18 @@ def test_native_restores(
     request = serve(engine, [*tokens(40), 1, 2, 3], 4)
     assert computed[request.request_id] == 3 + 3
     assert all(copier.copied[LOAD] == 10 * BLOCK_BYTES for copier in engine.copiers)
+    engine.audit.check_drained()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_native_restores_each_kind(engines: Callable[..., VirtualEngine], model: str) -> None:
+    """Where vLLM keeps windows and states of all places."""
+    engine = engines(connector="native", groups=MODELS[model], retention=None, gpu_blocks=120, cpu_slots=400)
+    warm(engine, tokens(61))
+    computed = watch(engine)
+    request = serve(engine, [*tokens(61), 1, 2, 3], 4)
+    last_block = 61 % engine.settings.block_tokens
+    assert computed[request.request_id] == last_block + 3 + 3
     engine.audit.check_drained()
 
 

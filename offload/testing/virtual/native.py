@@ -45,6 +45,8 @@ class VirtualNativeSpec(CPUOffloadingSpec):
 class SeededWorker(OffloadingWorker):
     """The seam below vLLM's connector, on one rank: what it submits goes to the copier as it is.
 
+    A slot takes all bytes of a block, whatever group has it.
+
     Args:
         kv_caches: the rank's cache, as vLLM describes it.
         num_slots: size of the pool in blocks.
@@ -52,11 +54,10 @@ class SeededWorker(OffloadingWorker):
     """
 
     def __init__(self, kv_caches: CanonicalKVCaches, num_slots: int, copier: SeededCopier) -> None:
-        (refs,) = kv_caches.group_data_refs
-        tensors = [kv_caches.tensors[ref.tensor_idx].tensor for ref in refs]
+        tensors = [each.tensor for each in kv_caches.tensors]
         regions = [
-            Region(tensor.data_ptr(), tensor.stride(0) * tensor.element_size(), ref.page_size_bytes)
-            for tensor, ref in zip(tensors, refs, strict=True)
+            Region(tensor.data_ptr(), tensor.stride(0) * tensor.element_size(), each.page_size_bytes)
+            for tensor, each in zip(tensors, kv_caches.tensors, strict=True)
         ]
         slot_bytes = sum(region.piece_bytes for region in regions)
         self._pool = torch.zeros(num_slots * slot_bytes, dtype=torch.uint8)
