@@ -23,8 +23,9 @@ from benchmarks.engine_replay.simple import VirtualSimpleWorker
 from offload.config import AUTO, DEFAULT_POLICY
 from offload.testing.copiers.paced import Link, Pace, PacedCopier, VirtualClock
 from offload.testing.engines.environment import transfer_config
+from offload.testing.virtual.groups import Group
 from offload.testing.virtual.native import use_copier
-from offload.testing.virtual.parts import make_cache, make_hash, make_scheduler, make_worker
+from offload.testing.virtual.parts import make_cache, make_hash, make_scheduler, make_worker, tell_sizes
 from offload.testing.virtual.rank import end_step
 from offload.testing.virtual.settings import (
     VirtualSettings,
@@ -60,7 +61,9 @@ class ReplaySettings:
     `timer` gives the nanoseconds of this machine that scheduler time is measured in. They are elapsed ones,
     or with `time.thread_time_ns` those that the scheduler's thread had a processor. ``watch``: measure the
     connector's calls as well, which makes a step longer by some microseconds. ``eviction_policy`` and
-    ``store_decode_blocks`` are those of our connector.
+    ``store_decode_blocks`` are those of our connector. ``groups`` and ``retention`` are as in
+    ``VirtualSettings``; hashes are of blocks of ``hash_tokens``. Without ``inner_checkpoints`` ours stores
+    checkpoints where prompts end and part, and nowhere else.
     """
 
     connector: str
@@ -75,6 +78,9 @@ class ReplaySettings:
     time: TimeModel = TimeModel()
     eviction_policy: str = DEFAULT_POLICY
     store_decode_blocks: bool | str = AUTO
+    groups: tuple[Group, ...] = ()
+    retention: int | None = 0
+    inner_checkpoints: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,7 @@ class ReplayEngine:
         vllm_config = make_vllm_config(virtual, _simple(virtual) if settings.connector == "simple" else None)
         make_hash(vllm_config)
         pace = Pace(settings.time.link_bytes_per_second)
+        self.hash_tokens = tell_sizes(make_kv_cache_config(virtual), vllm_config).hashes
         self._link = Link(self.clock, lambda: pace)
         scale = settings.time.block_bytes / virtual.slot_bytes
         self._copier: Any = PacedCopier(self._link, scale=scale)
@@ -120,6 +127,8 @@ class ReplayEngine:
             workers[0, 0] = self._worker = self._make_worker(virtual, vllm_config)
         self.scheduler = make_scheduler(virtual, vllm_config, time.monotonic, workers)
         self.connector: Any = self.scheduler.connector
+        if settings.connector == "offload" and not settings.inner_checkpoints:
+            self.connector._scheduler.stores.checkpoints._is_worth_a_bag = lambda *_: False
         self._stopwatch = Stopwatch(settings.timer)
         if settings.watch and self.connector is not None:
             self._stopwatch.watch(self.connector, PHASES)
@@ -132,7 +141,7 @@ class ReplayEngine:
 
         Args:
             req_id: its name, unique.
-            prompt_hashes: prefix hashes of the full blocks of its prompt, 32 bytes each.
+            prompt_hashes: prefix hashes of its prompt, 32 bytes for each ``hash_tokens``.
             num_prompt: tokens of the prompt.
             num_output: tokens it will generate.
             arrival: in virtual seconds.
@@ -143,7 +152,7 @@ class ReplayEngine:
             sampling_params=SamplingParams(max_tokens=num_output, ignore_eos=True),
             pooling_params=None,
             arrival_time=arrival,
-            block_hasher=_Hashes(req_id, prompt_hashes, self.settings.block_size),
+            block_hasher=_Hashes(req_id, prompt_hashes, self.hash_tokens),
         )
         self.scheduler.add_request(request)
         return request
@@ -171,6 +180,10 @@ class ReplayEngine:
         """Whether nothing is left to do until the next request arrives."""
         return not self.scheduler.has_requests()
 
+    def watch(self, owner: Any, labels: dict[str, str]) -> None:
+        """Measure these methods of an object, too: ``Step.connector_ns`` has their labels from now on."""
+        self._stopwatch.watch(owner, labels)
+
     def drop_worker(self) -> None:
         """Let go of the worker side and its pool; there are no steps after."""
         self._worker.shutdown()
@@ -185,6 +198,7 @@ class ReplayEngine:
 
     def _make_worker(self, virtual: VirtualSettings, vllm_config: VllmConfig) -> Any:
         kv_cache_config = make_kv_cache_config(virtual)
+        tell_sizes(kv_cache_config, vllm_config)
         worker = make_worker(
             vllm_config, kv_cache_config, make_copier=lambda *_: self._copier, clock=lambda: self.clock.now
         )
@@ -266,6 +280,8 @@ def _virtual(settings: ReplaySettings) -> VirtualSettings:
         gpu_blocks=settings.gpu_blocks,
         cpu_slots=settings.cpu_blocks,
         block_size=settings.block_size,
+        groups=settings.groups,
+        retention=settings.retention,
         num_layers=1,
         max_num_seqs=settings.max_num_seqs,
         chunk=settings.chunk,
