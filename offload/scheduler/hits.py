@@ -9,6 +9,7 @@ from offload.messages import Ids
 from offload.scheduler import amounts
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request
+from offload.scheduler.groups import GpuBlocks
 
 logger = logging.getLogger(__name__)
 
@@ -62,14 +63,21 @@ class Hits:
         if pin.bag is None:
             return slots[0], block_ids[0], fits
         for table, num_holes, entries in self._groups.missing(tables, positions.start, positions.stop):
-            ids = self._engine.ids(table)
-            if len(ids) != num_holes + len(entries) or ids[:num_holes].any() or not ids[num_holes:].all():
-                logger.error("a restore fails: table %s, %d holes, entries %s", ids, num_holes, entries)
+            holes, blocks = table[:num_holes], table[num_holes:]
+            ids = self._engine.ids(blocks)
+            if len(ids) != len(entries) or not ids.all() or not self._are_holes(holes):
+                logger.error("a restore fails: table %s, %d holes, entries %s", table, num_holes, entries)
                 fits = False
             else:
-                block_ids.append(ids[num_holes:])
+                block_ids.append(ids)
                 slots.append(pin.bag[entries.start : entries.stop])
         return np.concatenate(slots), np.concatenate(block_ids), fits
+
+    def _are_holes(self, blocks: GpuBlocks) -> bool:
+        """Whether there is no block among these. There may be as many as positions, so it loops in C."""
+        return not blocks or (
+            not self._engine.ids(blocks[:1]).any() and blocks.count(blocks[0]) == len(blocks)
+        )
 
     def _tokens_to_checkpoint(self, request: Request, num_local: int, most: int | None) -> int:
         """As ``num_tokens``, up to a checkpoint. Where there is none, one is made if others come this way.
