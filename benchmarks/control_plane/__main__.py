@@ -1,7 +1,7 @@
 """What does a connector cost vLLM's scheduler, per block of a request, per decode step and in memory?
 
     python -m benchmarks.control_plane [--tokens 32768,131072,1048576] [--peers native-lru,native-arc,simple]
-                                       [--json FILE]
+                                       [--kind plain,window,mamba] [--json FILE]
 
 One request at a time goes through vLLM's real scheduler (`benchmarks.engine_replay`: no model, no bytes).
 Cold: the pool misses, its stores are planned and complete, it finishes. Warm: it hits, its load is planned
@@ -17,6 +17,14 @@ Beside it stands the time of hooks in a step that only decodes for 256 requests,
 memory of the scheduler's process, without the worker side and its pool, is told with `--resident` blocks. For
 ours it is told after a churn of `--churn` more blocks, too. Targets are printed beside what they are for; (!)
 marks one not met.
+
+Of other kinds than plain, a document of 131,072 tokens is computed and stored in chunks (cold). Then another
+question is asked about it (warm). Ours stands beside itself on the group of full attention alone, which is as
+many positions. It stands beside vLLM's OffloadingConnector with windows and states kept on the GPU wherever
+a chunk ends, with which it restores the same, and beside itself without inner checkpoints (ends only). They
+take turns, and the median of ratios side by side counts. Time is that of a processor, not of a clock. What
+is restored is handed over to the GPU's cache by a loop of vLLM over blocks. With ours that is in a hook, with
+others in vLLM's next step. So it has a column of its own, and is not in the total.
 """
 
 from __future__ import annotations
@@ -30,7 +38,7 @@ from typing import Any
 
 from benchmarks.common import report
 from benchmarks.common.arguments import add_numbers, at_least, one_of, parser_of, positive, settings_of
-from benchmarks.control_plane import figures
+from benchmarks.control_plane import figures, kinds
 from benchmarks.control_plane.figures import OURS, Row
 from benchmarks.control_plane.process import child_of
 from benchmarks.control_plane.sizes import BLOCK_TOKENS, DECODE_PROMPT_TOKENS, DECODE_REQUESTS, MOST_TOKENS
@@ -40,6 +48,9 @@ __all__ = ["main"]
 
 PEERS = ("native-lru", "native-arc", "simple")
 """vLLM's OffloadingConnector with each policy, and its SimpleCPUOffloadConnector."""
+_PLAIN = "plain"
+_TOKENS = (32_768, 131_072, 1_048_576)
+_KIND_TOKENS = (131_072,)
 _MEMORY_PEERS = ("native-lru",)
 _CHURN_PARTS = 4
 _GROWN_BY = methodcaller("grown_by")
@@ -51,25 +62,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     notes = report.load_note()
     for note in notes:
         print(note)
-    connectors = (OURS, *options.peers)
-    rows: list[Row] = []
+    kinds_asked = [kind for kind in options.kind if kind in kinds.KINDS]
+    tables, told, rows = [], {}, []
     try:
-        for resident in dict.fromkeys((0, options.resident)):
-            rows += _prompts(connectors, options.tokens, options.runs, resident, resident == options.resident)
-        rows += _decode(connectors, options.decode_steps)
-        rows += _memory(connectors, options.resident or 1, options.churn)
+        if _PLAIN in options.kind:
+            rows = _plain(options)
+            told = {"ratios": figures.ratios(rows), "lookup_growth": figures.lookup_growth(rows)}
+            tables = [figures.format_phases(rows), figures.format_decode(rows), figures.format_memory(rows)]
+            tables += [figures.format_ratios(told["ratios"])] * bool(told["ratios"])
+            tables += [figures.format_growth(told["lookup_growth"])] * bool(told["lookup_growth"])
+        if kinds_asked:
+            lengths = options.tokens or _KIND_TOKENS
+            found = kinds.measure(kinds_asked, lengths, options.chunk, options.runs, options.decode_steps)
+            told["kinds"] = kinds.ratios(found)
+            tables.append(kinds.show(found, told["kinds"]))
+            rows += found
     except EngineError as error:
         print(f"control_plane: {error}", file=sys.stderr)
         return 1
-    ratios, growth = figures.ratios(rows), figures.lookup_growth(rows)
-    tables = [figures.format_phases(rows), figures.format_decode(rows), figures.format_memory(rows)]
-    tables += [figures.format_ratios(ratios)] * bool(ratios) + [figures.format_growth(growth)] * bool(growth)
     for table in tables:
         print("\n" + table)
     sizes = {"block_tokens": BLOCK_TOKENS, "decode_requests": DECODE_REQUESTS}
     settings = {**settings_of(options), **sizes, "decode_prompt_tokens": DECODE_PROMPT_TOKENS}
-    report.write(options.json, rows, settings=settings, notes=notes, ratios=ratios, lookup_growth=growth)
+    report.write(options.json, rows, settings=settings, notes=notes, **told)
     return 0
+
+
+def _plain(options: argparse.Namespace) -> list[Row]:
+    connectors = (OURS, *options.peers)
+    lengths = options.tokens or _TOKENS
+    rows: list[Row] = []
+    for resident in dict.fromkeys((0, options.resident)):
+        rows += _prompts(connectors, lengths, options.runs, resident, resident == options.resident)
+    rows += _decode(connectors, options.decode_steps)
+    return rows + _memory(connectors, options.resident or 1, options.churn)
 
 
 def _prompts(
@@ -146,10 +172,12 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--tokens",
         type=_tokens,
-        default=(32_768, 131_072, 1_048_576),
         metavar="N,...",
-        help="lengths of the prompts (default: 32768,131072,1048576)",
+        help="lengths of the prompts (default: 32768,131072,1048576; 131072 of other kinds than plain)",
     )
+    known = (_PLAIN, *kinds.KINDS)
+    told = f"kinds of models, of {','.join(known)} (default: {_PLAIN})"
+    add("--kind", type=one_of(known), default=(_PLAIN,), metavar="NAME,...", help=told)
     told = f"of {','.join(PEERS)} (default: all)"
     add("--peers", type=one_of(PEERS), default=PEERS, metavar="NAME,...", help=told)
     churned = "blocks stored into a full pool before memory is read again"
@@ -159,6 +187,7 @@ def _parser() -> argparse.ArgumentParser:
         ("resident", 1_000_000, "blocks in the pool of the second part, and of the memory"),
         ("decode-steps", 1024, "that are measured, after as many others", at_least(2)),
         ("churn", 10_000_000, churned, at_least(_CHURN_PARTS)),
+        ("chunk", 8192, "tokens computed in a step, of other kinds than plain"),
     )
     return parser
 

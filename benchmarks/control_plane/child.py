@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from vllm.utils.gc_utils import freeze_gc_heap
 
+from benchmarks.control_plane.asked_again import AskedEngine
 from benchmarks.control_plane.decode import DecodeEngine
 from benchmarks.control_plane.memory import MemoryEngine
 from benchmarks.control_plane.prompts import PromptEngine
 
 __all__ = ["make"]
 
-_Subject = PromptEngine | DecodeEngine | MemoryEngine
+_Subject = PromptEngine | DecodeEngine | MemoryEngine | AskedEngine
 
 
-def make(kind: str, connector: str, *arguments: int) -> _Subject:
+def make(kind: str, connector: str, *arguments: Any) -> _Subject:
     """The subject of one kind of measurement; of `prompts`, the last argument is blocks resident before."""
     logging.disable(logging.WARNING)
+    if kind == "asked_again":
+        return AskedEngine(connector, *arguments)
     if kind == "memory":
         return MemoryEngine(connector, *arguments)
     if kind == "decode":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 
 from benchmarks.common.prompts import fresh_hashes
+from benchmarks.control_plane.asked_again import ENDS, groups_of
 from benchmarks.control_plane.prompts import WrongRunError
 from benchmarks.control_plane.sizes import BLOCK_TOKENS, DECODE_PROMPT_TOKENS, DECODE_REQUESTS
 from benchmarks.engine_replay import ReplayEngine, ReplaySettings, TimeModel
@@ -20,14 +22,17 @@ class DecodeEngine:
     """256 running requests whose lengths are staggered, so that 16 of them fill a block in every step.
 
     As many steps as are measured go before: a connector may collect what is generated before it stores it.
+    ``shape`` and ``variant`` are as for ``AskedEngine``, whose
+    time is that of a processor; none: a plain model.
     """
 
-    def __init__(self, connector: str, num_steps: int) -> None:
+    def __init__(self, connector: str, num_steps: int, shape: str = "", variant: str = "") -> None:
+        groups = groups_of(shape, variant) if shape else ()
         self._num_steps = num_steps
         self._num_warm_up = max(num_steps, _LEAST_WARM_UP_STEPS)
         self._lengths = [DECODE_PROMPT_TOKENS + index % BLOCK_TOKENS for index in range(DECODE_REQUESTS)]
         longest = DECODE_PROMPT_TOKENS + BLOCK_TOKENS + num_steps + self._num_warm_up + 8
-        num_blocks = DECODE_REQUESTS * (longest // BLOCK_TOKENS + 1)
+        num_blocks = DECODE_REQUESTS * (longest // BLOCK_TOKENS + 1) * max(len(groups), 1)
         self._num_output = num_steps + self._num_warm_up + 8
         self.engine = ReplayEngine(
             ReplaySettings(
@@ -35,10 +40,13 @@ class DecodeEngine:
                 gpu_blocks=num_blocks + num_blocks // 2,  # nobody is preempted
                 cpu_blocks=num_blocks,  # nothing is evicted
                 block_size=BLOCK_TOKENS,
+                groups=groups,
                 max_num_seqs=DECODE_REQUESTS,
                 chunk=sum(self._lengths),
                 max_model_len=longest,
                 time=TimeModel(link_bytes_per_second=_LINK),
+                inner_checkpoints=variant != ENDS,
+                timer=time.thread_time_ns if shape else time.perf_counter_ns,
             )
         )
 

@@ -12,7 +12,7 @@ __all__ = ["child_of"]
 _QUIET = {"VLLM_LOGGING_LEVEL": "ERROR"}
 
 
-def child_of(kind: str, connector: str, *arguments: int) -> EngineProcess[Any]:
+def child_of(kind: str, connector: str, *arguments: Any) -> EngineProcess[Any]:
     """Where `child.make` is called with these. It is forked from one that has only imported vLLM."""
     made = partial(_make, kind, connector, *arguments)
     return EngineProcess(made, connector, variables=_QUIET, fork_from=["benchmarks.control_plane.child"])

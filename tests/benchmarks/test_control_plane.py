@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.control_plane import __main__ as control_plane
-from benchmarks.control_plane import figures
+from benchmarks.control_plane import figures, kinds
 from tests.benchmarks.conftest import Refusal, Run
 
 PHASES = {"lookup", "plan", "complete", "finish", "other", "total"}
@@ -65,3 +65,35 @@ def test_bars() -> None:
 )
 def test_bad_values(arguments: str, message: str, refusal: Refusal) -> None:
     assert message in refusal(control_plane, *arguments.split())
+
+
+def test_kinds(run: Run) -> None:
+    """Ours restores on models with states what native does, where vLLM keeps them wherever a chunk ends."""
+    tiny = "--kind mamba --tokens 4096 --chunk 1024 --runs 1 --decode-steps 4"
+    rows, meta, out, _ = run(control_plane, *tiny.split())
+    states = {(row["shape"], row["state"]) for row in rows}
+    assert states == {
+        *(("small states", state) for state in ("cold", "warm", "decode")),
+        *(("qwen3-next", state) for state in ("cold", "warm")),
+    }
+    computed = {
+        row["connector"]: row["computed_tokens"]
+        for row in rows
+        if (row["shape"], row["state"]) == ("small states", "warm")
+    }
+    assert computed == {"offload": 800, "native": 800, "plain": 800, "ends only": 4096 + 800}
+    assert len(meta["kinds"]) == 2 * 5 + 3
+    assert all(row["ratio_of"] in out for row in meta["kinds"])
+
+
+def test_bars_of_kinds() -> None:
+    """The median of what ran side by side is what has to meet them."""
+    about = {"kind": "window", "shape": "gpt-oss", "tokens": 16, "state": "warm"}
+    spent = {"offload": [10, 20, 30], "plain": [6, 8, 10], "native": [100, 100, 600]}
+    rows = [
+        {**about, "connector": connector, "run": run, "total": time}
+        for connector, times in spent.items()
+        for run, time in enumerate(times)
+    ]
+    found = {row["ratio_of"]: (row["ratio"], row["is_met"]) for row in kinds.ratios(rows)}
+    assert found == {"ours / plain": (2.5, False), "native / ours": (10.0, True)}
