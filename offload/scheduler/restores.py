@@ -108,7 +108,7 @@ class Restores:
         num_blocks = num_tokens // self._block_size * self._groups.columns + self._groups.bag_slots
         if not amounts.may_load(self._engine.num_blocks, self.num_stuck, num_blocks):
             return NOTHING[Why.STUCK]
-        if self._waiting.need(num_blocks):
+        if self._waiting.need(request.request_id, num_blocks):
             return COMING
         return Offer(num_tokens, Why.RESIDENT)
 
@@ -155,6 +155,7 @@ class Restores:
 
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
         """None: they begin when the scheduler gives blocks to their requests."""
+        self._waiting.end_step(is_idle=not step.num_scheduled_tokens)
         return []
 
     def finish(self, request: Request) -> list[Order]:

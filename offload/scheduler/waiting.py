@@ -18,7 +18,9 @@ class Waiting:
 
     vLLM takes the blocks of a request away when its restore has failed, and looks at it first when it gives
     out blocks. If there are too few it looks at none behind it, though these may be the ones that have them,
-    and wait for nothing else. So it lets them pass while blocks are short, and no restore begins then.
+    and wait for nothing else. So where nothing runs it lets them pass, and no restore begins meanwhile.
+
+    A restore that would take blocks which others need to go on waits, and all later ones wait behind it.
     """
 
     def __init__(self, engine: Engine, step_tokens: int) -> None:
@@ -28,7 +30,10 @@ class Waiting:
         self._step_tokens = step_tokens
         self._waiters: dict[str, _Waiter] = {}
         self._num_needed = 0  # by these
+        self._is_idle = False  # nothing ran in the last step
         self._lets_pass: set[str] = set()  # requests whose restores failed
+        self._next: str | None = None  # whose restore is to begin before any other
+        self._asked: set[str] = set()  # of these, in this step
 
     @property
     def names(self) -> AbstractSet[str]:
@@ -46,40 +51,63 @@ class Waiting:
     def went_on(self, request_id: str) -> bool:
         """That request is admitted, or over. Returns whether it waited."""
         self._lets_pass.discard(request_id)
+        self._asked.discard(request_id)
+        if self._next == request_id:
+            self._next = None
         waiter = self._waiters.pop(request_id, None) if self._waiters else None
         if waiter is None:
             return False
         self._num_needed -= waiter.num_needed
         return True
 
-    def need(self, num_blocks: int) -> bool:
-        """Whether a restore of so many GPU blocks would take what others need to go on."""
-        if self._lets_pass:
+    def need(self, request_id: str, num_blocks: int) -> bool:
+        """Whether that request must wait: its restore would take GPU blocks that others need to go on."""
+        if self._lets_pass or self._next not in (None, request_id):
             return True
         # vLLM reserves too few for windows, and each would wait for what the other has.
-        return self._num_needed > 0 and num_blocks + self._num_needed > self._engine.num_free
+        if not self._num_needed or num_blocks + self._num_needed <= self._engine.num_free:
+            return False
+        self._next = request_id
+        self._asked.add(request_id)
+        return True
 
     def must_let_pass(self, request: Request) -> bool:
         """Whether one whose restore has failed may lack GPU blocks that some who wait hold."""
         self.went_on(request.request_id)  # its restore has ended
+        if not self._is_idle:
+            return False
         num_tokens = request.num_tokens + self._groups.position_tokens  # drafts too
         is_short = self._engine.num_free < self._groups.most_blocks(num_tokens, num_tokens)
-        waiters = self._waiters.values()
-        if not is_short or not any(
-            self._engine.state(each.request) is State.WAITS_FOR_KV for each in waiters
-        ):
+        requests = (each.request for each in self._waiters.values())
+        if not is_short or not any(self._engine.state(each) is State.WAITS_FOR_KV for each in requests):
             return False
         self._lets_pass.add(request.request_id)
+        self._asked.add(request.request_id)
         return True
+
+    def end_step(self, *, is_idle: bool) -> None:
+        """All who could be admitted in a step were asked; ``is_idle``: nothing runs in it.
+
+        Who was not asked again holds nobody up: something else keeps it from being admitted.
+        """
+        self._is_idle = is_idle
+        if self._lets_pass or self._next is not None:
+            self._lets_pass &= self._asked
+            if self._next not in self._asked:
+                self._next = None
+            self._asked.clear()
 
     def check_invariants(self) -> None:
         """What the waiters need is what was summed up."""
         num_needed = sum(each.num_needed for each in self._waiters.values())
         assert self._num_needed == num_needed, f"{num_needed} are needed, {self._num_needed} counted"
+        held_up_by = self._lets_pass | {self._next}
+        assert self._asked <= held_up_by, f"{self._asked} were asked, restores wait for {held_up_by}"
 
     def left_over(self) -> dict[str, object]:
         """What has not ended, by name. For tests."""
         return {
             "requests that were restored": list(self._waiters),
             "requests that let pass": list(self._lets_pass),
+            "request to be restored next": [] if self._next is None else [self._next],
         }

@@ -53,6 +53,13 @@ def forget_gpu(engine: VirtualEngine) -> None:
     assert engine.reset(connector=False)
 
 
+def forget_gpu_while_held(engine: VirtualEngine) -> None:
+    """As ``forget_gpu``, while stores hold blocks: nothing of it is found again."""
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    for block in pool.blocks:
+        pool._maybe_evict_cached_block(block)
+
+
 def warm(engine: VirtualEngine, prompt: list[int]) -> None:
     """Put ``prompt`` into the pool and nowhere else."""
     serve(engine, prompt)

@@ -18,6 +18,7 @@ from tests.virtual.driver import (
     Engines,
     come_to_rest,
     forget_gpu,
+    forget_gpu_while_held,
     hold,
     serve,
     step_until,
@@ -163,13 +164,6 @@ def test_trap_48_a_failed_load_costs_the_whole_request_once(
     assert computed[third.request_id] == len(ask(3)) - last * engine.settings.block_tokens
     assert engine.counts["loads"] == 2
     come_to_rest(engine)
-
-
-def forget_gpu_while_held(engine: VirtualEngine) -> None:
-    """As ``forget_gpu``, while stores hold blocks: nothing of it is found again."""
-    pool = engine.scheduler.kv_cache_manager.block_pool
-    for block in pool.blocks:
-        pool._maybe_evict_cached_block(block)
 
 
 @any_hybrid

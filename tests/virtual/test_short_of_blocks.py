@@ -1,20 +1,26 @@
 """A request whose restore failed needs GPU blocks, and others that are restored hold them."""
 
+from itertools import count
+
+import pytest
 from vllm.v1.request import Request
 
 from offload.messages import LOAD
 from offload.testing.copiers.faulty import Fault
-from offload.testing.virtual import VirtualEngine
+from offload.testing.copiers.seeded import CopySchedule
+from offload.testing.virtual import MODELS, VirtualEngine
 from tests.virtual.driver import (
     LOADING,
     Engines,
     come_to_rest,
     forget_gpu,
+    forget_gpu_while_held,
     hold,
     release,
     serve,
     step_until,
     tokens,
+    warm,
 )
 
 FAILING, BESIDE, LATER = tokens(48), tokens(40, first=1), tokens(28, first=2)
@@ -75,4 +81,41 @@ def test_nobody_waits_for_one_that_is_aborted(engines: Engines) -> None:
     engine.abort(failed.request_id)
     later = engine.add([*LATER, 1], 1)
     step_until(engine, lambda: later.status == LOADING)
+    come_to_rest(engine)
+
+
+LARGE = tokens(180)
+SMALL = [tokens(40, first=number) for number in range(3, 33)]
+
+
+@pytest.mark.parametrize("model", ["window", "mamba_window"])
+def test_a_large_restore_begins_before_small_ones_that_come_later(engines: Engines, model: str) -> None:
+    """Models with windows leave vLLM more to reserve, so restores wait for each other."""
+    engine = engines(
+        groups=MODELS[model],
+        gpu_blocks=101,
+        cpu_slots=4000,
+        chunk=64,
+        max_num_seqs=16,
+        max_model_len=200,
+        copies=CopySchedule(longest_delay=6),
+    )
+    for document in LARGE, *SMALL:
+        warm(engine, document)
+    numbers = count()
+
+    def ask_more() -> Request:
+        number = next(numbers)
+        return engine.add([*SMALL[number % len(SMALL)], number, 3], 4)
+
+    before = [ask_more() for _ in range(12)]
+    engine.step()
+    large = engine.add([*LARGE, 9], 1)
+    later = []
+    while not large.is_finished():
+        later.append(ask_more())
+        engine.step()
+        forget_gpu_while_held(engine)
+    assert sum(request.is_finished() for request in later) <= len(before)
+    assert engine.counts["loads"] > len(before)
     come_to_rest(engine)
