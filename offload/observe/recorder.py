@@ -36,7 +36,8 @@ def check_divides(block_size: int) -> None:
     if IDS_BLOCK_TOKENS % block_size:
         raise ConfigError(
             f"record_trace is set and the block size is {block_size}, which does not divide the "
-            f"{IDS_BLOCK_TOKENS} tokens of an id in a trace; use --block-size 16, or remove record_trace"
+            f"{IDS_BLOCK_TOKENS} tokens of an id in a trace; use --block-size 16 or, for a model with "
+            "states, remove record_trace"
         )
 
 
