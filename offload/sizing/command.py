@@ -83,6 +83,12 @@ def run(options: argparse.Namespace) -> None:
         _write("--plot", options.plot, _plot(sizing, options.trace.name))
 
 
+_CHECKPOINTS = (
+    "The model has windows or states, so requests go on at checkpoints only. The second ask of a document "
+    "finds up to one step of the engine less than this says. Short prompts take more bytes per token."
+)
+
+
 def report(sizing: Sizing, token: TokenBytes) -> str:
     """The table, and a sentence that says how much memory is worth it."""
     made_of = f" ({token.made_of})" if token.made_of else ""
@@ -109,6 +115,8 @@ def report(sizing: Sizing, token: TokenBytes) -> str:
         "Sizes are rounded down to whole blocks; the last row is a pool without limit.",
         _answer(sizing),
     ]
+    if token.has_checkpoints:
+        lines.append(_CHECKPOINTS)
     return "\n".join(lines)
 
 

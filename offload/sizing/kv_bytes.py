@@ -46,10 +46,12 @@ class TokenBytes:
     Attributes:
         count: bytes.
         made_of: how they add up, for people; empty for a number that was given.
+        has_checkpoints: requests go on at checkpoints only, which the bytes are a mean of.
     """
 
     count: int
     made_of: str = ""
+    has_checkpoints: bool = False
 
 
 def bytes_per_token(model: str) -> TokenBytes:
@@ -111,7 +113,7 @@ def _count(config: Mapping[str, Any], where: str) -> TokenBytes:
         f"slots of {dealt.group_layers} layers, {made_of}; {dealt.columns} slots per block, "
         f"and {dealt.bag_slots} for a checkpoint every {dealt.spacing} blocks"
     )
-    return TokenBytes(math.ceil(layer_bytes * dealt.layers), made_of)
+    return TokenBytes(math.ceil(layer_bytes * dealt.layers), made_of, has_checkpoints=True)
 
 
 def _kinds(config: Mapping[str, Any], layers: int, where: str) -> Sequence[str]:

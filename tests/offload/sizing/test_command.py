@@ -46,6 +46,21 @@ def test_it_prints_a_table_and_an_answer(trace: Path, capsys: pytest.CaptureFixt
     ]
 
 
+def test_a_hybrid_model_is_told_where_requests_go_on(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for window, is_told in ((None, False), (64, True)):
+        config = {
+            "model_type": "mistral",
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "hidden_size": 128,
+        }
+        (tmp_path / "config.json").write_text(json.dumps(config | {"sliding_window": window}))
+        assert main(["size", "--trace", str(trace), "--model-config", str(tmp_path)]) == 0
+        assert ("go on at checkpoints only" in capsys.readouterr().out) == is_told
+
+
 def test_sizes_json_and_plot(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256, "torch_dtype": "float16"}
     (tmp_path / "config.json").write_text(json.dumps(config))

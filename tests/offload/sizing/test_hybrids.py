@@ -94,7 +94,7 @@ def test_models(
     (tmp_path / "config.json").write_text(json.dumps(config))
     token = bytes_per_token(str(tmp_path))
     assert token.count == layer_bytes * layers
-    assert made_of in token.made_of
+    assert made_of in token.made_of and token.has_checkpoints
 
 
 def test_layers_that_are_listed_come_before_what_is_usual(tmp_path: Path) -> None:
