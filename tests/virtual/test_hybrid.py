@@ -293,7 +293,7 @@ def test_trap_54_blocks_of_a_window_are_held_until_their_copy_has_ended(engines:
 @any_hybrid
 @pytest.mark.parametrize("seed", range(3))
 def test_random_histories(model: str, seed: int) -> None:
-    """Faults, aborts, preemptions and resets, in models with blocks, windows and chunks of any length."""
+    """Faults, aborts, preemptions and resets, in models with blocks and windows of any length."""
     assert run_seed(seed, turns=60, kind=model).positions_checked
 
 

@@ -156,9 +156,14 @@ def _with_groups(settings: VirtualSettings, groups: tuple[Group, ...], rng: rand
 
 
 def _varied(groups: tuple[Group, ...], rng: random.Random) -> tuple[Group, ...]:
-    """Groups of the same kinds: all blocks half or twice as long, windows and chunks of any length."""
+    """Groups of the same kinds: all blocks half or twice as long, windows of any length, chunks of blocks.
+
+    Where a chunk ends within a block, vLLM's own hit may end in the chunk before, without what that needs:
+    it counts empty places from the last chunk that the request could reach.
+    """
     half, twice = rng.choice([(1, 1), (1, 1), (2, 1), (1, 2)])
-    reaches = {WINDOW: lambda: rng.randint(2, 28), CHUNK: lambda: rng.choice([6, 8, 12, 16, 24])}
+    size = max(group.block_size // half * twice for group in groups)
+    reaches = {WINDOW: lambda: rng.randint(2, 28), CHUNK: lambda: size * rng.randint(1, 24 // size)}
     return tuple(
         replace(
             group,

@@ -32,7 +32,7 @@ _MODEL = {
     "hidden_size": 48,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
-    "num_attention_heads": 6,
+    "num_attention_heads": 12,
     "max_position_embeddings": 4_194_304,
     "torch_dtype": "float32",
 }
