@@ -41,11 +41,14 @@ class Adapters:
         """Whether KV of an admitted request is of weights that stay, its first ``num_local`` blocks included.
 
         These come from the GPU's own prefix cache, which vLLM does not empty for an adapter: they are right
-        if the pool knows them too.
+        if the pool knows them too. Not with windows or states: there a hit may end before old blocks of full
+        attention, which then lie beside new ones of the same hashes.
         """
         names = _names(request)
         if not names or self._reloaded.isdisjoint(names):
             return True
+        if self._engine.groups.has_bags:
+            return not num_local and not self._is_reloading(names)
         is_known = self._allocator.known_depth(self._engine.chain(request), num_local) == num_local
         return is_known and not self._is_reloading(names)
 

@@ -11,7 +11,7 @@ from offload.messages import LOAD, STORE
 from offload.scheduler.adapters import Adapters, _Roots
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.memory_engine import MemoryEngine
-from offload.testing.virtual import VirtualEngine
+from offload.testing.virtual import MODELS, VirtualEngine
 from tests.virtual import driver
 from tests.virtual.driver import Engines, depth_of, serve, tokens
 
@@ -181,6 +181,30 @@ def test_old_kv_that_the_gpu_still_has_is_not_stored_again(engine: VirtualEngine
     serve(engine, PROMPT, lora=LORA)
     right = serve(engine, longer, lora=LORA)
     assert depth_of(engine, right) == BLOCKS + 2
+
+
+@pytest.mark.parametrize("model", ["window", "mamba", "mixed"])
+def test_old_kv_beside_new_kv_of_the_same_hashes_is_not_stored_again(engines: Engines, model: str) -> None:
+    """The GPU has old full attention where its hits end before: without windows or states."""
+    engine = engines(groups=MODELS[model], gpu_blocks=200, cpu_slots=400, chunk=64)
+    document, size = tokens(56), engine.settings.block_tokens
+    serve(engine, document + tokens(13, 1), lora=LORA)
+    serve(engine, tokens(5, 3), lora=RELOADED)
+    misread: set[str] = set()  # as vLLM has it
+    engine.runner._complain = lambda rank, found, index: misread.add(found.work.req_id)  # type: ignore
+    computed = driver.watch(engine)
+    second, third, fourth = [serve(engine, document + tokens(16, ask), lora=LORA) for ask in (2, 3, 4)]
+    assert computed[second.request_id] == second.num_prompt_tokens
+    assert second.request_id not in misread and third.request_id in misread
+    allocator, chain_of = engine.side.allocator, engine.side._engine.chain
+    assert allocator.resident_depth(chain_of(second)) == second.num_prompt_tokens // size
+    for request in (third, fourth):
+        assert allocator.resident_depth(chain_of(request)) == len(document) // size
+    driver.forget_gpu(engine)
+    again = serve(engine, document + tokens(16, 3), lora=LORA)
+    assert again.request_id not in misread
+    assert computed[again.request_id] < again.num_prompt_tokens, "what was stored of the second is served"
+    assert allocator.resident_depth(chain_of(again)) == again.num_prompt_tokens // size
 
 
 def test_it_is_not_stored_once_a_preemption_has_put_old_blocks_before_it(engine: VirtualEngine) -> None:
