@@ -47,6 +47,8 @@ class Adapters:
         names = _names(request)
         if not names or self._reloaded.isdisjoint(names):
             return True
+        if request.skip_reading_prefix_cache:  # the GPU may have old blocks of the same hashes
+            return False
         if self._engine.groups.has_bags:
             return not num_local and not self._is_reloading(names)
         is_known = self._allocator.known_depth(self._engine.chain(request), num_local) == num_local

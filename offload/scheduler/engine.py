@@ -44,6 +44,7 @@ class Request(Protocol):
     num_output_placeholders: int
     num_in_flight_tokens: int
     resumable: bool
+    skip_reading_prefix_cache: bool
     lora_request: Adapter | None
 
     @property

@@ -79,6 +79,7 @@ class MemoryRequest:
         self.num_output_placeholders = 0
         self.num_in_flight_tokens = 0
         self.resumable = False
+        self.skip_reading_prefix_cache = False
         self.lora_request = lora_request
         self.hints = RequestHints() if hints is None else hints
         self.state = State.OTHER

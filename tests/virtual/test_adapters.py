@@ -207,6 +207,19 @@ def test_old_kv_beside_new_kv_of_the_same_hashes_is_not_stored_again(engines: En
     assert allocator.resident_depth(chain_of(again)) == again.num_prompt_tokens // size
 
 
+def test_nor_is_it_where_a_request_looked_past_what_the_gpu_has(engine: VirtualEngine) -> None:
+    """Log-probabilities of a prompt need every token computed: new blocks come beside old ones."""
+    serve(engine, PROMPT, lora=LORA)
+    serve(engine, tokens(5, 3), lora=RELOADED)
+    engine.runner._complain = lambda rank, found, index: None  # type: ignore[method-assign]
+    second = engine.add(PROMPT, 1, lora=LORA)
+    second.skip_reading_prefix_cache = True
+    driver.step_until(engine, second.is_finished)
+    third = serve(engine, PROMPT + tokens(2 * BLOCK, 9), lora=LORA)
+    assert depth_of(engine, second) == depth_of(engine, third) == 0
+    driver.come_to_rest(engine)
+
+
 def test_it_is_not_stored_once_a_preemption_has_put_old_blocks_before_it(engine: VirtualEngine) -> None:
     """When it is admitted again, the GPU's own cache may supply blocks that the pool does not know."""
     serve(engine, tokens(5, 3), lora=RELOADED)
