@@ -125,7 +125,7 @@ class Restores:
         depth = restore.followers.get(request_id)
         if depth is None:
             depth = restore.num_common(chain, position)
-            if restore.is_whole and depth < restore.num_positions:
+            if restore.is_whole and not self._can_use(restore, request, depth):
                 return False
             restore.follow(request_id, depth)
         self._followed[request_id] = _Followed(restore, depth)
@@ -368,6 +368,10 @@ class Restores:
         if not self._landed or self._landed.get(restore.request.request_id) is not restore:
             return False
         return self._waits_for(restore)
+
+    def _can_use(self, restore: Restore, request: Request, depth: int) -> bool:
+        """Whether one that has ``depth`` positions of a whole restore in common can go on where it ends."""
+        return depth == restore.num_positions and request.num_tokens > len(restore.chain) * self._block_size
 
     def _waits_for(self, restore: Restore) -> bool:
         """Whether its request waits for a restore, or for the step after it."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from allocator.bags import Checkpoint
 from allocator.node import Node
@@ -113,6 +113,23 @@ def test_trap_58_a_sibling_has_it_from_the_gpu(engines: Engines, model: str) -> 
     later = serve(engine, ask(4))
     assert engine.counts["loads"] == 1
     assert max(computed[request.request_id] for request in (second, sibling, later)) <= NUM_ASKED + CHUNK
+
+
+@any_hybrid
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves it", "ends with it"])
+def test_trap_58_one_that_cannot_go_on_where_a_restore_ends_does_not_wait_for_it(
+    engines: Engines, model: str, leaves: bool
+) -> None:
+    """A request computes its last token at least, so it needs a checkpoint before that."""
+    engine = hybrid(engines, model)
+    warm(engine, ask(1))
+    leader = load_held(engine, ask(2))
+    (restore,) = engine.side.restores
+    stop = len(restore.chain) * engine.side.block_size
+    other = leader.all_token_ids[: 24 if leaves else stop]
+    request = engine.add([*other, *tokens(9 if leaves else 0, 5)], 1)
+    step_until(engine, lambda: request.status != RequestStatus.WAITING, 5)
+    come_to_rest(engine)
 
 
 @any_hybrid
