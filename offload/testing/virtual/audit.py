@@ -160,6 +160,8 @@ class Audit(SchedulerAudit):
         assert allocator.num_free + allocator.num_resident + allocator.num_bagged == allocator.capacity, (
             f"{allocator.num_filling} slots filling, {allocator.num_leaving} leaving with no job in flight"
         )
+        open_ended = [node for node in allocator._tree.nodes() if node.bags is not None and node.bags.is_open]
+        assert not open_ended, f"more is to come behind {open_ended}, and nobody stores anything"
         super().check_drained()
         self.check_pool()
 
