@@ -157,8 +157,8 @@ class SchedulerSide:
         if request_id in self._admitted:
             if may_store:
                 self.stores.backlog.admit_again(request_id)
-            else:
-                self.stores.backlog.finish(request_id)
+            elif (pending := self.stores.backlog.finish(request_id)) is not None:
+                self.allocator.close(pending.chain)
         else:
             self._admitted.add(request_id)
             if self.adapters.admit(request):

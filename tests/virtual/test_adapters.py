@@ -238,6 +238,24 @@ def test_it_is_not_stored_once_a_preemption_has_put_old_blocks_before_it(engine:
     driver.come_to_rest(engine)
 
 
+@pytest.mark.parametrize("model", ["window", "mamba"])
+def test_what_was_stored_before_that_and_serves_no_hit_leaves_the_pool(engines: Engines, model: str) -> None:
+    """As when it ends. It comes to rest only if nothing waits for a checkpoint that will not come."""
+    engine = engines(groups=MODELS[model], gpu_blocks=60, cpu_slots=300, chunk=8)
+    serve(engine, tokens(5, 3), lora=RELOADED)
+    engine.runner._complain = lambda rank, found, index: None  # type: ignore[method-assign]
+    driver.hold(engine, STORE)
+    request = engine.add(tokens(100, 1), 9, lora=LORA)
+    nodes, backlog = engine.side.allocator._tree.nodes, engine.side.stores.backlog
+    driver.step_until(engine, lambda: any(node.bags is not None and node.bags.is_open for node in nodes()))
+    engine.scheduler.running.remove(request)
+    engine.scheduler._preempt_request(request, 0.0)
+    assert backlog.get(request.request_id) is not None
+    engine.step()
+    assert backlog.get(request.request_id) is None and not request.is_finished()
+    driver.come_to_rest(engine)
+
+
 def test_without_the_flag_a_new_path_is_another_adapter(engine: VirtualEngine) -> None:
     computed = driver.watch(engine)
     serve(engine, PROMPT, lora=LORA)
