@@ -4,6 +4,8 @@
     ├── ConfigError            a key or value of kv_connector_extra_config
     ├── UnsupportedError       a model, an engine setting or a vLLM version this release cannot serve or count
     ├── HostMemoryError        the pool's memory cannot be had or pinned
+    ├── TierError              files of a tier below the pool cannot be had, or are of others
+    │   └── TierFormatError    they are damaged, or of a format that is not read
     └── TraceError             a file that is no trace of requests
 
 At run time nothing is raised towards the engine: a fault there is a failed job, and that a cache miss.
@@ -24,6 +26,14 @@ class UnsupportedError(OffloadError):
 
 class HostMemoryError(OffloadError):
     """The pool's memory cannot be mapped or pinned; the message names the limit and what raises it."""
+
+
+class TierError(OffloadError):
+    """Files of a tier cannot be had, or are not this engine's; the message names the path and what to do."""
+
+
+class TierFormatError(TierError):
+    """Files of a tier are damaged, or of a format that this release does not read; they can be deleted."""
 
 
 class TraceError(OffloadError):
