@@ -58,6 +58,9 @@ STATEFUL = {
     "offload.scheduler.stores.Stores",
     "offload.scheduler.waiting.Waiting",
     "offload.testing.memory_engine.MemoryEngine",
+    "offload.worker.media.runner.Runner",
+    "offload.worker.media.seal_log.SealLog",
+    "offload.worker.media.slab.SlabMedium",
     "offload.worker.seals.Seals",
     "offload.worker.side.WorkerSide",
     "offload.worker.transfer.TransferEngine",
@@ -77,6 +80,8 @@ CHECKED_BY_THEIR_OWNER = {
     "allocator.node.Pin",  # by PrefixTree and Pins
     "allocator.planning.Planning",  # it has no state but the tree, the pool and the policy
     "allocator.room.Room",  # by CpuOffloadingBlockAllocator: its own state are two counts
+    "offload.files.private.PrivateDirectory",  # the kernel's; its tests read modes and locks
+    "offload.files.records.RecordLog",  # its state is the file; its tests read it back
     "offload.scheduler.answers._Account",  # by AnswerReuse
     "offload.scheduler.backlog.Pending",  # by Backlog and Holds
     "offload.scheduler.groups.Groups",  # does not change
@@ -89,6 +94,10 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.worker.copiers.cpu.CpuCopier",  # all it has are queues; see the contract of copiers
     "offload.worker.copiers.cuda.CudaCopier",  # the same
     "offload.worker.lanes.Lane",  # by TransferEngine: no state but where the cache lies
+    "offload.worker.media.runner._Mover",  # by Runner: whether it hangs is a matter of time
+    "offload.worker.media.runner._Task",  # by Runner
+    "offload.worker.media.slab_file.Bounce",  # it has no state but memory that is written before it is read
+    "offload.worker.media.slab_file.SlabFile",  # the kernel's, too; see the contract of media
     "offload.worker.layout.BlockLayout",  # does not change
     "offload.worker.pool.segment.Segment",  # the kernel's, too
     "offload.worker.pool.memory.HostMemory",  # the kernel's; its tests read what is mapped and pinned
@@ -153,6 +162,7 @@ ABOVE = {
     "evictor": ("allocator", "offload", "torch", "vllm"),
     "allocator": ("offload", "torch", "vllm"),
     "offload": ("vllm", "pytest", "hypothesis"),
+    "offload.files": ("offload.scheduler", "offload.worker", "offload.vllm", "offload.testing", "torch"),
     "offload.messages": ("offload.scheduler", "offload.worker", "offload.vllm", "torch"),
     "offload.scheduler": ("offload.worker", "offload.vllm", "offload.testing", "offload.sizing", "torch"),
     "offload.worker": (
@@ -341,7 +351,7 @@ def has_state(node: ast.ClassDef) -> bool:
 
 def checked_classes() -> Iterator[tuple[str, ast.ClassDef]]:
     """Those that are looked at: all of which the state outlives a call, but vLLM's border and the kit."""
-    parts = ("scheduler", "worker", "observe")
+    parts = ("files", "scheduler", "worker", "observe")
     yield from classes("evictor", "allocator", *(f"offload/{part}" for part in parts))
     module = "offload.testing.memory_engine"
     for node in ALL[module].body:

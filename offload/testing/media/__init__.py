@@ -1,0 +1,1 @@
+"""Media for tests: in memory, and wrongly on purpose."""

@@ -1,0 +1,165 @@
+"""What lies in each place of a slab: its generation and its seals, in a log and in memory."""
+
+import threading
+from typing import NamedTuple
+
+import numpy as np
+
+from offload.files.private import PrivateDirectory
+from offload.files.records import RecordLog, Records
+from offload.messages import Ids
+from offload.worker.media.base import BadExtentError
+from offload.worker.media.slab_file import SlabShape
+from offload.worker.seals import Checksums
+
+SEALS = "seals"
+
+_COLUMNS = ("place", "generation", "num_slots")
+_NONE = 0
+"""The generation of a place that holds nothing. Those of jobs are at least 1."""
+
+
+class Kept(NamedTuple):
+    """What a medium has kept from before: each place once, the highest places last.
+
+    Attributes:
+        places: ``int64[n]``.
+        generations: of what lies there, ``int64[n]``.
+        num_slots: of each extent, ``int64[n]``.
+    """
+
+    places: Ids
+    generations: Ids
+    num_slots: Ids
+
+
+class SealLog:
+    """A record for each extent that was put, appended after its bytes.
+
+    After a crash a place holds what its record says, or it does not, and then the seals tell: no order of
+    writing is needed for that. The newest generation of a place counts, wherever its record stands.
+
+    Its methods may be called on any thread. None holds the lock of the table while it reads or writes a
+    file, so a device that hangs keeps nobody from asking what lies where.
+    """
+
+    def __init__(
+        self, directory: PrivateDirectory, shape: SlabShape, namespace: str, *, spare_records: int
+    ) -> None:
+        """Open the log and read all of it.
+
+        Args:
+            directory: where it is; owned.
+            shape: of the slab.
+            namespace: of its bytes; records of another one are not seen.
+            spare_records: records beyond twice those that count, before the log is written anew.
+
+        Raises:
+            TierError: it cannot be had.
+        """
+        fields = np.dtype(
+            [
+                *((name, "<i8") for name in _COLUMNS),
+                ("sums", "<u8", (shape.extent_slots,)),
+            ]
+        )
+        identity = f"seals\n{shape.slot_bytes}\n{shape.extent_slots}\n{namespace}"
+        self._shape = shape
+        self._spare_records = spare_records
+        self._log = RecordLog(directory, SEALS, fields, identity)
+        self._files = threading.Lock()
+        self._table = threading.Lock()
+        self._known = self._log.blank(shape.num_places)
+        try:
+            self.num_bad = self._recover()
+            self._log.reserve(2 * shape.num_places + spare_records)
+        except BaseException:
+            self._log.close()
+            raise
+
+    def kept(self) -> Kept:
+        """What lies where."""
+        with self._table:
+            known = self._known[self._known["generation"] != _NONE]
+        return Kept(*(np.ascontiguousarray(known[name], dtype=np.int64) for name in _COLUMNS))
+
+    @property
+    def newest(self) -> int:
+        """The highest generation of any place; 0 if there is none."""
+        return int(self._newest.max(initial=_NONE))
+
+    def seals_of(self, place: int, generation: int, num_slots: int) -> Checksums:
+        """Those of an extent. Raises BadExtentError if it does not lie there."""
+        with self._table:
+            record = self._known[place].copy()
+        if record["generation"] != generation:
+            raise BadExtentError(f"place {place} holds generation {record['generation']}, not {generation}")
+        if record["num_slots"] != num_slots:
+            raise BadExtentError(f"place {place} holds {record['num_slots']} slots, not {num_slots}")
+        sums: Checksums = record["sums"][:num_slots]
+        return sums
+
+    def forget(self, place: int, generation: int) -> None:
+        """Its bytes are about to change, for that generation.
+
+        Raises:
+            BadExtentError: there was as new a one before; a restart would find that instead.
+        """
+        with self._table:
+            found = int(self._newest[place])
+            if generation <= found:
+                raise BadExtentError(
+                    f"place {place} has had generation {found}, and {generation} is not newer"
+                )
+            self._newest[place] = generation
+            self._known[place]["generation"] = _NONE
+
+    def add(self, place: int, generation: int, seals: Checksums) -> None:
+        """An extent lies there now; known after a kill, too, when this returns. Raises TierError."""
+        record = self._log.blank(1)
+        record["place"], record["generation"], record["num_slots"] = place, generation, len(seals)
+        record["sums"][0, : len(seals)] = seals
+        with self._files:
+            self._log.append(record)
+            with self._table:
+                self._known[place] = record[0]
+            if self._log.num_records >= self._spare_records + 2 * self._shape.num_places:
+                self._compact()
+
+    def sync(self) -> None:
+        """Bring all of it to the device. Raises TierError."""
+        with self._files:
+            self._log.sync()
+
+    def close(self) -> None:
+        """No thread may be at it. Calling it again does nothing."""
+        self._log.close()
+
+    def check_invariants(self) -> None:
+        """What is known of a place is of that place, and the log has it."""
+        with self._table:
+            known = self._known.copy()
+        assert (known["generation"] <= self._newest).all(), f"there are newer ones than {self._newest}"
+        places = np.flatnonzero(known["generation"] != _NONE)
+        assert (known["place"][places] == places).all(), f"records are of other places: {known[places]}"
+        sizes = known["num_slots"][places]
+        assert ((sizes >= 1) & (sizes <= self._shape.extent_slots)).all(), f"extents have {sizes} slots"
+        assert len(places) <= self._log.num_records, f"{len(places)} of {self._log.num_records} records"
+
+    def _recover(self) -> int:
+        """Read the log; returns how many records are none."""
+        records, num_bad = self._log.read()
+        places, sizes = records["place"], records["num_slots"]
+        good = (places >= 0) & (places < self._shape.num_places) & (records["generation"] > _NONE)
+        good &= (sizes >= 1) & (sizes <= self._shape.extent_slots)
+        records = records[good]
+        records = records[np.argsort(records["generation"], kind="stable")]
+        self._known[records["place"]] = records  # of several of one place the last stays
+        self._newest = self._known["generation"].copy()
+        return num_bad + int((~good).sum())
+
+    def _compact(self) -> None:
+        with self._table:
+            live: Records = self._known[self._known["generation"] != _NONE]
+        self._log.compact(live)
+        self._log.reserve(2 * self._shape.num_places + self._spare_records)
