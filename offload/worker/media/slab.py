@@ -320,12 +320,12 @@ class SlabMedium:
             self._directory.remove(SEALS)  # nobody knows whose they are
         else:
             check_same(self._directory, found, namespace, sizes)
+        self._slab = SlabFile(self._directory, self._shape, self._pool, direct=self._options.direct)
         self._seals = SealLog(
             self._directory, self._shape, namespace, spare_records=self._options.spare_records
         )
         last = max(0 if found is None else found.epoch, self._seals.newest >> EPOCH_SHIFT)
         write_superblock(self._directory, Superblock(namespace, sizes, last + 1))
-        self._slab = SlabFile(self._directory, self._shape, self._pool, direct=self._options.direct)
         return last + 1
 
     def _close_files(self) -> None:
