@@ -135,13 +135,16 @@ class SlabFile:
 
     def views(self, slots: Ids) -> list[memoryview]:
         """Where these slots lie in the pool; neighbours are one piece."""
-        size = self._shape.slot_bytes
-        first = np.flatnonzero(np.diff(slots, prepend=-2) != 1)
-        lengths = np.diff(first, append=len(slots)).tolist()
-        return [
-            self._memory[start * size : (start + length) * size]
-            for start, length in zip(slots[first].tolist(), lengths, strict=True)
-        ]
+        size, found = self._shape.slot_bytes, []
+        first = last = -1
+        for slot in slots.tolist():
+            if slot != last + 1 or first < 0:
+                if first >= 0:
+                    found.append(self._memory[first * size : (last + 1) * size])
+                first = slot
+            last = slot
+        found.append(self._memory[first * size : (last + 1) * size])
+        return found
 
     def write(self, place: int, views: Sequence[memoryview]) -> None:
         """Fill a place from its beginning. Raises OSError."""

@@ -1,0 +1,1 @@
+"""Parts of the disk bandwidth benchmark, see `benchmarks.disk_bandwidth`."""
