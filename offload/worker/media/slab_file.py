@@ -6,6 +6,7 @@ import logging
 import mmap
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -175,7 +176,8 @@ class SlabFile:
             offset += moved
             pieces = _behind(pieces, moved)
         if not self.is_direct:  # the memory belongs to the pool, not to copies of what is on the disk
-            os.posix_fadvise(fd, start, offset - start, os.POSIX_FADV_DONTNEED)
+            with suppress(OSError):
+                os.posix_fadvise(fd, start, offset - start, os.POSIX_FADV_DONTNEED)
 
     def _take_room(self) -> None:
         size = self._shape.place_bytes * (self._shape.num_places + 1)
