@@ -126,6 +126,7 @@ def _turn(
         extent_bytes=extent_mib * _MIB,
         num_extents=num_extents,
         threads=options.put_threads if verb is Verb.PUT else options.get_threads,
+        huge_pages=options.huge_pages,
     )
 
 
@@ -166,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--pairs", type=positive, default=15, metavar="N", help="that count (default: 15)")
     add("--get-threads", type=positive, default=4, metavar="N", help="(default: 4)")
     add("--put-threads", type=positive, default=2, metavar="N", help="(default: 2)")
-    add("--huge-pages", action="store_true", help="ask for huge pages for the pool")
+    add("--huge-pages", action="store_true", help="ask for huge pages, also for fio")
     add("--buffered", action="store_true", help="through the page cache, without O_DIRECT")
     return parser
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,7 +24,14 @@ def fio_version() -> str | None:
 
 
 def run_fio(
-    verb: Verb, path: Path, *, direct: bool, extent_bytes: int, num_extents: int, threads: int
+    verb: Verb,
+    path: Path,
+    *,
+    direct: bool,
+    extent_bytes: int,
+    num_extents: int,
+    threads: int,
+    huge_pages: bool,
 ) -> Turn:
     """Read or write that many extents of a file, each once, in an order of chance. Raises RuntimeError."""
     mode, key = _MODES[verb]
@@ -32,9 +40,10 @@ def run_fio(
         *("fio", "--name=extents", f"--filename={path}", f"--rw={mode}", "--ioengine=psync"),
         *(f"--direct={int(direct)}", f"--bs={extent_bytes}", "--thread", f"--numjobs={threads}"),
         *(f"--size={per_thread}", f"--offset_increment={per_thread}", "--overwrite=1", "--fallocate=none"),
-        *("--group_reporting", "--output-format=json"),
+        *("--mem_align=2m", "--group_reporting", "--output-format=json"),
     ]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if huge_pages else {})
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if ran.returncode:
         raise RuntimeError(f"fio: {ran.stderr.strip() or ran.stdout.strip()}")
     (job,) = json.loads(ran.stdout)["jobs"]
