@@ -166,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--mib", type=positive, default=256, metavar="M", help="moved in a turn (default: 256)")
     add("--pairs", type=positive, default=15, metavar="N", help="that count (default: 15)")
     add("--get-threads", type=positive, default=4, metavar="N", help="(default: 4)")
-    add("--put-threads", type=positive, default=2, metavar="N", help="(default: 2)")
+    add("--put-threads", type=positive, default=4, metavar="N", help="(default: 4)")
     add("--huge-pages", action="store_true", help="ask for huge pages, also for fio")
     add("--buffered", action="store_true", help="through the page cache, without O_DIRECT")
     return parser

@@ -55,7 +55,7 @@ class SlabOptions:
     """
 
     get_threads: int = 4
-    put_threads: int = 2
+    put_threads: int = 4
     hang_seconds: float = 10.0
     sync_seconds: float = 5.0
     spare_records: int = 1 << 14
