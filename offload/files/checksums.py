@@ -26,7 +26,7 @@ def xxh64_rows(words: Words, seed: int) -> Words:
     of 100 bytes.
     """
     if len(words) <= _FEW:
-        each = [xxhash.xxh64_intdigest(np.ascontiguousarray(row), seed) for row in words]
+        each = [xxhash.xxh64_intdigest(np.ascontiguousarray(row).data, seed) for row in words]
         return np.array(each, dtype=np.uint64)
     sums = np.empty(len(words), dtype=np.uint64)
     for start in range(0, len(words), _ROWS):
