@@ -9,6 +9,11 @@ import numpy.typing as npt
 Ids = npt.NDArray[np.int64]
 """Ids of GPU blocks, of slots, or of what another place keeps."""
 
+Names = npt.NDArray[np.uint8]
+"""Prefix hashes as rows of ``NAME_BYTES``, shorter ones with zeros behind."""
+
+NAME_BYTES = 32
+
 
 class Route(NamedTuple):
     """The way between two places, in one direction.
@@ -56,6 +61,42 @@ class Fingerprint(NamedTuple):
     groups: str = ""
 
 
+class Extents(NamedTuple):
+    """Where blocks of an order lie in a tier: runs of them, each in a place of its own.
+
+    Attributes:
+        places: of each, ``int64[extents]``.
+        generations: of what lies there, or is to lie there, ``int64[extents]``.
+        starts: extent ``i`` has blocks ``starts[i] <= b < starts[i + 1]``, ``int64[extents + 1]``.
+        skips: leading slots of each that the order leaves out, ``int64[extents]``; none where it is written.
+        names: where it is written: the prefix hash of its last position, ``uint8[extents, 32]``, and that of
+            the extent before it, all zeros for the first of a chain.
+        parents: the same.
+        is_private: nobody may read it once this engine has ended.
+    """
+
+    places: Ids
+    generations: Ids
+    starts: Ids
+    skips: Ids
+    names: Names | None = None
+    parents: Names | None = None
+    is_private: bool = False
+
+    def part(self, start: int, stop: int) -> "Extents":
+        """Those of blocks ``start <= b < stop``, which begin and end with extents."""
+        first, last = np.searchsorted(self.starts, (start, stop))
+        return Extents(
+            self.places[first:last],
+            self.generations[first:last],
+            self.starts[first : last + 1] - start,
+            self.skips[first:last],
+            None if self.names is None else self.names[first:last],
+            None if self.parents is None else self.parents[first:last],
+            self.is_private,
+        )
+
+
 class Part(NamedTuple):
     """Job ``job_id`` moves blocks ``start <= i < stop`` of an order."""
 
@@ -74,6 +115,7 @@ class Order(NamedTuple):
         targets: ids of where they go, ``int64[n]``.
         fills: where slots are read, the jobs that filled them, ``int64[n]``.
         request_id: the request that waits for it; None if none does.
+        extents: where a tier keeps them; its side of ``sources`` and ``targets`` then has their places.
     """
 
     route: Route
@@ -82,6 +124,7 @@ class Order(NamedTuple):
     targets: Ids
     fills: Ids | None = None
     request_id: str | None = None
+    extents: Extents | None = None
 
 
 @dataclass(slots=True)
@@ -141,6 +184,34 @@ class WorkerReport:
         return merged
 
 
+class TierFacts(NamedTuple):
+    """Workers to scheduler, once at start: what a tier has kept on this rank.
+
+    Attributes:
+        epoch: this life's; no generation from before has as high a one.
+        num_places: extents that it holds on the ranks that share its bytes, together.
+        extent_slots: slots of the largest extent.
+        places: of each extent that it keeps, ``int64[n]``.
+        generations: of what lies there, ``int64[n]``.
+        num_slots: of each, ``int64[n]``.
+        names: of each, ``uint8[n, 32]``; see ``Extents``.
+        parents: the same.
+        part: of places, those with ``place % num_parts == part`` are this rank's.
+        num_parts: ranks that share a tier's bytes.
+    """
+
+    epoch: int
+    num_places: int
+    extent_slots: int
+    places: Ids
+    generations: Ids
+    num_slots: Ids
+    names: Names
+    parents: Names
+    part: int = 0
+    num_parts: int = 1
+
+
 @dataclass(slots=True)
 class WorkerFacts:
     """Workers to scheduler, once at start: what this rank's part of the pool is like.
@@ -150,9 +221,11 @@ class WorkerFacts:
         slot_bytes: of one on this rank.
         fingerprint: this rank's.
         num_sharing: ranks that have these slots in one memory, this one included.
+        tiers: what places below the pool have kept, in their order; None for one that keeps nothing.
     """
 
     num_slots: int
     slot_bytes: int
     fingerprint: Fingerprint
     num_sharing: int = 1
+    tiers: list[TierFacts | None] = field(default_factory=list)

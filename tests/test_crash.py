@@ -32,9 +32,9 @@ def test_a_slab_that_checks_nothing_serves_wrong_bytes(tmp_path: Path) -> None:
 
 def test_a_slab_that_reports_before_its_log_knows_loses_extents(tmp_path: Path) -> None:
     class Forgetful(slab.SealLog):
-        def add(self, place: int, generation: int, seals: slab.Checksums) -> None:
+        def add(self, place: int, generation: int, seals: slab.Checksums, label: slab.Label) -> None:
             if place % 3:
-                super().add(place, generation, seals)
+                super().add(place, generation, seals, label)
 
     with mock.patch.object(slab, "SealLog", Forgetful):
         counts = counted(8, 3, tmp_path)

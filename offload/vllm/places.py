@@ -1,22 +1,24 @@
 """The registry of places below the pool."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from offload.messages import TierFacts
 from offload.scheduler.common import Common
 from offload.scheduler.flow import Below
-from offload.worker.side import MakeLanes
+from offload.worker.media.lane import MakeLanes
 
 
 class Place(NamedTuple):
     """A place below the pool.
 
     Attributes:
-        make_flows: what decides about its routes, on the scheduler's side.
+        make_flows: what decides about its routes, on the scheduler's side, when it knows what workers have
+            kept.
         make_lanes: what moves their bytes, on each worker.
     """
 
-    make_flows: Callable[[Common], Below]
+    make_flows: Callable[[Common, Sequence[TierFacts]], Below]
     make_lanes: MakeLanes
 
 

@@ -2,12 +2,11 @@
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offload.messages import Ids, Route
 from offload.worker.copiers.base import CopyEnd
 from offload.worker.lanes import Lane
-from offload.worker.layout import CopyBatch
 
 
 class TransferEnd(NamedTuple):
@@ -48,7 +47,7 @@ class TransferJob:
         num_wanted: leading blocks that the batch copies.
         since: when it was handed to the copier, and before that, when it began to wait for its turn.
         fills: the jobs that must have filled the slots it reads, and no other since.
-        start: blocks of the whole job before this part.
+        own: which blocks of the whole job these are, ``int64[n]``.
         num_blocks: those of the whole job.
         is_cancelled: nobody wants its bytes.
         is_given_up: its copy is past its deadline.
@@ -60,11 +59,11 @@ class TransferJob:
     lane: Lane
     sources: Ids
     targets: Ids
-    batch: CopyBatch
+    batch: Any
     num_wanted: int
     since: float
     fills: Ids | None
-    start: int
+    own: Ids
     num_blocks: int
     is_cancelled: bool = False
     is_given_up: bool = False
@@ -86,7 +85,7 @@ class TransferJob:
 
     def num_good(self, num_own: int) -> int:
         """Leading blocks of the whole job, when so many of this part are good, and others see to theirs."""
-        return self.num_blocks if num_own == len(self.sources) else self.start + num_own
+        return self.num_blocks if num_own == len(self.own) else int(self.own[num_own])
 
     @property
     def is_copying(self) -> bool:

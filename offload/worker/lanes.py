@@ -1,25 +1,28 @@
 """Lanes: how the bytes of each route move on this rank."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
-from offload.messages import GPU, LOAD, POOL, STORE, Ids, Route
+import numpy as np
+
+from offload.messages import GPU, LOAD, POOL, STORE, Extents, Ids, Route
 from offload.worker.copiers.base import Copier
 from offload.worker.layout import BlockLayout, CopyBatch
+from offload.worker.replicas import Share
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
-    """What copies along a route, one end of which is the pool.
+class Lane(ABC):
+    """What moves blocks along a route, one end of which is the pool.
 
     Attributes:
         route: the route.
-        layout: where bytes lie in the pool and in the place at the other end.
-        copier: makes the copies; other lanes may have the same one.
+        copier: moves them, in batches as the lane makes them; other lanes may have the same one.
         is_awaited: requests wait for its jobs. Those of other lanes give way to them.
     """
 
     route: Route
-    layout: BlockLayout
     copier: Copier
     is_awaited: bool
 
@@ -33,13 +36,54 @@ class Lane:
         """Whether the engine's own work touches the place at its other end, so that a fence is needed."""
         return GPU in (self.route.source, self.route.target)
 
-    def batch(self, sources: Ids, targets: Ids) -> CopyBatch:
-        """The copies that bring blocks along it."""
+    @property
+    def checks_slots(self) -> bool:
+        """Whether its copier checks the slots that it reads, so that nobody else has to."""
+        return False
+
+    def own(self, share: Share, job_id: int, num_blocks: int, extents: Extents | None) -> Ids:
+        """Which blocks of a job this rank moves: its share of what fills the pool, all of what reads it."""
+        part = share.of(job_id, num_blocks) if self.fills_pool else range(num_blocks)
+        return np.arange(part.start, part.stop)
+
+    @abstractmethod
+    def batch(self, sources: Ids, targets: Ids, extents: Extents | None) -> Any:
+        """The copies that bring blocks along it; ``extents``: see ``Order``."""
+
+    @abstractmethod
+    def num_bytes(self, batch: Any, num_copies: int | None = None) -> int:
+        """Of the first so many copies of a batch; None: of all."""
+
+    @abstractmethod
+    def whole_blocks(self, batch: Any, num_copies: int) -> int:
+        """How many leading blocks they complete."""
+
+
+@dataclass(slots=True, eq=False)
+class CopyLane(Lane):
+    """Copies from memory to memory.
+
+    Attributes:
+        layout: where bytes lie in the pool and in the place at the other end.
+    """
+
+    layout: BlockLayout
+
+    def batch(self, sources: Ids, targets: Ids, extents: Extents | None) -> CopyBatch:
         if self.fills_pool:
             return self.layout.store(sources, targets)
         return self.layout.load(sources, targets)
 
+    def num_bytes(self, batch: CopyBatch, num_copies: int | None = None) -> int:
+        return int(batch.sizes[:num_copies].sum())
+
+    def whole_blocks(self, batch: CopyBatch, num_copies: int) -> int:
+        return self.layout.whole_blocks(batch, num_copies)
+
 
 def gpu_lanes(layout: BlockLayout, copier: Copier) -> list[Lane]:
     """Those between the GPU and the pool."""
-    return [Lane(STORE, layout, copier, is_awaited=False), Lane(LOAD, layout, copier, is_awaited=True)]
+    return [
+        CopyLane(STORE, copier, is_awaited=False, layout=layout),
+        CopyLane(LOAD, copier, is_awaited=True, layout=layout),
+    ]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from offload.errors import ConfigError, HostMemoryError
-from offload.messages import Fingerprint, WorkerFacts
+from offload.messages import Extents, Fingerprint, Ids, WorkerFacts
 from offload.worker.pool.pages import take_pages
 from offload.worker.pool.segment import Segment, SegmentName
 from offload.worker.seals import SealTables
@@ -31,6 +31,24 @@ class Share(NamedTuple):
         """
         turn = (self.part + job_id) % self.num_parts
         return range(num_blocks * turn // self.num_parts, num_blocks * (turn + 1) // self.num_parts)
+
+    def extents(self, extents: Extents) -> Extents:
+        """Those of an order that are this rank's: a place is of the same rank always."""
+        mine = np.flatnonzero(extents.places % self.num_parts == self.part)
+        sizes = np.diff(extents.starts)[mine]
+        return extents._replace(
+            places=extents.places[mine],
+            generations=extents.generations[mine],
+            starts=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+            skips=extents.skips[mine],
+            names=None if extents.names is None else extents.names[mine],
+            parents=None if extents.parents is None else extents.parents[mine],
+        )
+
+    def blocks_of(self, extents: Extents) -> Ids:
+        """Which blocks of that order are this rank's, in order."""
+        is_mine = extents.places % self.num_parts == self.part
+        return np.flatnonzero(np.repeat(is_mine, np.diff(extents.starts)))
 
 
 class Replicas(NamedTuple):

@@ -84,6 +84,7 @@ class Seals:
         *,
         of_blocks: bool = False,
         tables: SealTables | None = None,
+        for_tiers: bool = False,
     ) -> None:
         """Make seals for so many slots.
 
@@ -93,8 +94,11 @@ class Seals:
             verify: which blocks are looked at.
             of_blocks: GPU blocks are host memory, take the checksums there.
             tables: those of all ranks that share the pool; None: of this one.
+            for_tiers: make checksums in any case, for what is below the pool.
         """
         self.verify = verify
+        self.has_sums = for_tiers or verify is not Verify.NEVER
+        """Whether slots have checksums."""
         self.of_blocks = of_blocks
         self._layout = layout
         self._sums, self._fills = tables or SealTables.of_one(num_slots)
@@ -113,10 +117,20 @@ class Seals:
 
         Returns how many.
         """
-        if self.verify is not Verify.NEVER:
+        if self.has_sums:
             self._sums[slots] = self._checksums(block_ids, slots)
         self._fills[slots] = fill
         return len(slots)
+
+    def adopt(self, fill: int, slots: Ids, sums: Checksums) -> None:
+        """Job ``fill`` has filled these slots with bytes of these checksums, which were checked."""
+        self._sums[slots] = sums
+        self._fills[slots] = fill
+
+    def sums(self, slots: Ids) -> Checksums:
+        """Checksums of these slots, which are sealed: ``uint64[len(slots)]``, a copy."""
+        found: Checksums = self._sums[slots]
+        return found
 
     def num_current(self, slots: Ids, fills: Ids) -> int:
         """How many leading ones of these slots still hold what those store jobs put there."""

@@ -19,14 +19,15 @@ from offload.messages import (
     JobReport,
     Order,
     StepPlan,
-    WorkerFacts,
     WorkerReport,
 )
 from offload.worker.copiers import Copier
 from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
 from offload.worker.jobs import TransferEnd
-from offload.worker.lanes import Lane, gpu_lanes
+from offload.worker.lanes import gpu_lanes
 from offload.worker.layout import BlockLayout, Region
+from offload.worker.media.base import PoolSlots
+from offload.worker.media.lane import MakeLanes, PoolParts
 from offload.worker.pool.memory import HostMemory
 from offload.worker.pool.numa import node_of_pci_device
 from offload.worker.replicas import ALONE, Replicas, share_pool, size_pool
@@ -61,10 +62,6 @@ class GpuCache(Protocol):
         Raises:
             UnsupportedError: the cache does not lie as its configuration says.
         """
-
-
-MakeLanes = Callable[[HostMemory, WorkerFacts], list[Lane]]
-"""Makes the lanes of a place below the pool, which lies in that memory and is of that size on this rank."""
 
 
 class Seams(NamedTuple):
@@ -192,11 +189,17 @@ class WorkerSide:
         self._kv_caches = kv_caches
         layout = self._layout(self._memory)
         of_blocks = not on_gpu if self._seams.seals_of_blocks is None else self._seams.seals_of_blocks
-        seals = Seals(layout, num_slots, self._verify, of_blocks=of_blocks, tables=sharing.tables)
+        has_tiers, tables = bool(self._make_lanes), sharing.tables
+        seals = Seals(
+            layout, num_slots, self._verify, of_blocks=of_blocks, tables=tables, for_tiers=has_tiers
+        )
         copier = self._seams.make_copier(device, layout, self._cache.num_blocks, num_slots)
         lanes = gpu_lanes(layout, copier)
+        parts = PoolParts(PoolSlots(self._memory.address, num_slots, slot_bytes), seals, sharing.share)
         for make_lanes in self._make_lanes:
-            lanes += make_lanes(self._memory, self.facts)
+            made = make_lanes(parts)
+            lanes += made.lanes
+            self.facts.tiers.append(made.facts)
         self._engine = TransferEngine(
             lanes,
             seals,
@@ -357,7 +360,8 @@ class WorkerSide:
                 engine.refuse(job_id, order.route, order.targets[part], refusal)
                 continue
             fills = None if order.fills is None else order.fills[part]
-            engine.submit(job_id, order.route, order.sources[part], order.targets[part], fills)
+            extents = None if order.extents is None else order.extents.part(start, stop)
+            engine.submit(job_id, order.route, order.sources[part], order.targets[part], fills, extents)
 
     def _warn(self, end: TransferEnd) -> None:
         """Log a failed copy; while copies keep failing, one in so many seconds."""

@@ -7,10 +7,10 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from offload.config import Verify
-from offload.messages import Ids, Route
+from offload.messages import Extents, Ids, Route
 from offload.worker.copiers.base import Copier, CopyEnd
 from offload.worker.jobs import TransferEnd, TransferJob
-from offload.worker.lanes import Lane
+from offload.worker.lanes import CopyLane, Lane
 from offload.worker.layout import BlockLayout
 from offload.worker.replicas import Share
 from offload.worker.seals import Seals
@@ -111,7 +111,15 @@ class TransferEngine:
         except Exception as error:
             self._fence_errors[route] = _describe(error)
 
-    def submit(self, job_id: int, route: Route, sources: Ids, targets: Ids, fills: Ids | None = None) -> None:
+    def submit(
+        self,
+        job_id: int,
+        route: Route,
+        sources: Ids,
+        targets: Ids,
+        fills: Ids | None = None,
+        extents: Extents | None = None,
+    ) -> None:
         """Copy blocks along a route.
 
         Args:
@@ -120,23 +128,26 @@ class TransferEngine:
             sources: ids of the blocks to copy, ``int64[n]``, in chain order.
             targets: ids of where they go, ``int64[n]``.
             fills: where slots are read, the jobs that must have filled them, ``int64[n]``.
+            extents: where a tier keeps them.
         """
-        lane, num_blocks, start = self._lanes[route], len(targets), 0
-        if lane.fills_pool:
-            part = self._share.of(job_id, num_blocks)
-            start, own = part.start, slice(part.start, part.stop)
+        lane, num_blocks = self._lanes[route], len(targets)
+        own = lane.own(self._share, job_id, num_blocks, extents)
+        if num_blocks and not len(own):
+            self._ended.append(TransferEnd(job_id, route, num_blocks, targets[:0], None))
+            return
+        if len(own) < num_blocks:
             sources, targets = sources[own], targets[own]
-            if num_blocks and not part:
-                self._ended.append(TransferEnd(job_id, route, num_blocks, targets, None))
-                return
+            fills = None if fills is None else fills[own]
+        if lane.fills_pool:
             self._seals.unseal(targets)
         num_wanted = len(sources) if fills is None else self._seals.num_current(sources, fills)
-        batch = lane.batch(sources[:num_wanted], targets[:num_wanted])
-        job = TransferJob(lane, sources, targets, batch, num_wanted, self._clock(), fills, start, num_blocks)
+        if extents is not None and num_wanted < len(sources):
+            num_wanted = 0  # extents move as a whole
+        batch = lane.batch(sources[:num_wanted], targets[:num_wanted], extents)
+        job = TransferJob(lane, sources, targets, batch, num_wanted, self._clock(), fills, own, num_blocks)
         self._jobs[job_id] = job
-        error = self._fence_errors.get(route)
-        if error is None and num_wanted == 0 < len(sources):
-            error = "its slots were filled by other stores"
+        filled = "its slots were filled by other stores" if num_wanted == 0 < len(sources) else None
+        error = self._fence_errors.get(route) or filled
         if error is not None:
             self._end(job_id, 0, error)
         elif lane.is_awaited:
@@ -145,7 +156,7 @@ class TransferEngine:
         else:
             self._held[job_id] = None
             self._begin_held()
-        if not (lane.fills_pool or self._seals.of_blocks) and job_id in self._jobs:
+        if not (lane.fills_pool or lane.checks_slots or self._seals.of_blocks) and job_id in self._jobs:
             self._check(job, num_wanted)  # beside the copy
 
     def refuse(self, job_id: int, route: Route, targets: Ids, error: str) -> None:
@@ -195,7 +206,7 @@ class TransferEngine:
         """The engine's cache lies elsewhere now. Slots hold what they held."""
         assert not self._jobs, f"{len(self._jobs)} copies are under way"
         for lane in self._lanes.values():
-            if lane.meets_gpu:
+            if isinstance(lane, CopyLane) and lane.meets_gpu:
                 lane.layout = layout
         self._seals.relocate(layout)
 
@@ -253,7 +264,7 @@ class TransferEngine:
             if self._awaited:
                 if self._allowance <= 0 and now < job.since + HOLD_SECONDS:
                     return
-                self._allowance -= float(job.batch.sizes.sum())
+                self._allowance -= float(job.lane.num_bytes(job.batch))
             del self._held[job_id]
             self._begin_copy(job_id, job)
 
@@ -273,19 +284,21 @@ class TransferEngine:
         if job.is_given_up or job.is_cancelled:
             self._end(copied.job_id, 0, copied.error)
             return
-        num_blocks = job.lane.layout.whole_blocks(job.batch, copied.num_copied)
+        num_blocks = job.lane.whole_blocks(job.batch, copied.num_copied)
         job.num_current = len(job.slots)
         if job.fills is not None:
             job.num_current = self._seals.num_current(job.slots, job.fills)
         if not job.lane.fills_pool:
-            if self._seals.of_blocks:
+            if self._seals.of_blocks and not job.lane.checks_slots:
                 self._check(job, num_blocks)
+        elif copied.sums is not None:
+            self._seals.adopt(copied.job_id, job.slots[: len(copied.sums)], copied.sums)
         elif num_blocks == len(job.slots):
             self._seal(copied.job_id, job)
         self._end_if_checked(copied.job_id)
 
     def _seal(self, job_id: int, job: TransferJob) -> None:
-        if self._seals.verify is Verify.NEVER:
+        if not self._seals.has_sums:
             self._seals.seal(job_id, job.block_ids, job.slots)
         else:
             job.checked = self._begin(job.lane, self._seals.seal, job_id, job.block_ids, job.slots)
@@ -319,7 +332,7 @@ class TransferEngine:
             self._checking.append(job_id)
             return
         error = job.copied.error
-        num_good = job.lane.layout.whole_blocks(job.batch, job.copied.num_copied)
+        num_good = job.lane.whole_blocks(job.batch, job.copied.num_copied)
         if error is None and num_good < job.num_wanted:
             error = f"the copy ended after {num_good} of {job.num_wanted} blocks"
         if job.num_current < len(job.slots):
@@ -347,7 +360,7 @@ class TransferEngine:
             num_good = job.num_good(num_good)
         end = TransferEnd(job_id, job.lane.route, num_good, job.targets, error)
         if job.copied is not None:
-            nbytes = int(job.batch.sizes[: job.copied.num_copied].sum())
+            nbytes = job.lane.num_bytes(job.batch, job.copied.num_copied)
             end = end._replace(seconds=job.copied.seconds, nbytes=nbytes)
         if job.lane.is_awaited and error is None:
             self._landed[job_id] = end

@@ -6,7 +6,7 @@ It shows what a place takes, and keeps all that it is given until it is full.
 import ctypes
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from allocator import Pin, StorePlan
-from offload.messages import POOL, Order, Part, Route, WorkerFacts
+from offload.messages import POOL, Order, Part, Route, TierFacts
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, Step
@@ -24,9 +24,9 @@ from offload.scheduler.offer import COMING, Offer
 from offload.testing.copiers.seeded import CopySchedule, SeededCopier
 from offload.vllm.places import Place
 from offload.worker.copiers import CopyEnd
-from offload.worker.lanes import Lane
+from offload.worker.lanes import CopyLane, Lane
 from offload.worker.layout import BlockLayout, CopyBatch, Region
-from offload.worker.pool.memory import HostMemory
+from offload.worker.media.lane import LanesBelow, PoolParts
 
 MEMORY = "memory"
 SPILL, FETCH = Route("spill", POOL, MEMORY), Route("fetch", MEMORY, POOL)
@@ -373,19 +373,23 @@ class MemoryTier:
     def place(self) -> Place:
         return Place(self._make_flows, self._make_lanes)
 
-    def _make_flows(self, common: Common) -> Below:
+    def _make_flows(self, common: Common, facts: Sequence[TierFacts]) -> Below:
         self.directory = Directory(self.num_blocks)
         self.spills = Spills(common, self.directory, self.num_blocks)
         self.fetches = Fetches(common, self.directory)
         return Below([self.spills, self.fetches], [self.fetches])
 
-    def _make_lanes(self, memory: HostMemory, facts: WorkerFacts) -> list[Lane]:
-        size = facts.slot_bytes
+    def _make_lanes(self, pool: PoolParts) -> LanesBelow:
+        size = pool.slots.slot_bytes
         kept = np.zeros(self.num_blocks * size, dtype=np.uint8)
         region = Region(kept.ctypes.data, size, size)
-        layout = BlockLayout([region], memory.address, slots_per_registration=memory.slots_per_registration)
+        layout = BlockLayout([region], pool.slots.address)
         inner = SeededCopier(self.copies, random.Random(self._rng.random()), routes=ROUTES)
         self.memories.append(kept)
         self.copiers.append(inner)
         copier = CheckedCopier(inner, size)
-        return [Lane(SPILL, layout, copier, is_awaited=False), Lane(FETCH, layout, copier, is_awaited=True)]
+        lanes: list[Lane] = [
+            CopyLane(SPILL, copier, is_awaited=False, layout=layout),
+            CopyLane(FETCH, copier, is_awaited=True, layout=layout),
+        ]
+        return LanesBelow(lanes)

@@ -16,7 +16,7 @@ from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine, VirtualSettings
 from offload.testing.virtual.audit import Audit
 from offload.testing.virtual.run import run_seed
-from offload.worker.lanes import Lane
+from offload.worker.lanes import CopyLane
 from offload.worker.seals import Seals
 from offload.worker.transfer import DEADLINE_SECONDS
 from tests.seeds import OTHER_SEEDS
@@ -337,13 +337,13 @@ def a_fetch_leaves_the_generations_of_its_slots(patch: pytest.MonkeyPatch) -> No
 
 
 def a_lane_copies_the_wrong_way(patch: pytest.MonkeyPatch) -> None:
-    original = Lane.batch
+    original = CopyLane.batch
 
-    def batch(self: Lane, sources: Any, targets: Any) -> Any:
+    def batch(self: CopyLane, sources: Any, targets: Any, extents: Any) -> Any:
         made = original(self, sources, targets)
         return made._replace(sources=made.targets, targets=made.sources) if self.route == FETCH else made
 
-    patch.setattr(Lane, "batch", batch)
+    patch.setattr(CopyLane, "batch", batch)
 
 
 def the_flow_of_a_job_is_mistaken(patch: pytest.MonkeyPatch) -> None:

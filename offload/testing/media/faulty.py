@@ -1,6 +1,7 @@
 """A medium that misbehaves on request, for tests."""
 
 import ctypes
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum, auto
@@ -40,17 +41,22 @@ class FaultyMedium:
         choose: Callable[[MediumJob], MediumFault] | None = None,
         *,
         late_polls: int = 3,
+        stuck_polls: int | None = None,
     ) -> None:
-        """``pool`` is the inner medium's."""
-        self._inner = inner
+        """``pool`` is the inner medium's; every ``stuck_polls`` polls, what is stuck is let go."""
+        self.inner = inner
         self._pool = pool
         self._choose = choose or (lambda job: MediumFault.NONE)
         self._late_polls = late_polls
+        self._stuck_polls = stuck_polls
+        self._num_polls = 0
         self._faults: dict[int, MediumFault] = {}
         self._jobs: dict[int, MediumJob] = {}
         self._ended: list[MediumEnd] = []
         self._late: dict[int, tuple[int, MediumEnd]] = {}
         self._stuck: list[MediumJob] = []
+        self.moved: Counter[Verb] = Counter()
+        """Extents that were told as good."""
         self.is_gone = False
         """While it is, every job is refused and the medium is off."""
         self.corrupted: list[int] = []
@@ -58,7 +64,7 @@ class FaultyMedium:
 
     @property
     def is_off(self) -> bool:
-        return self.is_gone or self._inner.is_off
+        return self.is_gone or self.inner.is_off
 
     @property
     def is_stuck(self) -> bool:
@@ -69,7 +75,7 @@ class FaultyMedium:
         """What is stuck begins now."""
         stuck, self._stuck = self._stuck, []
         for job in stuck:
-            self._inner.submit(job)
+            self.inner.submit(job)
 
     def submit(self, job: MediumJob) -> None:
         fault = MediumFault.REFUSE if self.is_gone else self._choose(job)
@@ -85,16 +91,20 @@ class FaultyMedium:
             if fault is MediumFault.STUCK:
                 self._stuck.append(job)
             else:
-                self._inner.submit(job)
+                self.inner.submit(job)
 
     def poll(self) -> list[MediumEnd]:
+        self._num_polls += 1
+        if self._stuck_polls is not None and self._num_polls % self._stuck_polls == 0:
+            self.let_go()
         ready, self._ended = self._ended, []
         for job_id, (polls, end) in list(self._late.items()):
             self._late[job_id] = (polls - 1, end)
             if polls <= 1:
                 ready.append(self._late.pop(job_id)[1])
-        for end in self._inner.poll():
+        for end in self.inner.poll():
             fault, job = self._faults.pop(end.job_id), self._jobs.pop(end.job_id)
+            self.moved[job.verb] += end.num_good
             if fault is MediumFault.LATE:
                 self._late[end.job_id] = (self._late_polls, end)
             else:
@@ -102,7 +112,7 @@ class FaultyMedium:
         return ready
 
     def close(self, seconds: float) -> bool:
-        return self._inner.close(seconds) and not self.is_stuck
+        return self.inner.close(seconds) and not self.is_stuck
 
     def _spoiled(self, fault: MediumFault, job: MediumJob, end: MediumEnd) -> MediumEnd:
         if fault in (MediumFault.FAIL, MediumFault.TORN):
@@ -129,4 +139,7 @@ def _first_half(job: MediumJob) -> MediumJob:
         starts=job.starts[: stop + 1],
         slots=job.slots[:num_slots],
         seals=None if job.seals is None else job.seals[:num_slots],
+        skips=None if job.skips is None else job.skips[:stop],
+        names=None if job.names is None else job.names[:stop],
+        parents=None if job.parents is None else job.parents[:stop],
     )

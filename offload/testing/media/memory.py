@@ -5,16 +5,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import Ids
+from offload.messages import NAME_BYTES, Ids
 from offload.worker.media.base import (
     BadExtentError,
     Extent,
+    Label,
     MediumEnd,
     MediumJob,
     PoolSlots,
     Verb,
     reason_against,
 )
+from offload.worker.media.seal_log import Kept as Recovered
 from offload.worker.seals import Checksums, checksums_of
 
 
@@ -24,12 +26,14 @@ class Kept(NamedTuple):
     Attributes:
         generation: of the job that put it.
         seals: of its slots.
+        label: how it is called.
         content: their bytes.
     """
 
     generation: int
     seals: Checksums
     content: bytearray
+    label: Label
 
 
 class MemoryMedium:
@@ -53,6 +57,28 @@ class MemoryMedium:
     def is_off(self) -> bool:
         return False
 
+    def recover(self) -> Recovered:
+        """What lies where and is not private."""
+        kept = {place: each for place, each in sorted(self.kept.items()) if not each.label.is_private}
+        unknown = np.zeros(NAME_BYTES, dtype=np.uint8)
+        names = [(each.label.name, each.label.parent) for each in kept.values()]
+        rows = np.array(
+            [[unknown if each is None else each for each in pair] for pair in names], dtype=np.uint8
+        )
+        rows = rows.reshape(len(kept), 2, NAME_BYTES)
+        return Recovered(
+            np.array(list(kept), dtype=np.int64),
+            np.array([each.generation for each in kept.values()], dtype=np.int64),
+            np.array([len(each.seals) for each in kept.values()], dtype=np.int64),
+            rows[:, 0],
+            rows[:, 1],
+        )
+
+    def reopen(self, other: "MemoryMedium") -> None:
+        """Take over what another has kept, as if the process had been started again."""
+        self._newest = other._newest.copy()
+        self.kept = {place: each for place, each in other.kept.items() if not each.label.is_private}
+
     def submit(self, job: MediumJob) -> None:
         error = reason_against(job, self._pool, self._num_places, self._extent_slots)
         if error is None and job.verb is Verb.PUT and len(np.unique(job.places)) != len(job.places):
@@ -63,7 +89,7 @@ class MemoryMedium:
         if error is None:
             for index in range(job.num_extents):
                 try:
-                    self._move(job.verb, job.extent(index))
+                    self._move(job.verb, job.extent(index), job.label(index))
                 except BadExtentError as failure:
                     error = f"extent {index}: {failure}"
                     break
@@ -78,7 +104,7 @@ class MemoryMedium:
         self._is_closed = True
         return True
 
-    def _move(self, verb: Verb, extent: Extent) -> None:
+    def _move(self, verb: Verb, extent: Extent, label: Label) -> None:
         addresses = self._pool.addresses(extent.slots)
         if verb is Verb.PUT:
             assert extent.seals is not None
@@ -87,18 +113,21 @@ class MemoryMedium:
                 raise BadExtentError(f"generation {extent.generation} is not newer")
             self._newest[extent.place] = extent.generation
             content = b"".join(ctypes.string_at(at, self._pool.slot_bytes) for at in addresses.tolist())
-            self.kept[extent.place] = Kept(extent.generation, extent.seals.copy(), bytearray(content))
+            self.kept[extent.place] = Kept(extent.generation, extent.seals.copy(), bytearray(content), label)
             return
         kept = self.kept.get(extent.place)
-        if kept is None or kept.generation != extent.generation or len(kept.seals) != len(extent.slots):
+        if kept is None or kept.generation != extent.generation:
             raise BadExtentError(f"place {extent.place} does not hold generation {extent.generation}")
-        if extent.seals is not None and not np.array_equal(kept.seals, extent.seals):
+        seals = kept.seals[extent.skip : extent.skip + len(extent.slots)]
+        if len(seals) != len(extent.slots):
+            raise BadExtentError(f"place {extent.place} does not hold so many slots")
+        if extent.seals is not None and not np.array_equal(seals, extent.seals):
             raise BadExtentError(f"place {extent.place} was filled with other bytes")
-        for index, address in enumerate(addresses.tolist()):
+        for index, address in enumerate(addresses.tolist(), extent.skip):
             start = index * self._pool.slot_bytes
             part = bytes(kept.content[start : start + self._pool.slot_bytes])
             ctypes.memmove(address, part, self._pool.slot_bytes)
-        self._check(addresses, kept.seals)
+        self._check(addresses, seals)
 
     def _check(self, addresses: Ids, seals: Checksums) -> None:
         if not np.array_equal(checksums_of(addresses[:, None], [self._pool.slot_bytes]), seals):
@@ -108,6 +137,7 @@ class MemoryMedium:
         num_slots = int(job.starts[num_good]) if num_good else 0
         seals = None
         if job.verb is Verb.GET:
-            found = [self.kept[int(place)].seals for place in job.places[:num_good]]
+            extents = [job.extent(index) for index in range(num_good)]
+            found = [self.kept[each.place].seals[each.skip :][: len(each.slots)] for each in extents]
             seals = np.concatenate([np.empty(0, dtype=np.uint64), *found])
         return MediumEnd(job.job_id, num_good, error, 0.0, num_slots * self._pool.slot_bytes, seals)

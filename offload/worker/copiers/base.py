@@ -1,10 +1,12 @@
 """The seam between plans and the hardware that copies."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from offload.messages import Route
-from offload.worker.layout import CopyBatch
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -16,12 +18,14 @@ class CopyEnd:
         num_copied: leading copies of the batch known to be complete; all of them on success.
         error: what went wrong, None on success.
         seconds: from its first copy to its last.
+        sums: checksums of the slots that it has filled, which were checked, ``uint64[n]``; None: not known.
     """
 
     job_id: int
     num_copied: int
     error: str | None
     seconds: float = field(default=0.0, compare=False)
+    sums: npt.NDArray[np.uint64] | None = field(default=None, compare=False)
 
 
 class Copier(Protocol):
@@ -33,8 +37,8 @@ class Copier(Protocol):
     def fence(self, route: Route) -> None:
         """Batches along that route submitted from now on start after all work the engine has enqueued."""
 
-    def submit(self, job_id: int, route: Route, batch: CopyBatch) -> None:
-        """Start copying. The batch, and the memory it names, belong to the copier until it has ended."""
+    def submit(self, job_id: int, route: Route, batch: Any) -> None:
+        """Start copying a batch of its lane, which owns its memory until it has ended."""
 
     def poll(self) -> list[CopyEnd]:
         """Batches that have ended since the last call. Each is reported exactly once."""

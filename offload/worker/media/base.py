@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from offload.messages import Ids
+from offload.messages import Ids, Names
 from offload.worker.seals import Checksums
 
 EPOCH_SHIFT = 40
@@ -36,12 +36,28 @@ class Extent(NamedTuple):
         slots: of the pool, ``int64[n]``, in the order of the extent's bytes.
         seals: the xxh3-64 of each slot's bytes, ``uint64[n]``. PUT: what the pool knows of them. GET: what
             they must be, or None where only the medium knows that.
+        skip: GET: that many of its leading slots are not wanted, and ``slots`` has those behind them.
     """
 
     place: int
     generation: int
     slots: Ids
     seals: Checksums | None = None
+    skip: int = 0
+
+
+class Label(NamedTuple):
+    """What a medium that outlives the process keeps beside an extent.
+
+    Attributes:
+        name: the prefix hash of its last position, ``uint8[32]``; None: unknown.
+        parent: that of the extent before it in its chain, zeros if there is none.
+        is_private: nobody may be told of it once the medium was opened again.
+    """
+
+    name: Names | None = None
+    parent: Names | None = None
+    is_private: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +72,10 @@ class MediumJob:
         starts: extent ``i`` has ``slots[starts[i]:starts[i + 1]]``; ``int64[extents + 1]``.
         slots: of all extents, one after the other, ``int64[slots]``.
         seals: of all slots, ``uint64[slots]``; None: see ``Extent``.
+        skips: leading slots of each extent that a GET leaves out, ``int64[extents]``; None: of all none.
+        names: PUT: what each is called, ``uint8[extents, 32]``; None: all zeros.
+        parents: PUT: how the one before it is called; the same.
+        is_private: PUT: it is not known any more once the medium was opened again.
     """
 
     job_id: int
@@ -65,6 +85,10 @@ class MediumJob:
     starts: Ids
     slots: Ids
     seals: Checksums | None = None
+    skips: Ids | None = None
+    names: Names | None = None
+    parents: Names | None = None
+    is_private: bool = False
 
     @classmethod
     def of(cls, job_id: int, verb: Verb, extents: Iterable[Extent]) -> "MediumJob":
@@ -81,6 +105,7 @@ class MediumJob:
             np.cumsum([0, *sizes], dtype=np.int64),
             np.concatenate([empty, *(extent.slots for extent in extents)]),
             np.concatenate(seals) if seals and len(seals) == len(extents) else None,
+            np.array([extent.skip for extent in extents], dtype=np.int64),
         )
 
     @property
@@ -92,7 +117,16 @@ class MediumJob:
         """One of them; its arrays are views."""
         part = slice(self.starts[index], self.starts[index + 1])
         seals = None if self.seals is None else self.seals[part]
-        return Extent(int(self.places[index]), int(self.generations[index]), self.slots[part], seals)
+        skip = 0 if self.skips is None else int(self.skips[index])
+        return Extent(int(self.places[index]), int(self.generations[index]), self.slots[part], seals, skip)
+
+    def label(self, index: int) -> "Label":
+        """How one of them is called."""
+        return Label(
+            None if self.names is None else self.names[index],
+            None if self.parents is None else self.parents[index],
+            self.is_private,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,14 +201,17 @@ class PoolSlots(NamedTuple):
 def reason_against(job: MediumJob, pool: PoolSlots, num_places: int, extent_slots: int) -> str | None:
     """Why this job cannot be one of a medium of so many places of so many slots; None if it can."""
     sizes = np.diff(job.starts)
-    if len(job.starts) != len(job.places) + 1 or len(job.generations) != len(job.places):
+    skips = np.zeros(len(job.places), dtype=np.int64) if job.skips is None else job.skips
+    if len(job.starts) != len(job.places) + 1 or not len(job.generations) == len(skips) == len(job.places):
         return "its extents do not add up"
     if not len(sizes):
         return None
     if job.starts[0] != 0 or job.starts[-1] != len(job.slots) or not sizes.min() >= 1:
         return "its extents do not add up"
-    if sizes.max() > extent_slots:
-        return f"an extent of {sizes.max()} slots: a place holds {extent_slots}"
+    if (sizes + skips).max() > extent_slots:
+        return f"an extent of {(sizes + skips).max()} slots: a place holds {extent_slots}"
+    if skips.min() < 0 or (job.verb is Verb.PUT and skips.any()):
+        return f"slots left out: {skips.tolist()}"
     if not 0 <= job.places.min() <= job.places.max() < num_places:
         return f"places from {job.places.min()} to {job.places.max()}: there are {num_places}"
     if not 0 <= job.slots.min() <= job.slots.max() < pool.num_slots:

@@ -7,14 +7,15 @@ import numpy as np
 
 from offload.files.private import PrivateDirectory
 from offload.files.records import RecordLog, Records
-from offload.messages import Ids
-from offload.worker.media.base import BadExtentError
+from offload.messages import NAME_BYTES, Ids, Names
+from offload.worker.media.base import BadExtentError, Label
 from offload.worker.media.slab_file import SlabShape
 from offload.worker.seals import Checksums
 
 SEALS = "seals"
 
 _COLUMNS = ("place", "generation", "num_slots")
+_NAMES = ("name", "parent")
 _NONE = 0
 """The generation of a place that holds nothing. Those of jobs are at least 1."""
 
@@ -26,11 +27,15 @@ class Kept(NamedTuple):
         places: ``int64[n]``.
         generations: of what lies there, ``int64[n]``.
         num_slots: of each extent, ``int64[n]``.
+        names: of each, ``uint8[n, 32]``; see ``Label``.
+        parents: the same.
     """
 
     places: Ids
     generations: Ids
     num_slots: Ids
+    names: Names
+    parents: Names
 
 
 class SealLog:
@@ -59,7 +64,8 @@ class SealLog:
         """
         fields = np.dtype(
             [
-                *((name, "<i8") for name in _COLUMNS),
+                *((name, "<i8") for name in (*_COLUMNS, "is_private")),
+                *((name, "u1", (NAME_BYTES,)) for name in _NAMES),
                 ("sums", "<u8", (shape.extent_slots,)),
             ]
         )
@@ -81,22 +87,27 @@ class SealLog:
         """What lies where."""
         with self._table:
             known = self._known[self._known["generation"] != _NONE]
-        return Kept(*(np.ascontiguousarray(known[name], dtype=np.int64) for name in _COLUMNS))
+        columns = [np.ascontiguousarray(known[name]) for name in (*_COLUMNS, *_NAMES)]
+        return Kept(*columns)
 
     @property
     def newest(self) -> int:
         """The highest generation of any place; 0 if there is none."""
         return int(self._newest.max(initial=_NONE))
 
-    def seals_of(self, place: int, generation: int, num_slots: int) -> Checksums:
-        """Those of an extent. Raises BadExtentError if it does not lie there."""
+    def seals_of(self, place: int, generation: int, skip: int, num_slots: int) -> Checksums:
+        """Those of so many slots of an extent, behind those to be skipped.
+
+        Raises:
+            BadExtentError: it does not lie there, or has fewer.
+        """
         with self._table:
             record = self._known[place].copy()
         if record["generation"] != generation:
             raise BadExtentError(f"place {place} holds generation {record['generation']}, not {generation}")
-        if record["num_slots"] != num_slots:
-            raise BadExtentError(f"place {place} holds {record['num_slots']} slots, not {num_slots}")
-        sums: Checksums = record["sums"][:num_slots]
+        if record["num_slots"] < skip + num_slots:
+            raise BadExtentError(f"place {place} holds {record['num_slots']} slots, not {skip + num_slots}")
+        sums: Checksums = record["sums"][skip : skip + num_slots]
         return sums
 
     def forget(self, place: int, generation: int) -> None:
@@ -114,11 +125,15 @@ class SealLog:
             self._newest[place] = generation
             self._known[place]["generation"] = _NONE
 
-    def add(self, place: int, generation: int, seals: Checksums) -> None:
+    def add(self, place: int, generation: int, seals: Checksums, label: Label) -> None:
         """An extent lies there now; known after a kill, too, when this returns. Raises TierError."""
         record = self._log.blank(1)
         record["place"], record["generation"], record["num_slots"] = place, generation, len(seals)
         record["sums"][0, : len(seals)] = seals
+        record["is_private"] = label.is_private
+        for field, value in zip(_NAMES, (label.name, label.parent), strict=True):
+            if value is not None:
+                record[field][0] = value
         with self._files:
             self._log.append(record)
             with self._table:
@@ -156,6 +171,7 @@ class SealLog:
         records = records[np.argsort(records["generation"], kind="stable")]
         self._known[records["place"]] = records  # of several of one place the last stays
         self._newest = self._known["generation"].copy()
+        self._known["generation"][self._known["is_private"] != 0] = _NONE
         return num_bad + int((~good).sum())
 
     def _compact(self) -> None:

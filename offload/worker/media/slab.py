@@ -22,6 +22,8 @@ from offload.messages import Ids
 from offload.worker.media.base import (
     EPOCH_SHIFT,
     BadExtentError,
+    Extent,
+    Label,
     MediumEnd,
     MediumJob,
     PoolSlots,
@@ -228,21 +230,19 @@ class SlabMedium:
     def _move(self, verb: Verb, number: int, job: MediumJob, index: int) -> Checksums:
         if self._off is not None:
             raise BadExtentError(self._off)
-        place, generation, slots, seals = job.extent(index)
+        extent = job.extent(index)
         bounce = self._bounce(verb, number)
         try:
             if verb is Verb.GET:
-                return self._get(place, generation, slots, seals, bounce)
-            assert seals is not None
-            return self._put(place, generation, slots, seals, bounce)
+                return self._get(extent, bounce)
+            return self._put(extent, job.label(index), bounce)
         except (OSError, OffloadError) as error:
             self._turn_off(error)
             raise
 
-    def _put(
-        self, place: int, generation: int, slots: Ids, seals: Checksums, bounce: Bounce | None
-    ) -> Checksums:
-        assert self._slab is not None and self._seals is not None
+    def _put(self, extent: Extent, label: Label, bounce: Bounce | None) -> Checksums:
+        place, generation, slots, seals, _ = extent
+        assert self._slab is not None and self._seals is not None and seals is not None
         addresses = self._pool.addresses(slots)
         if bounce is not None:
             bounce.fill(addresses)
@@ -250,23 +250,26 @@ class SlabMedium:
         self._check(addresses, seals, "the pool's bytes have changed since they were sealed")
         self._seals.forget(place, generation)
         self._slab.write(place, self._slab.views(slots) if bounce is None else bounce.views(len(slots)))
-        self._seals.add(place, generation, seals)
+        self._seals.add(place, generation, seals, label)
         self._needs_sync = True
         return seals
 
-    def _get(
-        self, place: int, generation: int, slots: Ids, wanted: Checksums | None, bounce: Bounce | None
-    ) -> Checksums:
+    def _get(self, extent: Extent, bounce: Bounce | None) -> Checksums:
+        place, generation, slots, wanted, skip = extent
         assert self._slab is not None and self._seals is not None
-        seals = self._seals.seals_of(place, generation, len(slots))
+        seals = self._seals.seals_of(place, generation, skip, len(slots))
         if wanted is not None and not np.array_equal(seals, wanted):
             raise BadExtentError(f"place {place} was filled with other bytes than those asked for")
-        self._slab.read(place, self._slab.views(slots) if bounce is None else bounce.views(len(slots)))
         targets = self._pool.addresses(slots)
-        addresses = targets if bounce is None else bounce.addresses(len(slots))
+        if bounce is None:
+            self._slab.read(place, self._slab.views(slots), skip)
+            addresses = targets
+        else:
+            self._slab.read(place, bounce.views(skip + len(slots)))
+            addresses = bounce.addresses(skip + len(slots))[skip:]
         self._check(addresses, seals, f"place {place} does not hold what was put there")
         if bounce is not None:
-            bounce.empty(targets)
+            bounce.empty(targets, skip)
         return seals
 
     def _check(self, addresses: Ids, seals: Checksums, error: str) -> None:

@@ -81,9 +81,9 @@ class Bounce:
         ctypes.memset(self._address + used, 0, _rounded(used) - used)  # not what was here before
         self._copy(sources, self.addresses(len(sources)))
 
-    def empty(self, targets: Ids) -> None:
-        """Give slots out, to these addresses."""
-        self._copy(self.addresses(len(targets)), targets)
+    def empty(self, targets: Ids, skip: int = 0) -> None:
+        """Give slots out, to these addresses, those behind the first ``skip``."""
+        self._copy(self.addresses(skip + len(targets))[skip:], targets)
 
     def _copy(self, sources: Ids, targets: Ids) -> None:
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
@@ -151,9 +151,9 @@ class SlabFile:
         """Fill a place from its beginning. Raises OSError."""
         self._move(self._fd, os.pwritev, place, views)
 
-    def read(self, place: int, views: Sequence[memoryview]) -> None:
-        """Read a place from its beginning. Raises OSError."""
-        self._move(self._fd, os.preadv, place, views)
+    def read(self, place: int, views: Sequence[memoryview], skip: int = 0) -> None:
+        """Read a place, behind its first ``skip`` slots. Raises OSError."""
+        self._move(self._fd, os.preadv, place, views, skip * self._shape.slot_bytes)
 
     def sync(self) -> None:
         """Bring all that was written to the device. Raises OSError."""
@@ -165,8 +165,10 @@ class SlabFile:
             os.close(self._fd)
             self._fd = -1
 
-    def _move(self, fd: int, call: _Call, place: int, views: Sequence[memoryview]) -> None:
-        start = offset = place * self._shape.place_bytes
+    def _move(
+        self, fd: int, call: _Call, place: int, views: Sequence[memoryview], skip_bytes: int = 0
+    ) -> None:
+        start = offset = place * self._shape.place_bytes + skip_bytes
         pieces: Sequence[memoryview] = _cut(views)
         while pieces:
             some = _one_call(pieces)

@@ -1,0 +1,160 @@
+"""Lanes of tiers: a medium moves their bytes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from offload.messages import POOL, Extents, Ids, Route, TierFacts
+from offload.worker.copiers.base import CopyEnd
+from offload.worker.lanes import Lane
+from offload.worker.media.base import Medium, MediumJob, PoolSlots, Verb
+from offload.worker.media.seal_log import Kept
+from offload.worker.replicas import Share
+from offload.worker.seals import Checksums, Seals
+
+
+class PoolParts(NamedTuple):
+    """This rank's part of the pool, for what lies below it.
+
+    Attributes:
+        slots: where they lie.
+        seals: of them.
+        share: which part of what fills the pool is this rank's.
+    """
+
+    slots: PoolSlots
+    seals: Seals
+    share: Share
+
+
+class LanesBelow(NamedTuple):
+    """The lanes between the pool and a place below it.
+
+    Attributes:
+        lanes: one for each route.
+        facts: what the place has kept from before; None: nothing, and it is no tier.
+    """
+
+    lanes: list[Lane]
+    facts: TierFacts | None = None
+
+
+MakeLanes = Callable[[PoolParts], LanesBelow]
+"""Makes the lanes of a place below the pool on this rank."""
+
+
+class ExtentBatch(NamedTuple):
+    """Extents to move.
+
+    Attributes:
+        extents: where they lie.
+        slots: of the pool, ``int64[n]``.
+        sums: PUT: checksums of what they hold.
+    """
+
+    extents: Extents
+    slots: Ids
+    sums: Checksums | None
+
+
+@dataclass(slots=True, eq=False)
+class MediumLane(Lane):
+    """What moves extents between the pool and a medium.
+
+    Attributes:
+        pool: this rank's part of it.
+    """
+
+    pool: PoolParts
+
+    @property
+    def checks_slots(self) -> bool:
+        return True
+
+    def own(self, share: Share, job_id: int, num_blocks: int, extents: Extents | None) -> Ids:
+        """Those of its places. A replica set's bytes go to a tier once, and come from it once."""
+        assert extents is not None, f"blocks without extents along {self.route}"
+        return share.blocks_of(extents)
+
+    def batch(self, sources: Ids, targets: Ids, extents: Extents | None) -> ExtentBatch:
+        assert extents is not None, f"blocks without extents along {self.route}"
+        extents = self.pool.share.extents(extents)
+        if self.fills_pool:
+            return ExtentBatch(extents, targets, None)
+        return ExtentBatch(extents, sources, self.pool.seals.sums(sources))
+
+    def num_bytes(self, batch: ExtentBatch, num_copies: int | None = None) -> int:
+        return len(batch.slots[:num_copies]) * self.pool.slots.slot_bytes
+
+    def whole_blocks(self, batch: ExtentBatch, num_copies: int) -> int:
+        return num_copies
+
+
+class MediumCopier:
+    """A medium as a copier: of extents, and of ends by blocks."""
+
+    def __init__(self, medium: Medium, share: Share) -> None:
+        """``share``: of places, the numbers of those that are this rank's are divided by how many share."""
+        self.medium = medium
+        self._num_sharing = share.num_parts
+        self._starts: dict[int, Ids] = {}
+
+    def fence(self, route: Route) -> None:
+        raise AssertionError(f"the engine touches no end of {route}")
+
+    def submit(self, job_id: int, route: Route, batch: ExtentBatch) -> None:
+        extents, verb = batch.extents, Verb.GET if route.target == POOL else Verb.PUT
+        self._starts[job_id] = extents.starts
+        self.medium.submit(
+            MediumJob(
+                job_id,
+                verb,
+                extents.places // self._num_sharing,
+                extents.generations,
+                extents.starts,
+                batch.slots,
+                batch.sums,
+                extents.skips,
+                extents.names,
+                extents.parents,
+                extents.is_private,
+            )
+        )
+
+    def poll(self) -> list[CopyEnd]:
+        found = []
+        for end in self.medium.poll():
+            num_blocks = int(self._starts.pop(end.job_id)[end.num_good])
+            found.append(CopyEnd(end.job_id, num_blocks, end.error, end.seconds, end.seals))
+        return found
+
+    def drain(self) -> None:
+        raise NotImplementedError("a medium is waited for by closing it")
+
+    def close(self, seconds: float) -> bool:
+        return self.medium.close(seconds)
+
+
+def medium_lanes(spill: Route, fetch: Route, medium: Medium, pool: PoolParts) -> list[Lane]:
+    """Those of a tier. Requests wait for what is fetched."""
+    copier = MediumCopier(medium, pool.share)
+    return [
+        MediumLane(spill, copier, is_awaited=False, pool=pool),
+        MediumLane(fetch, copier, is_awaited=True, pool=pool),
+    ]
+
+
+def tier_facts(kept: Kept, epoch: int, num_places: int, extent_slots: int, share: Share) -> TierFacts:
+    """What this rank tells of a medium that has kept something."""
+    return TierFacts(
+        epoch,
+        num_places * share.num_parts,
+        extent_slots,
+        kept.places * share.num_parts + share.part,
+        kept.generations,
+        kept.num_slots,
+        kept.names,
+        kept.parents,
+        share.part,
+        share.num_parts,
+    )
