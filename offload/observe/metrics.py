@@ -51,6 +51,10 @@ METRICS = (
         "route_seconds", True, "Seconds that copies along a route took, on the slowest rank.", by_route=True
     ),
     MetricSpec("route_failed_jobs", True, "Of failed_jobs, those of a route.", by_route=True),
+    MetricSpec(
+        "route_refused_bytes", True, "Bytes not written to a tier: its budget is spent.", by_route=True
+    ),
+    MetricSpec("route_kept_bytes", False, "Bytes of KV that a tier keeps, all ranks.", by_route=True),
     MetricSpec("route_paused", False, "1 while a route pauses or tries a single job.", by_route=True),
     MetricSpec(
         "paused", False, "1 while restores, stores or another route pause after faults or try a single one."

@@ -1,0 +1,168 @@
+"""What a tier has, as far as one engine knows that alone: extents by name, in places."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from allocator import CpuOffloadingBlockAllocator, Pin, StorePlan
+from evictor import make_policy
+from offload.messages import Extents, Ids, TierFacts
+from offload.scheduler.tiers.names import ROOT, rows
+from offload.scheduler.tiers.recovery import agree, chains
+
+EPOCH_SHIFT = 40
+"""A generation is ``epoch << EPOCH_SHIFT | job id``, so that those of another life are never met again."""
+
+
+class Reading(NamedTuple):
+    """Extents that are being read, and stay where they are until that ends."""
+
+    life: CpuOffloadingBlockAllocator
+    pin: Pin
+    places: Ids
+    generations: Ids
+
+
+class Writing(NamedTuple):
+    """Extents that are being written, in places that are theirs."""
+
+    life: CpuOffloadingBlockAllocator
+    plan: StorePlan
+    places: Ids
+
+
+class Directory:
+    """Extents in chain order, kept prefix-closed, and evicted from the ends of chains as a policy says.
+
+    It is an allocator whose positions are extents and whose slots are places. After a reset it begins anew
+    with the places that hold nothing: what was kept before stays there for a later life of the engine until
+    its places are needed. What is written from then on is private.
+    """
+
+    def __init__(
+        self,
+        facts: Sequence[TierFacts],
+        *,
+        extent_slots: int,
+        policy: str,
+        clock: Callable[[], float],
+    ) -> None:
+        """Know again what all ranks have kept.
+
+        Args:
+            facts: of every rank.
+            extent_slots: of a whole extent.
+            policy: name of the eviction policy.
+            clock: in seconds.
+        """
+        self.num_places = min(fact.num_places for fact in facts)
+        self.epoch = max(fact.epoch for fact in facts)
+        self.is_private = False
+        """Whether a reset has been: what is written is of this life only."""
+        self._policy = policy
+        self._clock = clock
+        self._generations: Ids = np.zeros(self.num_places, dtype=np.int64)
+        self._begin(np.arange(self.num_places))
+        self._recover(facts, extent_slots)
+
+    @property
+    def num_used(self) -> int:
+        """Places that hold something, or are about to."""
+        return self.num_places - self._allocator.num_free
+
+    @property
+    def num_evicted(self) -> int:
+        """Extents evicted for new ones since the last reset."""
+        return self._allocator.num_evicted
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a place is free."""
+        return self._allocator.num_free > 0
+
+    def depth(self, names: Sequence[bytes]) -> int:
+        """How many leading extents it has. O(log n)."""
+        return self._allocator.resident_depth(names)
+
+    def known_depth(self, names: Sequence[bytes]) -> int:
+        """The same, with those that are being written. O(log n)."""
+        return self._allocator.known_depth(names, len(names))
+
+    def touch(self, names: Sequence[bytes]) -> None:
+        """A request asks for these."""
+        self._allocator.touch(names)
+
+    def read(self, names: Sequence[bytes], start: int, stop: int) -> Reading:
+        """Begin to read these extents of a chain, which it has."""
+        pin = self._allocator.pin(names, start, stop)
+        places = self._place_of[pin.slots[:, 0]]
+        return Reading(self._allocator, pin, places, self._generations[places])
+
+    def end_read(self, reading: Reading) -> None:
+        """They may be evicted again."""
+        reading.life.unpin(reading.pin)
+
+    def write(self, names: Sequence[bytes], stop: int, limit: int) -> Writing | None:
+        """Give places to the unknown ones of the first ``stop`` extents, ``limit`` at most; None: to none."""
+        plan = self._allocator.plan_store(names, stop, limit)
+        if plan is None:
+            return None
+        return Writing(self._allocator, plan, self._place_of[plan.slots[:, 0]])
+
+    def extents(self, writing: Writing, job_id: int, positions: int) -> Extents:
+        """What workers must know of it: extents of so many positions each."""
+        plan, num_extents = writing.plan, len(writing.places)
+        generations = np.full(num_extents, self.epoch << EPOCH_SHIFT | (job_id + 1), dtype=np.int64)
+        self._generations[writing.places] = generations
+        names = rows(plan.hashes)
+        parents = rows([plan.parent_hash or ROOT, *plan.hashes[:-1]])
+        starts = np.arange(num_extents + 1) * positions
+        skips = np.zeros(num_extents, dtype=np.int64)
+        return Extents(writing.places, generations, starts, skips, names, parents, self.is_private)
+
+    def end_write(self, writing: Writing, *, is_good: bool) -> None:
+        """They are there, or never will be."""
+        if is_good:
+            writing.life.commit(writing.plan)
+        else:
+            writing.life.abort(writing.plan)
+
+    def drop(self, names: Sequence[bytes], index: int) -> None:
+        """That extent is wrong or gone: it and what follows it are no longer known."""
+        self._allocator.drop(names, index)
+
+    def reset(self) -> None:
+        """It has nothing for this life. O(places), as array work."""
+        self.is_private = True
+        self._begin(np.argsort(self._generations, kind="stable"))
+
+    def tidy(self) -> None:
+        """A step ends."""
+        self._allocator.tidy()
+
+    def check_invariants(self) -> None:
+        """Places are those of slots, each once."""
+        self._allocator.check_invariants()
+        order = np.sort(self._place_of)
+        assert np.array_equal(order, np.arange(self.num_places)), "places are not those of slots"
+
+    def _begin(self, place_of: Ids) -> None:
+        self._place_of = place_of
+        self._allocator = CpuOffloadingBlockAllocator(
+            self.num_places, policy=make_policy(self._policy, self.num_places, self._clock)
+        )
+
+    def _recover(self, facts: Sequence[TierFacts], extent_slots: int) -> None:
+        agreed = agree(facts, self.num_places, extent_slots)
+        self._generations[agreed.places] = agreed.generations
+        taken: list[int] = []
+        for names, places in chains(agreed):
+            plan = self._allocator.plan_store(names, len(names))
+            if plan is not None:
+                taken += places[plan.start : plan.stop]
+                self._allocator.commit(plan)
+        # a fresh allocator has handed out its slots in ascending order
+        is_free = np.ones(self.num_places, dtype=np.bool_)
+        is_free[taken] = False
+        self._place_of = np.concatenate([np.array(taken, dtype=np.int64), np.flatnonzero(is_free)])

@@ -1,0 +1,77 @@
+"""What a tier has kept: what all ranks agree on, and the chains that it makes up."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from offload.messages import NAME_BYTES, Ids, Names, TierFacts
+from offload.scheduler.tiers.names import ROOT
+
+
+class Agreed(NamedTuple):
+    """Extents that every rank has which should, the oldest first.
+
+    Attributes:
+        places: of each, ``int64[n]``.
+        generations: of what lies there, ``int64[n]``.
+        names: ``uint8[n, 32]``.
+        parents: the same.
+    """
+
+    places: Ids
+    generations: Ids
+    names: Names
+    parents: Names
+
+
+def agree(facts: Sequence[TierFacts], num_places: int, num_slots: int) -> Agreed:
+    """What all ranks have kept alike, of extents of so many slots. O(places)."""
+    generations = np.zeros(num_places, dtype=np.int64)
+    labels = np.zeros((num_places, 2 * NAME_BYTES), dtype=np.uint8)
+    num_told = np.zeros(num_places, dtype=np.int32)
+    is_equal = np.ones(num_places, dtype=np.bool_)
+    for fact in facts:
+        is_whole = (fact.places < num_places) & (fact.num_slots == num_slots)
+        places = fact.places[is_whole]
+        theirs = np.zeros(num_places, dtype=np.int64)
+        theirs[places] = fact.generations[is_whole]
+        named = np.zeros_like(labels)
+        named[places] = np.concatenate([fact.names[is_whole], fact.parents[is_whole]], axis=1)
+        is_theirs = np.arange(num_places) % fact.num_parts == fact.part
+        is_first = is_theirs & (num_told == 0)
+        generations[is_first], labels[is_first] = theirs[is_first], named[is_first]
+        is_equal &= ~is_theirs | ((generations == theirs) & (labels == named).all(axis=1))
+        num_told += is_theirs
+    found = np.flatnonzero(is_equal & (num_told > 0) & (generations > 0))
+    found = found[np.argsort(generations[found], kind="stable")]
+    names, parents = np.hsplit(labels[found], 2)
+    return Agreed(found, generations[found], names, parents)
+
+
+def chains(agreed: Agreed) -> Iterator[tuple[list[bytes], list[int]]]:
+    """Names and places of each chain, from its first extent to a last one, the one of the oldest last first.
+
+    What comes after a hole is left out. Beginnings that chains share come with each. Of several extents of
+    one name the newest counts.
+    """
+    names, parents = _as_bytes(agreed.names), _as_bytes(agreed.parents)
+    places = dict(zip(names, agreed.places.tolist(), strict=True))
+    before = dict(zip(names, parents, strict=True))
+    ends = dict.fromkeys(names)
+    for parent in parents:
+        ends.pop(parent, None)
+    for end in ends:
+        chain, name, seen = [], end, set[bytes]()
+        while name in before and name not in seen:
+            seen.add(name)
+            chain.append(name)
+            name = before[name]
+        if name == ROOT:
+            chain.reverse()
+            yield chain, [places[each] for each in chain]
+
+
+def _as_bytes(names: Names) -> list[bytes]:
+    content = names.tobytes()
+    return [content[at : at + NAME_BYTES] for at in range(0, len(content), NAME_BYTES)]

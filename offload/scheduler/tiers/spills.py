@@ -1,0 +1,226 @@
+"""The flow from the pool into a tier."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from allocator import Pin
+from offload.messages import Order, Part, Route
+from offload.scheduler.breaker import CircuitBreaker
+from offload.scheduler.common import Common
+from offload.scheduler.engine import Request, Step
+from offload.scheduler.flow import Job, Progress
+from offload.scheduler.tiers.budget import WriteBudget
+from offload.scheduler.tiers.directory import Directory, Writing
+from offload.scheduler.tiers.names import Grid
+
+MOST_BYTES = 64 << 20
+"""In flight, on all ranks together."""
+
+_JOB_BYTES = 16 << 20
+_MOST_CHAINS = 4096
+_LOOKED_AT = 8
+"""Chains looked at in one step."""
+_BUSY_SECONDS = 1.0
+"""The engine steps on that long for what is yet to be spilled, when nobody else needs it to."""
+
+
+@dataclass(slots=True, eq=False)
+class Chain:
+    """What may be spilled of a request that is over.
+
+    Attributes:
+        hashes: its prefix hashes.
+        stop: positions that may be.
+        names: of its extents.
+    """
+
+    hashes: Sequence[bytes]
+    stop: int
+    names: list[bytes]
+
+
+@dataclass(slots=True, eq=False)
+class Spill:
+    """A job's task.
+
+    Attributes:
+        pin: on the slots that it reads.
+        writing: the places that it fills.
+        num_bytes: of it, on all ranks.
+        is_dropped: what it writes is of weights that may have changed.
+    """
+
+    pin: Pin
+    writing: Writing
+    num_bytes: int
+    is_dropped: bool = False
+
+
+class Spills:
+    """What requests have left in the pool is written below it, in chain order, bit by bit.
+
+    A request's chain is looked at when it is over, and again until all of it that is in the pool is in the
+    tier, too, or the tier takes no more of it. The oldest chains come first. So the cold end of the pool is
+    written below, and the pool evicts without waiting. Where there are too many, the oldest are forgotten.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        common: Common,
+        directory: Directory,
+        grid: Grid,
+        budget: WriteBudget,
+        *,
+        second_use: bool,
+    ) -> None:
+        """Begin with nothing to spill.
+
+        Args:
+            route: from the pool into the tier.
+            common: what all flows work with.
+            directory: of the tier.
+            grid: how chains are cut.
+            budget: what may be written.
+            second_use: whether to write only what was asked for before.
+        """
+        self.route = route
+        self.breaker = CircuitBreaker(f"copies into the {route.target} tier", common.clock)
+        self._common = common
+        self._directory = directory
+        self._grid = grid
+        self._budget = budget
+        self._second_use = second_use
+        self._chains: OrderedDict[bytes, Chain] = OrderedDict()  # by the name of the last extent
+        self._used_before: dict[str, int] = {}  # of requests: positions that were there when they came
+        self._num_bytes = 0  # in flight
+        self._busy_until = -1.0
+
+    def arrived(self, request_id: str, num_positions: int) -> None:
+        """A request has come that has so many leading positions in the pool, or below."""
+        self._used_before.setdefault(request_id, num_positions)
+
+    def plan(self, step: Step, num_admitted: int) -> list[Order]:
+        orders: list[Order] = []
+        for _ in range(min(_LOOKED_AT, len(self._chains))):
+            if self._num_bytes >= MOST_BYTES or not self.breaker.allows:
+                break
+            name, chain = self._chains.popitem(last=False)
+            order = self._begin(chain)
+            if order is not None:
+                orders.append(order)
+            if self._is_unfinished(chain, order is not None):
+                self._chains[name] = chain
+        num_kept = self._directory.num_used * self._grid.positions * self._common.slot_bytes
+        self._common.metrics.show("route_kept_bytes", num_kept, self.route)
+        return orders
+
+    def finish(self, request: Request) -> list[Order]:
+        """That request is over: what it leaves in the pool may be spilled."""
+        num_before = self._used_before.pop(request.request_id, 0)
+        chain = self._common.engine.chain(request)
+        hashes = list(chain[:num_before] if self._second_use else chain)
+        if request.lora_request is not None or request.resumable:
+            return []
+        stop = len(hashes) // self._grid.positions * self._grid.positions
+        if stop:
+            names = self._grid.names(hashes)
+            self._chains[names[-1]] = Chain(hashes, stop, names)
+            self._chains.move_to_end(names[-1])
+            if len(self._chains) > _MOST_CHAINS:
+                self._chains.popitem(last=False)
+            self._busy_until = self._common.clock() + _BUSY_SECONDS
+        return []
+
+    def advance(self, job: Job[Spill], progress: Progress) -> None:
+        spill = job.task
+        if progress.gave_up:
+            self._common.count_failed(self.route)
+            self.breaker.failed(job.job_id, hangs=True)
+        if not progress.ended:
+            return
+        self._num_bytes -= spill.num_bytes
+        self._common.allocator.unpin(spill.pin)
+        is_good = job.num_good == job.num_blocks and not spill.is_dropped
+        self._directory.end_write(spill.writing, is_good=is_good)
+        if is_good:
+            self.breaker.succeeded(job.job_id)
+        elif spill.is_dropped:
+            self.breaker.dismissed(job.job_id)
+        elif not job.given_up:
+            self._common.count_failed(self.route)
+            self.breaker.failed(job.job_id)
+
+    def drop(self, is_meant: Callable[[Request], bool]) -> list[int]:
+        """Nothing of adapters is spilled."""
+        return []
+
+    def reset(self) -> list[int]:
+        self._chains.clear()
+        self._directory.reset()
+        jobs = list(self._common.ledger.of(self))
+        for job in jobs:
+            job.task.is_dropped = True
+        return [job.job_id for job in jobs]
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._chains) and self.breaker.allows and self._common.clock() < self._busy_until
+
+    @property
+    def num_pins(self) -> int:
+        return sum(1 for _ in self._common.ledger.of(self))
+
+    def check_invariants(self) -> None:
+        """What is in flight is counted, and the directory agrees with itself."""
+        self._directory.check_invariants()
+        self._budget.check_invariants()
+        in_flight = sum(job.task.num_bytes for job in self._common.ledger.of(self))
+        assert in_flight == self._num_bytes, f"{in_flight} bytes in flight, {self._num_bytes} counted"
+        for name, chain in self._chains.items():
+            assert chain.names[-1] == name, (
+                f"a chain that ends with {chain.names[-1]!r} is filed under {name!r}"
+            )
+
+    def left_over(self) -> dict[str, object]:
+        return {"arrived requests of spills": list(self._used_before)}
+
+    # Private
+
+    def _begin(self, chain: Chain) -> Order | None:
+        """Spill the next extents of a chain that are in the pool and not below."""
+        common, directory, size = self._common, self._directory, self._grid.positions
+        num_there = common.allocator.resident_depth(chain.hashes) // size
+        extent_bytes = size * common.slot_bytes
+        num_below = directory.known_depth(chain.names)
+        if num_there <= num_below:
+            return None
+        most = min(_JOB_BYTES // extent_bytes or 1, int(self._budget.left // extent_bytes))
+        if most < 1:
+            common.metrics.count("route_refused_bytes", (num_there - num_below) * extent_bytes, self.route)
+            return None
+        writing = directory.write(chain.names, num_there, most)
+        if writing is None:
+            return None
+        first, last = writing.plan.start, writing.plan.stop
+        pin = common.allocator.pin(chain.hashes, first * size, last * size)
+        slots = pin.slots[:, 0]
+        num_bytes = (last - first) * extent_bytes
+        self._budget.take(num_bytes)
+        self._num_bytes += num_bytes
+        job = common.ledger.open(self, Spill(pin, writing, num_bytes), len(slots))
+        self.breaker.began(job.job_id)
+        extents = directory.extents(writing, job.job_id, size)
+        places = np.repeat(extents.places, size)
+        part = Part(job.job_id, 0, len(slots))
+        return Order(self.route, [part], slots, places, common.filled_by[slots], None, extents)
+
+    def _is_unfinished(self, chain: Chain, has_begun: bool) -> bool:
+        """Whether there may be something to spill of it later: more of it is on its way into the pool."""
+        known = self._common.allocator.known_depth(chain.hashes, chain.stop)
+        num_below = self._directory.known_depth(chain.names)
+        is_coming = known > self._common.allocator.resident_depth(chain.hashes)
+        return known // self._grid.positions > num_below and (has_begun or is_coming)

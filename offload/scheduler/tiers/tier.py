@@ -1,0 +1,67 @@
+"""A tier that one engine owns: its directory, and its two flows."""
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from offload.config import DEFAULT_POLICY
+from offload.errors import UnsupportedError
+from offload.messages import Route, TierFacts
+from offload.scheduler.common import Common
+from offload.scheduler.flow import Below
+from offload.scheduler.tiers.budget import WriteBudget
+from offload.scheduler.tiers.directory import Directory
+from offload.scheduler.tiers.fetches import LEAST_TOKENS, Fetches
+from offload.scheduler.tiers.names import Grid
+from offload.scheduler.tiers.pace import Pace
+from offload.scheduler.tiers.spills import Spills
+
+logger = logging.getLogger(__name__)
+
+
+class TierLimits(NamedTuple):
+    """What bounds a tier.
+
+    Attributes:
+        policy: name of its eviction policy.
+        second_use: whether only what was asked for before is written.
+        bytes_per_day: that are written; None: as many as it holds.
+        least_tokens: fewer are not worth a fetch.
+    """
+
+    policy: str = DEFAULT_POLICY
+    second_use: bool = False
+    bytes_per_day: float | None = None
+    least_tokens: int = LEAST_TOKENS
+
+
+def make_tier(
+    spill: Route, fetch: Route, common: Common, facts: Sequence[TierFacts], limits: TierLimits
+) -> Below:
+    """What decides about a tier of which all ranks have told.
+
+    Raises:
+        UnsupportedError: their extents are of different sizes.
+    """
+    sizes = {fact.extent_slots for fact in facts}
+    if len(sizes) != 1:
+        raise UnsupportedError(
+            f"ranks have extents of {sorted(sizes)} blocks in the tier {fetch.source}, as their layers take "
+            f"different numbers of bytes; remove the tier, or the pipeline stages"
+        )
+    (positions,) = sizes
+    directory = Directory(facts, extent_slots=positions, policy=limits.policy, clock=common.clock)
+    extent_bytes = positions * common.slot_bytes
+    if directory.num_used:
+        logger.info(
+            "the tier %s has %d extents of %d blocks from before",
+            *(fetch.source, directory.num_used, positions),
+        )
+    tier_bytes = directory.num_places * extent_bytes
+    budget = WriteBudget(limits.bytes_per_day or tier_bytes, tier_bytes, common.clock)
+    budget.take(directory.num_used * extent_bytes)
+    grid = Grid(positions)
+    spills = Spills(spill, common, directory, grid, budget, second_use=limits.second_use)
+    pace = Pace(common.clock)
+    fetches = Fetches(fetch, common, directory, grid, spills, pace, least_tokens=limits.least_tokens)
+    return Below([spills, fetches], [fetches])
