@@ -1,0 +1,74 @@
+"""A tier of a virtual engine: the product's flows and lanes, over a medium in memory that may misbehave."""
+
+from collections.abc import Callable, Sequence
+
+from offload.messages import POOL, Route, TierFacts
+from offload.scheduler.common import Common
+from offload.scheduler.flow import Below
+from offload.scheduler.tiers.fetches import Fetches
+from offload.scheduler.tiers.spills import Spills
+from offload.scheduler.tiers.tier import TierLimits, make_tier
+from offload.testing.media.faulty import FaultyMedium, MediumFault
+from offload.testing.media.memory import MemoryMedium
+from offload.vllm.places import Place
+from offload.worker.media.base import MediumJob
+from offload.worker.media.lane import LanesBelow, PoolParts, medium_lanes, tier_facts
+
+TIER = "memory"
+SPILL, FETCH = Route("spill", POOL, TIER), Route("fetch", TIER, POOL)
+
+
+class VirtualTier:
+    """Makes the place, and remembers what is in it from one engine to the next.
+
+    Attributes:
+        media: of each rank, in the order in which they registered.
+        choose: the fault of each job; None: none.
+    """
+
+    def __init__(
+        self,
+        num_places: int,
+        *,
+        positions: int = 4,
+        limits: TierLimits = TierLimits(),  # noqa: B008 (immutable)
+        choose: Callable[[MediumJob], MediumFault] | None = None,
+        stuck_polls: int | None = None,
+    ) -> None:
+        """``num_places`` extents of so many positions; ``stuck_polls``: of ``FaultyMedium``."""
+        self.num_places = num_places
+        self.positions = positions
+        self.limits = limits
+        self.choose = choose
+        self.stuck_polls = stuck_polls
+        self.media: list[FaultyMedium] = []
+        self._kept: list[MemoryMedium] = []
+        self._inner: list[MemoryMedium] = []
+        self._epoch = 0
+
+    @property
+    def place(self) -> Place:
+        """To be put below the pool of one engine; of the next one, ask again."""
+        self._epoch += 1
+        self._kept, self._inner = self._inner, []
+        self.media = []
+        return Place(self._make_flows, self._make_lanes)
+
+    def _make_flows(self, common: Common, facts: Sequence[TierFacts]) -> Below:
+        below = make_tier(SPILL, FETCH, common, facts, self.limits)
+        self.spills, self.fetches = below.flows
+        assert isinstance(self.spills, Spills) and isinstance(self.fetches, Fetches)
+        return below
+
+    def _make_lanes(self, pool: PoolParts) -> LanesBelow:
+        inner = MemoryMedium(pool.slots, extent_slots=self.positions, num_places=self.num_places)
+        if self._kept:
+            inner.reopen(self._kept[len(self.media)])
+        medium = FaultyMedium(inner, pool.slots, self._choose, stuck_polls=self.stuck_polls)
+        self.media.append(medium)
+        self._inner.append(inner)
+        facts = tier_facts(inner.recover(), self._epoch, self.num_places, self.positions, pool.share)
+        return LanesBelow(medium_lanes(SPILL, FETCH, medium, pool), facts)
+
+    def _choose(self, job: MediumJob) -> MediumFault:
+        return MediumFault.NONE if self.choose is None else self.choose(job)

@@ -1,0 +1,304 @@
+"""A tier below the pool, the product's own flows and lanes over a medium in memory."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from offload.messages import Route
+from offload.scheduler.tiers.tier import TierLimits
+from offload.testing.media.faulty import MediumFault
+from offload.testing.virtual import VirtualEngine, VirtualSettings
+from offload.testing.virtual.audit import Audit
+from offload.testing.virtual.run import run_seed
+from offload.testing.virtual.tier import FETCH, SPILL, VirtualTier
+from offload.worker.media.base import MediumJob, Verb
+from tests.seeds import OTHER_SEEDS
+from tests.virtual.driver import come_to_rest, forget_gpu, serve, step_until, tokens, watch
+
+BLOCK = 4
+SLOTS = 96
+POSITIONS = 4
+"""Of an extent."""
+PROMPT = tokens(63 * BLOCK + 2)
+WHOLE = 15 * POSITIONS * BLOCK
+"""Tokens of its extents."""
+LIMITS = TierLimits(least_tokens=2 * BLOCK)
+
+
+class Tiered:
+    """An engine whose pool holds a prompt and a half, with a tier that holds many."""
+
+    def __init__(
+        self, num_ranks: int = 1, num_places: int = 200, limits: TierLimits = LIMITS, **settings: Any
+    ) -> None:
+        self.tier = VirtualTier(num_places, positions=POSITIONS, limits=limits)
+        self.settings = {"cpu_slots": SLOTS, "gpu_blocks": 140, "num_ranks": num_ranks, **settings}
+        self.start()
+
+    def start(self) -> None:
+        """A new engine over what the tier has kept."""
+        settings = VirtualSettings(places=(self.tier.place,), **self.settings)
+        self.engine = VirtualEngine(settings, random.Random(0))
+        self.counts = Counter[Route]()
+        """Bytes by route."""
+        count = self.engine.side.metrics.count
+
+        def counted(name: str, amount: float = 1, route: Route | None = None) -> None:
+            if route is not None and name == "route_bytes":
+                self.counts[route] += int(amount)
+            count(name, amount, route)
+
+        self.engine.side.metrics.count = counted  # type: ignore[method-assign]
+
+    def restart(self) -> None:
+        """The engine ends as if it were killed, and another begins."""
+        self.engine.close()
+        self.start()
+
+    def evict(self) -> None:
+        """Neither the GPU nor the pool has the prompt any longer."""
+        for first in (7, 8, 9):
+            for _ in range(2):
+                serve(self.engine, tokens(63 * BLOCK, first=first))
+        forget_gpu(self.engine)
+
+    def ask(self, prompt: list[int] = PROMPT) -> int:
+        """Tokens that are computed for the prompt."""
+        computed = watch(self.engine)
+        request = serve(self.engine, prompt)
+        return computed[request.request_id]
+
+    def fault(self, verb: Verb, fault: MediumFault) -> None:
+        """Let all such jobs have it."""
+
+        def choose(job: MediumJob) -> MediumFault:
+            return fault if job.verb is verb else MediumFault.NONE
+
+        self.tier.choose = choose
+
+
+@pytest.fixture(params=[1, 3], ids=["one rank", "three ranks"])
+def tiered(request: pytest.FixtureRequest) -> Iterator[Tiered]:
+    tiered = Tiered(request.param)
+    yield tiered
+    tiered.tier.choose = None
+    for medium in tiered.tier.media:
+        medium.let_go()
+    come_to_rest(tiered.engine)
+    tiered.engine.close()
+
+
+def test_what_the_pool_has_evicted_comes_back(tiered: Tiered) -> None:
+    assert tiered.ask() == len(PROMPT)
+    tiered.evict()
+    assert tiered.ask() == len(PROMPT) - WHOLE
+
+
+def test_it_comes_back_after_a_restart(tiered: Tiered) -> None:
+    assert tiered.ask() == len(PROMPT)
+    tiered.restart()
+    assert tiered.ask() == len(PROMPT) - WHOLE
+
+
+def test_a_longer_prompt_goes_on_behind_it(tiered: Tiered) -> None:
+    tiered.ask()
+    tiered.restart()
+    longer = PROMPT[:WHOLE] + tokens(30, first=5)
+    assert tiered.ask(longer) == 30
+    tiered.restart()
+    assert tiered.ask(longer) == 30 - 30 // (POSITIONS * BLOCK) * POSITIONS * BLOCK
+
+
+def test_after_a_reset_nothing_comes_back_until_a_restart(tiered: Tiered) -> None:
+    """The engine has other weights now. A restart loads the first ones again."""
+    tiered.ask()
+    tiered.evict()
+    assert tiered.engine.reset()
+    assert tiered.ask() == len(PROMPT)
+    other = tokens(63 * BLOCK + 2, first=3)
+    tiered.ask(other)
+    tiered.evict()
+    assert tiered.ask(other) == len(PROMPT) - WHOLE, "what was written since"
+    tiered.restart()
+    assert tiered.ask() == len(PROMPT) - WHOLE
+    assert tiered.ask(other) == len(PROMPT), "what was written since is of no use"
+
+
+def test_two_requests_wait_for_one_fetch(tiered: Tiered) -> None:
+    tiered.ask()
+    tiered.evict()
+    engine = tiered.engine
+    computed = watch(engine)
+    requests = [engine.add(PROMPT, 1), engine.add(PROMPT[:-1], 1)]
+    engine.drain()
+    first, second = (computed[each.request_id] for each in requests)
+    assert first == len(PROMPT) - WHOLE
+    assert second <= first
+    nbytes = WHOLE // BLOCK * engine.settings.slot_bytes * engine.settings.num_ranks
+    assert tiered.counts[FETCH] == nbytes, "each byte comes once"
+
+
+@pytest.mark.parametrize(
+    "fault", [MediumFault.FAIL, MediumFault.SHORT, MediumFault.TORN, MediumFault.REFUSE, MediumFault.LOSE]
+)
+def test_a_fault_is_a_miss(tiered: Tiered, fault: MediumFault) -> None:
+    tiered.fault(Verb.PUT if fault is MediumFault.LOSE else Verb.GET, fault)
+    tiered.ask()
+    tiered.evict()
+    assert len(PROMPT) - WHOLE < tiered.ask() <= len(PROMPT)
+
+
+def test_a_byte_that_changed_below_is_found(tiered: Tiered) -> None:
+    tiered.ask()
+    tiered.evict()
+    for medium in tiered.tier.media:
+        for kept in medium.inner.kept.values():  # type: ignore[attr-defined]
+            kept.content[1] ^= 1
+    assert tiered.ask() == len(PROMPT)
+    tiered.evict()
+    assert tiered.ask() == len(PROMPT) - WHOLE, "it was written again"
+
+
+def test_a_rank_that_lost_its_part_is_found_at_a_restart() -> None:
+    tiered = Tiered(3)
+    tiered.ask()
+    lost = tiered.tier.media[1].inner
+    del lost.kept[max(lost.kept)]  # type: ignore[attr-defined]
+    tiered.restart()
+    assert tiered.ask() == len(PROMPT) - WHOLE + POSITIONS * BLOCK
+    tiered.engine.close()
+
+
+def test_a_fetch_that_hangs_keeps_its_slots_and_nobody_waiting(tiered: Tiered) -> None:
+    tiered.ask()
+    tiered.evict()
+    engine = tiered.engine
+    tiered.fault(Verb.GET, MediumFault.STUCK)
+    request = engine.add(PROMPT, 1)
+    step_until(engine, request.is_finished, 80)
+    assert tiered.tier.fetches.breaker.is_outage
+    tiered.tier.choose = None
+    for medium in tiered.tier.media:
+        medium.let_go()
+    engine.drain()
+    assert engine.side.allocator.num_filling + engine.side.allocator.num_leaving == 0
+
+
+def test_what_hangs_on_its_way_down_keeps_nobody_waiting(tiered: Tiered) -> None:
+    tiered.fault(Verb.PUT, MediumFault.STUCK)
+    request = tiered.engine.add(PROMPT, 1)
+    step_until(tiered.engine, request.is_finished, 40)
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_a_reset_while_bytes_move(tiered: Tiered, is_private: bool) -> None:
+    tiered.ask()
+    tiered.evict()
+    if is_private:
+        tiered.engine.reset()
+        tiered.ask()
+        tiered.evict()
+    tiered.fault(Verb.GET, MediumFault.LATE)
+    request = tiered.engine.add(PROMPT, 1)
+    tiered.engine.step()
+    assert [job.flow.route for job in tiered.engine.side.ledger] == [FETCH]
+    assert tiered.engine.reset()
+    tiered.engine.drain()
+    assert request.is_finished()
+    assert not tiered.tier.fetches.breaker.is_outage
+
+
+def test_a_full_tier_evicts(tiered: Tiered) -> None:
+    small = Tiered(num_places=20)
+    for first in range(12):
+        small.ask(tokens(40 * BLOCK, first=first))
+    assert small.tier.spills._directory.num_used == 20
+    small.restart()
+    found = [small.ask(tokens(40 * BLOCK, first=first)) for first in range(12)]
+    assert sum(each < 40 * BLOCK for each in found) >= 2
+    come_to_rest(small.engine)
+    small.engine.close()
+
+
+def test_second_use_writes_what_is_asked_for_again() -> None:
+    tiered = Tiered(limits=LIMITS._replace(second_use=True))
+    tiered.ask()
+    assert not tiered.tier.spills._directory.num_used
+    forget_gpu(tiered.engine)
+    tiered.ask()
+    tiered.evict()
+    assert tiered.ask() == len(PROMPT) - WHOLE
+    tiered.engine.close()
+
+
+def test_a_budget_bounds_what_is_written() -> None:
+    tiered = Tiered(num_places=10, limits=LIMITS._replace(bytes_per_day=1.0))
+    tiered.ask()
+    assert tiered.tier.spills._directory.num_used == 10, "the first fill is free"
+    for first in range(20, 30):
+        tiered.ask(tokens(63 * BLOCK, first=first))
+    puts = {each for medium in tiered.tier.media for each in medium.inner.kept}  # type: ignore[attr-defined]
+    assert len(puts) == 10
+    forget_gpu(tiered.engine)
+    assert tiered.ask() == len(PROMPT) - 10 * POSITIONS * BLOCK, "and nothing has taken its place"
+    tiered.engine.close()
+
+
+def test_each_route_counts_its_bytes(tiered: Tiered) -> None:
+    tiered.ask()
+    tiered.evict()
+    tiered.ask()
+    nbytes = WHOLE // BLOCK * tiered.engine.settings.slot_bytes * tiered.engine.settings.num_ranks
+    assert tiered.counts[FETCH] == nbytes
+    assert tiered.counts[SPILL] >= nbytes
+
+
+# Random histories
+
+TURNS = 150
+
+
+def random_history(seed: int) -> VirtualTier:
+    """Faults, resets and aborts on all four routes; the audit looks at every byte."""
+    rng = random.Random(seed)
+    rate = rng.choice([0.0, 0.0, 0.1])
+    faults = [each for each in MediumFault if each is not MediumFault.NONE]
+
+    def choose(job: MediumJob) -> MediumFault:
+        return rng.choice(faults) if rng.random() < rate else MediumFault.NONE
+
+    tier = VirtualTier(
+        rng.choice([6, 60]),
+        positions=rng.choice([1, 2, 4]),
+        limits=TierLimits(
+            rng.choice(["hazard", "lru"]), rng.random() < 0.3, rng.choice([None, 1e5]), least_tokens=4
+        ),
+        choose=choose,
+        stuck_polls=50,
+    )
+    settings = VirtualSettings(
+        cpu_slots=rng.choice([16, 24, 48]),
+        gpu_blocks=rng.choice([14, 24]),
+        num_ranks=rng.choice([1, 2]),
+        overlapped=rng.random() < 0.5,
+        seals_of_blocks=rng.random() < 0.5,
+        block_outermost=rng.random() < 0.5,
+        places=(tier.place,),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        if rate:  # the audit asks the copiers of the GPU whether they did something to a job
+            patch.setattr(Audit, "_check_cause", lambda *_: None)
+        run_seed(seed, TURNS, settings)
+    return tier
+
+
+def test_random_histories_with_a_tier() -> None:
+    moved = Counter[Verb]()
+    for seed in range(32):
+        for medium in random_history(seed).media:
+            moved.update(medium.moved)
+    if OTHER_SEEDS == 0:
+        assert all(moved[verb] > 100 for verb in Verb), f"too little has happened: {moved}"
