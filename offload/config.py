@@ -11,6 +11,7 @@ from typing import Any
 
 from evictor import available_policies
 from offload.errors import ConfigError
+from offload.tier_config import DiskConfig, read_tiers
 
 GIB = 1 << 30
 DEFAULT_POLICY = "hazard"
@@ -41,6 +42,7 @@ class OffloadConfig:
         record_trace: a file to write prefix hashes of finished requests to, for ``kv-offload size``; None
             for none. See ``recorder``.
         huge_pages: ask the kernel for transparent huge pages for the pool.
+        tiers: what is below the pool, asked in this order; see ``tier_config``.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
@@ -53,6 +55,7 @@ class OffloadConfig:
     hinted_share: float = 0.25
     record_trace: str | None = None
     huge_pages: bool = False
+    tiers: tuple[DiskConfig, ...] = ()
 
     def __post_init__(self) -> None:
         size = self.cpu_gib
@@ -74,6 +77,7 @@ class OffloadConfig:
             names = ", ".join(Verify)
             raise ConfigError(f"verify_loads is {self.verify_loads!r}; use one of: {names}")
         object.__setattr__(self, "verify_loads", Verify(self.verify_loads))
+        object.__setattr__(self, "tiers", read_tiers(self.tiers))
         share = self.hinted_share
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise ConfigError(f"hinted_share is {share!r}; give a part of the pool from 0 to 1, such as 0.25")

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Collection, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.config import KVTransferConfig, VllmConfig
@@ -29,18 +30,21 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import KVConnectorOutput
 
 from offload.errors import UnsupportedError
-from offload.messages import StepPlan, WorkerFacts, WorkerReport
+from offload.messages import StepPlan, TierFacts, WorkerFacts, WorkerReport
+from offload.scheduler.common import Common
+from offload.scheduler.flow import Below
 from offload.scheduler.side import SchedulerSide
 from offload.vllm.copy_paths import make_copier
 from offload.vllm.engine import VllmEngine, drafts_of
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.groups import event_groups, groups_of
 from offload.vllm.kv_events import KvEventStream
-from offload.vllm.places import PLACES
+from offload.vllm.places import PLACES, Place
 from offload.vllm.regions import VllmCache
 from offload.vllm.replicas import join_replicas, replica_shape
 from offload.vllm.stats import OffloadPromMetrics, OffloadStats
 from offload.vllm.support import check_cache_groups, check_engine
+from offload.vllm.tiers import tier_places
 from offload.vllm.versions import warn_if_certified
 from offload.vllm.wire import FactsEnvelope, PlanEnvelope, ReportEnvelope
 from offload.worker.side import Seams, WorkerSide
@@ -106,6 +110,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._worker: WorkerSide | None = None
         self._facts: list[WorkerFacts] = []
         self._pool_size: PoolSize | None = None
+        self._tiers: list[list[TierFacts | None]] = []  # of each rank
         self._has_told = False
         config = check_engine(vllm_config)
         if config is None:
@@ -115,7 +120,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         check_cache_groups(kv_cache_config)
         self._config = config
         self._seams = self.seams
-        self._places = self.places
+        self._places = [*self.places, *tier_places(vllm_config, kv_cache_config, config)]
         self._num_ranks = vllm_config.parallel_config.world_size
         self._fingerprint = take_fingerprint(vllm_config, kv_cache_config)
         # A failed load is a cache miss. vLLM's default would fail the request.
@@ -188,6 +193,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         if not facts:
             return
         asked = PoolSize.of(facts.values(), self._num_ranks)
+        self._tiers = [fact.tiers for fact in facts.values()]
         if self._side is not None and asked != self._pool_size:
             raise UnsupportedError(
                 f"the workers' pool is {asked} now and was {self._pool_size} before; restart the engine"
@@ -359,6 +365,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._facts += facts
         if self._pool_size is None and len(self._facts) == self._num_ranks:
             self._pool_size = PoolSize.of(self._facts, self._num_ranks)
+            self._tiers = [fact.tiers for fact in self._facts]
 
     def _make_scheduler_side(self, size: PoolSize) -> SchedulerSide:
         events = self._vllm_config.kv_events_config
@@ -379,5 +386,12 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             record_events=events is not None and events.enable_kv_cache_events,
             fingerprint=self._fingerprint,
             clock=self._seams.clock,
-            places=[place.make_flows for place in self._places],
+            places=[
+                partial(_make_flows, place, [each for each in kept if each is not None])
+                for place, kept in zip(self._places, zip(*self._tiers, strict=True), strict=True)
+            ],
         )
+
+
+def _make_flows(place: Place, facts: list[TierFacts], common: Common) -> Below:
+    return place.make_flows(common, facts)

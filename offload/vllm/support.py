@@ -12,6 +12,7 @@ from offload.config import GIB, OffloadConfig, check_record_trace
 from offload.errors import ConfigError, UnsupportedError
 from offload.observe.recorder import check_divides
 from offload.vllm.groups import KINDS, cached_groups, is_full, layer_specs
+from offload.vllm.namespace import check_hashes
 from offload.vllm.plugin import CONNECTOR
 from offload.vllm.replicas import most_replicas
 from offload.vllm.versions import is_on_trial
@@ -125,6 +126,8 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
     _check_auxiliary_outputs(vllm_config)
     _check_parallelism(vllm_config)
     _check_one_block_fits(vllm_config, config)
+    if config.tiers:
+        check_hashes(vllm_config)
     if config.record_trace is not None and vllm_config.cache_config.block_size:
         dcp = vllm_config.parallel_config.decode_context_parallel_size
         check_divides(vllm_config.cache_config.block_size * dcp)

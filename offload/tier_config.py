@@ -1,0 +1,121 @@
+"""What the user says of tiers below the pool, checked before anything is built."""
+
+import difflib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from offload.errors import ConfigError
+
+GIB = 1 << 30
+DISK = "disk"
+KINDS = (DISK,)
+
+
+class Admit(StrEnum):
+    """What is written to a tier."""
+
+    ALL = "all"
+    """All that is stored in the pool."""
+    POLICY = "policy"
+    """The same while the tier has room, then what its eviction policy thinks worth more than what it has."""
+    SECOND_USE = "second-use"
+    """What was asked for before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskConfig:
+    """A tier on a disk.
+
+    Attributes:
+        path: a directory on it; what is kept lies in ``kv-offload`` there.
+        gib: room that it takes at most, of all engines together that name this path.
+        admit: what is written.
+        write_gib_per_day: how much is written per day; None: ``gib``. The first fill is free.
+
+    Raises:
+        ConfigError: a value of the wrong type or out of range.
+    """
+
+    path: str
+    gib: float
+    admit: Admit = Admit.POLICY
+    write_gib_per_day: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str) or not os.path.isabs(self.path) or "\0" in self.path:
+            raise ConfigError(
+                f'path of a disk tier is {self.path!r}; name a directory, as in "/var/cache/kv"'
+            )
+        _check_gib("gib", self.gib)
+        if self.write_gib_per_day is not None:
+            _check_gib("write_gib_per_day", self.write_gib_per_day)
+        if self.admit not in tuple(Admit):
+            names = ", ".join(Admit)
+            raise ConfigError(f"admit of a disk tier is {self.admit!r}; use one of: {names}")
+        object.__setattr__(self, "admit", Admit(self.admit))
+
+    @property
+    def num_bytes(self) -> int:
+        """Room that it takes at most."""
+        return int(self.gib * GIB)
+
+    @property
+    def bytes_per_day(self) -> float:
+        """That may be written."""
+        return (self.gib if self.write_gib_per_day is None else self.write_gib_per_day) * GIB
+
+    @property
+    def root(self) -> Path:
+        """The directory that all engines' are in."""
+        return Path(self.path) / "kv-offload"
+
+
+def read_tiers(value: object) -> tuple[DiskConfig, ...]:
+    """Read ``tiers`` of ``kv_connector_extra_config``.
+
+    Raises:
+        ConfigError: it is no list of tiers, or a tier is not as its kind says.
+    """
+    if isinstance(value, tuple) and all(isinstance(each, DiskConfig) for each in value):
+        return value
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+        raise ConfigError(
+            f'tiers is {value!r}; give a list, such as [{{"kind": "disk", "path": "/cache", "gib": 500}}]'
+        )
+    tiers = tuple(_read_tier(each) for each in value)
+    paths = [tier.path for tier in tiers]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ConfigError(f"two tiers have the path {path!r}; give each a directory of its own")
+    return tiers
+
+
+def _read_tier(value: object) -> DiskConfig:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f'a tier is {value!r}; give an object, such as {{"kind": "disk", ...}}')
+    settings: dict[str, Any] = dict(value)
+    kind = settings.pop("kind", None)
+    if kind not in KINDS:
+        raise ConfigError(f"kind of a tier is {kind!r}; use one of: {', '.join(KINDS)}")
+    known = [field.name for field in fields(DiskConfig)]
+    for key in settings:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known keys: kind, {', '.join(known)}"
+            raise ConfigError(f"unknown key {key!r} of a {kind} tier; {hint}")
+    for key in ("path", "gib"):
+        if key not in settings:
+            raise ConfigError(
+                f'a {kind} tier lacks "{key}"; give it, as in "path": "/var/cache/kv", "gib": 500'
+            )
+    return DiskConfig(**settings)
+
+
+def _check_gib(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"{name} of a disk tier is {value!r}; give a positive number of GiB, such as 500")
