@@ -56,6 +56,11 @@ STATEFUL = {
     "offload.scheduler.restores.Restores",
     "offload.scheduler.side.SchedulerSide",
     "offload.scheduler.stores.Stores",
+    "offload.scheduler.tiers.budget.WriteBudget",
+    "offload.scheduler.tiers.directory.Directory",
+    "offload.scheduler.tiers.fetches.Fetches",
+    "offload.scheduler.tiers.pace.Pace",
+    "offload.scheduler.tiers.spills.Spills",
     "offload.scheduler.waiting.Waiting",
     "offload.testing.memory_engine.MemoryEngine",
     "offload.worker.media.runner.Runner",
@@ -89,11 +94,17 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.flow.Job",  # by JobLedger, and its task by its flow
     "offload.scheduler.restore.Restore",  # by Restores
     "offload.scheduler.store.Store",  # by Stores
+    "offload.scheduler.tiers.fetches.Fetch",  # by Fetches
+    "offload.scheduler.tiers.spills.Chain",  # by Spills
+    "offload.scheduler.tiers.spills.Spill",  # by Spills
     "offload.testing.memory_engine.MemoryBlock",  # by MemoryEngine
     "offload.testing.memory_engine.MemoryRequest",  # plain data; whoever schedules changes it
     "offload.worker.copiers.cpu.CpuCopier",  # all it has are queues; see the contract of copiers
     "offload.worker.copiers.cuda.CudaCopier",  # the same
-    "offload.worker.lanes.Lane",  # by TransferEngine: no state but where the cache lies
+    "offload.worker.lanes.CopyLane",  # by TransferEngine: no state but where the cache lies
+    "offload.worker.lanes.Lane",  # the same
+    "offload.worker.media.lane.MediumCopier",  # all it has are the jobs of its medium
+    "offload.worker.media.lane.MediumLane",  # it has no state
     "offload.worker.media.runner._Mover",  # by Runner: whether it hangs is a matter of time
     "offload.worker.media.runner._Task",  # by Runner
     "offload.worker.media.slab_file.Bounce",  # it has no state but memory that is written before it is read
