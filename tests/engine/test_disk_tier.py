@@ -1,12 +1,18 @@
 """KV on disk survives the engine: the next one serves its first ask from there."""
 
+import os
+import shutil
+import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.answers import BLOCK_SIZE, TOLERANCE, Answer, difference, prompt_of
-from tests.engine.engine import Engine
+from offload.testing.engines.process import EngineError
+from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, TOLERANCE, Answer, difference, prompt_of
+from tests.engine.engine import Engine, model_directory
 from tests.engine.process import EngineProcess
 
 pytestmark = pytest.mark.engine
@@ -16,32 +22,74 @@ OTHER = prompt_of(5 * 8 * BLOCK_SIZE + 20, seed=2)
 WHOLE = 5 * 8 * BLOCK_SIZE
 """Tokens of the whole extents of a prompt; one is 8 blocks of 128 KiB."""
 
-
-def settings(path: Path, **tier: Any) -> dict[str, Any]:
-    return {"cpu_gib": 0.0625, "tiers": [{"kind": "disk", "path": str(path), "gib": 0.1, **tier}]}
+_WAIT_SECONDS = 60.0
 
 
 def start(path: Path, number: int, **arguments: Any) -> EngineProcess:
-    return EngineProcess(path / f"engine{number}.log", settings(path / "tier"), **arguments)
+    tier = {"kind": "disk", "path": str(path / "tier"), "gib": 0.1}
+    settings = {"cpu_gib": 0.0625, "tiers": [tier]}
+    return EngineProcess(path / f"engine{number}.log", settings, fork=True, **arguments)
 
 
 def ask(engine: EngineProcess, prompt: list[int] = PROMPT) -> Answer:
     [answer] = engine.run(Engine.ask, [prompt])
-    engine.run(Engine.settle)
     return answer
 
 
-def test_a_restarted_engine_serves_from_disk(tmp_path: Path) -> None:
-    with start(tmp_path, 1) as engine:
+def wait_until_kept(engine: EngineProcess, num_tokens: int) -> None:
+    """Until the disk has the whole extents of so many tokens."""
+    until = time.monotonic() + _WAIT_SECONDS
+    while engine.run(Engine.settle).get("route_kept_bytes", 0) < num_tokens // BLOCK_SIZE * BLOCK_BYTES:
+        assert time.monotonic() < until, engine.log
+
+
+def test_a_killed_engine_is_followed_by_one_that_serves_from_disk(tmp_path: Path) -> None:
+    """What was written after a reset, with other weights, is of no use to an engine with the first ones."""
+    with suppress(EngineError), start(tmp_path, 1) as engine:
         cold = ask(engine)
-        assert engine.run(Engine.forget_gpu)
-        restored = ask(engine)
-    assert cold.num_cached == 0
+        wait_until_kept(engine, WHOLE)
+        assert engine.run(Engine.forget_all)
+        assert ask(engine).num_cached == 0, "a reset hides it from this engine"
+        assert ask(engine, OTHER).num_cached == 0
+        wait_until_kept(engine, 2 * WHOLE)
+        for seed in range(10, 14):
+            engine.run(Engine.add, prompt_of(1400, seed), 2)
+        engine.run(Engine.step)
+        os.killpg(engine.pid, signal.SIGKILL)  # while these are computed, stored and written
     with start(tmp_path, 2) as engine:
         first = ask(engine)
+        assert first.num_cached == WHOLE
+        assert difference(first, cold) < TOLERANCE
         assert engine.run(Engine.forget_gpu)
-        again = ask(engine)
-    assert first.num_cached == WHOLE
+        restored = ask(engine)
+        assert restored.num_cached == WHOLE
+        assert difference(first, restored) == 0
+        assert ask(engine, OTHER).num_cached == 0
+
+
+def test_other_weights_find_nothing(tmp_path: Path) -> None:
+    with start(tmp_path, 1) as engine:
+        ask(engine)
+        wait_until_kept(engine, WHOLE)
+    model = tmp_path / "model"
+    shutil.copytree(model_directory(), model)
+    [weights] = model.glob("*.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    with start(tmp_path, 2, model=model) as engine:
+        assert ask(engine).num_cached == 0
+
+
+def test_ranks_with_the_same_kv_write_it_once(tmp_path: Path) -> None:
+    arguments = {"tensor_parallel_size": 2, "model": model_directory(kv_heads=1)}
+    whole = len(PROMPT) // (16 * BLOCK_SIZE) * 16 * BLOCK_SIZE  # a block with one head is half as large
+    with start(tmp_path, 1, **arguments) as engine:
+        cold = ask(engine)
+        wait_until_kept(engine, whole // 2)
+        counters = engine.run(Engine.settle)
+    assert counters["route_kept_bytes"] == whole // BLOCK_SIZE * BLOCK_BYTES // 2
+    with start(tmp_path, 2, **arguments) as engine:
+        first = ask(engine)
+    assert first.num_cached == whole
     assert difference(first, cold) < TOLERANCE
-    assert restored.num_cached == again.num_cached == WHOLE
-    assert difference(first, restored) == difference(again, restored) == 0
