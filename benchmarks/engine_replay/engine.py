@@ -32,6 +32,7 @@ from offload.testing.virtual.settings import (
     make_kv_cache_config,
     make_vllm_config,
 )
+from offload.vllm.places import Place
 
 CONNECTORS = ("none", "native", "native-lru", "native-arc", "simple", "offload")
 """`native` is vLLM's OffloadingConnector with its default policy, `simple` its SimpleCPUOffloadConnector."""
@@ -63,7 +64,7 @@ class ReplaySettings:
     connector's calls as well, which makes a step longer by some microseconds. ``eviction_policy`` and
     ``store_decode_blocks`` are those of our connector. ``groups`` and ``retention`` are as in
     ``VirtualSettings``; hashes are of blocks of ``hash_tokens``. Without ``inner_checkpoints`` ours stores
-    checkpoints where prompts end and part, and nowhere else.
+    checkpoints where prompts end and part, and nowhere else. ``places`` are below our pool.
     """
 
     connector: str
@@ -81,6 +82,7 @@ class ReplaySettings:
     groups: tuple[Group, ...] = ()
     retention: int | None = 0
     inner_checkpoints: bool = True
+    places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,11 @@ class ReplayEngine:
         kv_cache_config = make_kv_cache_config(virtual)
         tell_sizes(kv_cache_config, vllm_config)
         worker = make_worker(
-            vllm_config, kv_cache_config, make_copier=lambda *_: self._copier, clock=lambda: self.clock.now
+            vllm_config,
+            kv_cache_config,
+            self.settings.places,
+            make_copier=lambda *_: self._copier,
+            clock=lambda: self.clock.now,
         )
         if self.settings.connector == "simple":
             handler = VirtualSimpleWorker(worker.worker_handler, self._link, self.settings.time.block_bytes)
@@ -291,6 +297,7 @@ def _virtual(settings: ReplaySettings) -> VirtualSettings:
         eviction_policy=settings.eviction_policy,
         native_options={"eviction_policy": policy or "lru", "offload_prompt_only": True},
         log_stats=True,
+        places=settings.places,
     )
 
 

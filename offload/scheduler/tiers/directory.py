@@ -92,6 +92,7 @@ class Directory:
     def touch(self, names: Sequence[bytes]) -> None:
         """A request asks for these."""
         self._allocator.touch(names)
+        self._is_untidy = True
 
     def read(self, names: Sequence[bytes], start: int, stop: int) -> Reading:
         """Begin to read these extents of a chain, which it has."""
@@ -131,6 +132,7 @@ class Directory:
     def drop(self, names: Sequence[bytes], index: int) -> None:
         """That extent is wrong or gone: it and what follows it are no longer known."""
         self._allocator.drop(names, index)
+        self._is_untidy = True
 
     def reset(self) -> None:
         """It has nothing for this life. O(places), as array work."""
@@ -138,8 +140,9 @@ class Directory:
         self._begin(np.argsort(self._generations, kind="stable"))
 
     def tidy(self) -> None:
-        """A step ends."""
-        self._allocator.tidy()
+        """A step ends: what was dropped or used leaves something to do."""
+        if self._is_untidy:
+            self._is_untidy = self._allocator.tidy()
 
     def check_invariants(self) -> None:
         """Places are those of slots, each once."""
@@ -149,6 +152,7 @@ class Directory:
 
     def _begin(self, place_of: Ids) -> None:
         self._place_of = place_of
+        self._is_untidy = False
         self._allocator = CpuOffloadingBlockAllocator(
             self.num_places, policy=make_policy(self._policy, self.num_places, self._clock)
         )

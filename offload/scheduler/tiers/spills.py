@@ -98,12 +98,15 @@ class Spills:
         self._used_before: dict[str, int] = {}  # of requests: positions that were there when they came
         self._num_bytes = 0  # in flight
         self._busy_until = -1.0
+        self._show()
 
     def arrived(self, request_id: str, num_positions: int) -> None:
         """A request has come that has so many leading positions in the pool, or below."""
         self._used_before.setdefault(request_id, num_positions)
 
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
+        if not self._chains:
+            return []
         orders: list[Order] = []
         for _ in range(min(_LOOKED_AT, len(self._chains))):
             if self._num_bytes >= MOST_BYTES or not self.breaker.allows:
@@ -114,8 +117,6 @@ class Spills:
                 orders.append(order)
             if self._is_unfinished(chain, order is not None):
                 self._chains[name] = chain
-        num_kept = self._directory.num_used * self._grid.positions * self._common.slot_bytes
-        self._common.metrics.show("route_kept_bytes", num_kept, self.route)
         return orders
 
     def finish(self, request: Request) -> list[Order]:
@@ -146,6 +147,7 @@ class Spills:
         self._common.allocator.unpin(spill.pin)
         is_good = job.num_good == job.num_blocks and not spill.is_dropped
         self._directory.end_write(spill.writing, is_good=is_good)
+        self._show()
         if is_good:
             self.breaker.succeeded(job.job_id)
         elif spill.is_dropped:
@@ -161,6 +163,7 @@ class Spills:
     def reset(self) -> list[int]:
         self._chains.clear()
         self._directory.reset()
+        self._show()
         jobs = list(self._common.ledger.of(self))
         for job in jobs:
             job.task.is_dropped = True
@@ -189,6 +192,10 @@ class Spills:
         return {"arrived requests of spills": list(self._used_before)}
 
     # Private
+
+    def _show(self) -> None:
+        num_kept = self._directory.num_used * self._grid.positions * self._common.slot_bytes
+        self._common.metrics.show("route_kept_bytes", num_kept, self.route)
 
     def _begin(self, chain: Chain) -> Order | None:
         """Spill the next extents of a chain that are in the pool and not below."""
