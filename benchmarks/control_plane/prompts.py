@@ -10,6 +10,7 @@ from itertools import cycle
 from benchmarks.common.prompts import fresh_hashes
 from benchmarks.control_plane.sizes import BLOCK_TOKENS, TAIL_TOKENS
 from benchmarks.engine_replay import ReplayEngine, ReplaySettings
+from offload.vllm.places import Place
 
 __all__ = ["PromptEngine", "WrongRunError"]
 
@@ -29,7 +30,14 @@ class PromptEngine:
     measure where they are to evict others.
     """
 
-    def __init__(self, connector: str, longest: int, num_slots: int, eviction_policy: str = "lru") -> None:
+    def __init__(
+        self,
+        connector: str,
+        longest: int,
+        num_slots: int,
+        eviction_policy: str = "lru",
+        places: tuple[Place, ...] = (),
+    ) -> None:
         longest = max(longest, max(_FILLER_BLOCKS) * BLOCK_TOKENS)
         null_block = connector == "simple"  # takes one block of its pool for itself
         self.engine = ReplayEngine(
@@ -41,6 +49,7 @@ class PromptEngine:
                 chunk=longest + TAIL_TOKENS,
                 max_model_len=longest + TAIL_TOKENS + 1,
                 eviction_policy=eviction_policy,
+                places=places,
             )
         )
         self._connector = connector

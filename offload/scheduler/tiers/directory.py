@@ -151,9 +151,9 @@ class Directory:
         assert np.array_equal(order, np.arange(self.num_places)), "places are not those of slots"
 
     def _begin(self, place_of: Ids) -> None:
-        self._place_of = place_of
+        self._place_of: Ids = place_of
         self._is_untidy = False
-        self._allocator = CpuOffloadingBlockAllocator(
+        self._allocator: CpuOffloadingBlockAllocator = CpuOffloadingBlockAllocator(
             self.num_places, policy=make_policy(self._policy, self.num_places, self._clock)
         )
 
