@@ -94,6 +94,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.flow.Job",  # by JobLedger, and its task by its flow
     "offload.scheduler.restore.Restore",  # by Restores
     "offload.scheduler.store.Store",  # by Stores
+    "offload.scheduler.tiers.fetches.Batch",  # by Fetches
     "offload.scheduler.tiers.fetches.Fetch",  # by Fetches
     "offload.scheduler.tiers.spills.Chain",  # by Spills
     "offload.scheduler.tiers.spills.Spill",  # by Spills

@@ -25,7 +25,24 @@ LEAST_TOKENS = 512
 
 _PART_BYTES = 16 << 20
 _POOL_SHARE = 4
-"""Fetches take at most that part of the pool: 1 / 4."""
+"""Fetches under way fill at most that part of the pool: 1 / 4."""
+_MOST_BYTES = 1 << 30
+"""Of them, so that a slow disk is done with them long before they are overdue."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Jobs that were opened at once: how long they take together is what is measured.
+
+    Attributes:
+        since: when.
+        num_left: that have not ended.
+        num_blocks: that they move.
+    """
+
+    since: float
+    num_left: int = 0
+    num_blocks: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -36,14 +53,14 @@ class Fetch:
         plan: the positions that it fills.
         reading: the extents that it reads.
         names: of the chain's extents.
-        since: when it was decided.
+        batch: it is one of these.
         is_dropped: what it brings is not wanted any more.
     """
 
     plan: StorePlan
     reading: Reading
     names: Sequence[bytes]
-    since: float
+    batch: Batch
     is_dropped: bool = False
 
 
@@ -213,22 +230,24 @@ class Fetches:
         names = self._grid.names(chain, stop)
         stop = min(stop, self._directory.depth(names) * size)
         part = max(size, _PART_BYTES // common.slot_bytes // size * size)
-        now, has_begun = common.clock(), False
-        while (room := common.allocator.capacity // _POOL_SHARE - self._num_filling) >= size:
+        batch = Batch(common.clock())
+        most = min(common.allocator.capacity // _POOL_SHARE, _MOST_BYTES // common.slot_bytes)
+        while (room := most - self._num_filling) >= size:
             plan = common.allocator.plan_store(chain, stop, min(part, room))
             if plan is None:
                 break
-            self._open(plan, names, now)
-            has_begun = True
-        return has_begun
+            self._open(plan, names, batch)
+        return batch.num_left > 0
 
-    def _open(self, plan: StorePlan, names: Sequence[bytes], now: float) -> None:
+    def _open(self, plan: StorePlan, names: Sequence[bytes], batch: Batch) -> None:
         """A job that fills these positions."""
         common, size = self._common, self._grid.positions
         first, last = plan.start // size, -(-plan.stop // size)
         reading = self._directory.read(names, first, last)
         num_slots = len(plan.hashes)
-        job = common.ledger.open(self, Fetch(plan, reading, names, now), num_slots)
+        job = common.ledger.open(self, Fetch(plan, reading, names, batch), num_slots)
+        batch.num_left += 1
+        batch.num_blocks += num_slots
         self._num_filling += num_slots
         self._coming.update(dict.fromkeys(plan.hashes, job))
         self.breaker.began(job.job_id)
@@ -245,10 +264,13 @@ class Fetches:
         fetch, common = job.task, self._common
         self._num_filling -= job.num_blocks
         self._directory.end_read(fetch.reading)
+        fetch.batch.num_left -= 1
         if job.num_good == job.num_blocks:
             self.breaker.succeeded(job.job_id)
             common.allocator.commit(fetch.plan)
-            self._pace.fetched(job.num_blocks * common.slot_bytes, common.clock() - fetch.since)
+            if not fetch.batch.num_left:
+                num_bytes = fetch.batch.num_blocks * common.slot_bytes
+                self._pace.fetched(num_bytes, common.clock() - fetch.batch.since)
             return
         common.allocator.abort(fetch.plan)
         if fetch.is_dropped:

@@ -20,7 +20,8 @@ MOST_BYTES = 64 << 20
 """In flight, on all ranks together."""
 
 _JOB_BYTES = 16 << 20
-_MOST_CHAINS = 4096
+_MOST_POOLS = 4
+"""Positions of chains that wait to be looked at, in sizes of the pool."""
 _LOOKED_AT = 8
 """Chains looked at in one step."""
 _BUSY_SECONDS = 1.0
@@ -32,13 +33,11 @@ class Chain:
     """What may be spilled of a request that is over.
 
     Attributes:
-        hashes: its prefix hashes.
-        stop: positions that may be.
-        names: of its extents.
+        hashes: its prefix hashes, as far as they make whole extents.
+        names: of these.
     """
 
     hashes: Sequence[bytes]
-    stop: int
     names: list[bytes]
 
 
@@ -96,6 +95,7 @@ class Spills:
         self._second_use = second_use
         self._chains: OrderedDict[bytes, Chain] = OrderedDict()  # by the name of the last extent
         self._used_before: dict[str, int] = {}  # of requests: positions that were there when they came
+        self._num_waiting = 0  # positions of these
         self._num_bytes = 0  # in flight
         self._busy_until = -1.0
         self._show()
@@ -111,29 +111,26 @@ class Spills:
         for _ in range(min(_LOOKED_AT, len(self._chains))):
             if self._num_bytes >= MOST_BYTES or not self.breaker.allows:
                 break
-            name, chain = self._chains.popitem(last=False)
+            chain = next(iter(self._chains.values()))
+            self._forget(chain.names[-1])
             order = self._begin(chain)
             if order is not None:
                 orders.append(order)
             if self._is_unfinished(chain, order is not None):
-                self._chains[name] = chain
+                self._put(chain)
         return orders
 
     def finish(self, request: Request) -> list[Order]:
         """That request is over: what it leaves in the pool may be spilled."""
-        num_before = self._used_before.pop(request.request_id, 0)
-        chain = self._common.engine.chain(request)
-        hashes = list(chain[:num_before] if self._second_use else chain)
+        num_before, common = self._used_before.pop(request.request_id, 0), self._common
         if request.lora_request is not None or request.resumable:
             return []
-        stop = len(hashes) // self._grid.positions * self._grid.positions
-        if stop:
-            names = self._grid.names(hashes)
-            self._chains[names[-1]] = Chain(hashes, stop, names)
-            self._chains.move_to_end(names[-1])
-            if len(self._chains) > _MOST_CHAINS:
-                self._chains.popitem(last=False)
-            self._busy_until = self._common.clock() + _BUSY_SECONDS
+        hints, chain = common.engine.hints(request), common.engine.chain(request)
+        stop = min(num_before, len(chain)) if self._second_use else len(chain)
+        stop -= stop % self._grid.positions
+        if stop and hints.store and hints.keep:
+            self._put(Chain(chain[:stop], self._grid.names(chain, stop)))
+            self._busy_until = common.clock() + _BUSY_SECONDS
         return []
 
     def advance(self, job: Job[Spill], progress: Progress) -> None:
@@ -162,6 +159,7 @@ class Spills:
 
     def reset(self) -> list[int]:
         self._chains.clear()
+        self._num_waiting = 0
         self._directory.reset()
         self._show()
         jobs = list(self._common.ledger.of(self))
@@ -183,6 +181,8 @@ class Spills:
         self._budget.check_invariants()
         in_flight = sum(job.task.num_bytes for job in self._common.ledger.of(self))
         assert in_flight == self._num_bytes, f"{in_flight} bytes in flight, {self._num_bytes} counted"
+        waiting = sum(len(chain.hashes) for chain in self._chains.values())
+        assert waiting == self._num_waiting, f"{waiting} positions wait, {self._num_waiting} counted"
         for name, chain in self._chains.items():
             assert chain.names[-1] == name, (
                 f"a chain that ends with {chain.names[-1]!r} is filed under {name!r}"
@@ -192,6 +192,19 @@ class Spills:
         return {"arrived requests of spills": list(self._used_before)}
 
     # Private
+
+    def _put(self, chain: Chain) -> None:
+        """Look at it after the others; forget the first ones if there are too many."""
+        self._forget(chain.names[-1])
+        self._chains[chain.names[-1]] = chain
+        self._num_waiting += len(chain.hashes)
+        while self._num_waiting > _MOST_POOLS * self._common.allocator.capacity:
+            self._forget(next(iter(self._chains)))
+
+    def _forget(self, name: bytes) -> None:
+        chain = self._chains.pop(name, None)
+        if chain is not None:
+            self._num_waiting -= len(chain.hashes)
 
     def _show(self) -> None:
         num_kept = self._directory.num_used * self._grid.positions * self._common.slot_bytes
@@ -227,7 +240,7 @@ class Spills:
 
     def _is_unfinished(self, chain: Chain, has_begun: bool) -> bool:
         """Whether there may be something to spill of it later: more of it is on its way into the pool."""
-        known = self._common.allocator.known_depth(chain.hashes, chain.stop)
+        known = self._common.allocator.known_depth(chain.hashes, len(chain.hashes))
         num_below = self._directory.known_depth(chain.names)
         is_coming = known > self._common.allocator.resident_depth(chain.hashes)
         return known // self._grid.positions > num_below and (has_begun or is_coming)
