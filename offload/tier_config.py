@@ -88,7 +88,7 @@ def read_tiers(value: object) -> tuple[DiskConfig, ...]:
             f'tiers is {value!r}; give a list, such as [{{"kind": "disk", "path": "/cache", "gib": 500}}]'
         )
     tiers = tuple(_read_tier(each) for each in value)
-    paths = [tier.path for tier in tiers]
+    paths = [os.path.normpath(tier.path) for tier in tiers]
     for path in paths:
         if paths.count(path) > 1:
             raise ConfigError(f"two tiers have the path {path!r}; give each a directory of its own")

@@ -83,6 +83,8 @@ def without(key: str) -> Mapping[str, Any]:
         ([{**DISK, "admit": None}], ["is None", "all, policy, second-use"]),
         ([{**DISK, "admit": []}], ["is []", "all, policy, second-use"]),
         ([DISK, DISK], ["two tiers have the path '/cache'", "give each a directory of its own"]),
+        ([DISK, {**DISK, "path": "/cache/"}], ["/cache", "give each a directory of its own"]),
+        ([DISK, {**DISK, "path": "/x/../cache"}], ["/cache", "give each a directory of its own"]),
     ],
 )
 def test_a_refusal_names_value_and_remedy(value: Any, parts: list[str]) -> None:
