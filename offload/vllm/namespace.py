@@ -47,7 +47,7 @@ def namespace_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str
     told: dict[str, Any] = {
         "format": _FORMAT,
         "vllm": vllm.__version__,
-        "model": model.hf_text_config.to_dict(),
+        "model": {**model.hf_text_config.to_dict(), "_name_or_path": ""},
         "length": model.max_model_len,
         "dtype": str(model.dtype),
         "quantization": str(model.quantization),
@@ -70,13 +70,23 @@ def namespace_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str
 
 
 def weights_of(vllm_config: VllmConfig) -> list[list[object]]:
-    """Name, size and both ends of each file of weights, or what else says which they are."""
+    """Name, size and both ends of each file of weights, or what else says which they are.
+
+    Raises:
+        UnsupportedError: a directory without such files.
+    """
     model, load = vllm_config.model_config, vllm_config.load_config
     if load.load_format == "dummy":
         return [["dummy", model.model, model.seed]]
     directory = Path(model.model)
     if directory.is_dir():
-        return [_described(path, directory) for path in sorted(_files(directory))]
+        found = [_described(path, directory) for path in sorted(_files(directory))]
+        if not found:
+            raise UnsupportedError(
+                f"{directory}: no weights lie there ({', '.join(_WEIGHTS)}), so that a tier could not tell "
+                f"these from others; put them there, or remove tiers"
+            )
+        return found
     return [[model.model, str(model.revision), _commit(model)]]
 
 

@@ -1,6 +1,8 @@
 """What must be equal for bytes to be usable is in the namespace: equal engines have the same, others not."""
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,14 @@ def test_what_does_not_touch_bytes_is_not_in_it(model: Path, arguments: dict[str
     assert told(model, **arguments) == told(model)
 
 
+def test_neither_is_where_the_weights_lie(model: Path, tmp_path: Path) -> None:
+    """A copy of the model, or a mount of another name, serves as well."""
+    copied = tmp_path / "elsewhere" / "copy"
+    shutil.copytree(model, copied)
+    os.utime(copied / WEIGHTS, (1, 1))
+    assert told(copied) == told(model)
+
+
 def test_it_is_text_that_people_can_read(model: Path) -> None:
     found = json.loads(told(model))
     assert found["format"] == 1
@@ -154,6 +164,15 @@ def test_files_that_come_or_go(model: Path, said: Said, name: str) -> None:
     assert said() != before
     path.unlink()
     assert said() == before
+
+
+def test_a_directory_without_weights_is_refused(model: Path, said: Said) -> None:
+    """As of loaders that take them from elsewhere: other weights would not be noticed."""
+    for path in model.glob("*.safetensors"):
+        path.unlink()
+    (model / "model.tensors").write_bytes(b"1")
+    with pytest.raises(UnsupportedError, match=f"{model}: .*safetensors.*remove tiers"):
+        said()
 
 
 def test_weights_that_changed_places(model: Path, said: Said) -> None:
