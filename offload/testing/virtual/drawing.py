@@ -8,10 +8,14 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from evictor import available_policies
 from offload.config import AUTO
+from offload.scheduler.tiers.tier import TierLimits
 from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import CopySchedule
+from offload.testing.media.faulty import MediumFault
 from offload.testing.virtual.groups import CHUNK, FULL, MODELS, STATE, WINDOW, Group
 from offload.testing.virtual.settings import DRAFTERS, VirtualSettings
+from offload.testing.virtual.tier import VirtualTier
+from offload.worker.media.base import MediumJob
 
 HAS_EXACT_STATES = "hash_block_size" in {field.name for field in fields(KVCacheConfig)}
 """Whether vLLM may be asked for states inside blocks: with steps that overlap, 0.31 has some a token late."""
@@ -135,6 +139,31 @@ def with_stages(settings: VirtualSettings, rng: random.Random) -> VirtualSetting
     """The same with a pipeline."""
     stages = rng.choice([2, 2, 3])
     return replace(settings, num_ranks=stages * rng.choice([1, 1, 2]), stages=stages, dcp=1)
+
+
+def with_tier(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
+    """The same with a tier below the pool, whose medium may misbehave, and with ranks of any kind."""
+    changes = [with_drafts, with_replicas, with_shared_blocks, with_stages]
+    if rng.random() < 0.5:
+        settings = rng.choice(changes)(settings, rng)
+    kinds = [fault for fault in MediumFault if fault is not MediumFault.NONE]
+    if settings.verify_loads != "always":  # nothing less finds a medium that lies
+        kinds.remove(MediumFault.WRONG_BYTES)
+    rate = rng.choice([0.0, 0.0, 0.1, 0.3])
+
+    def choose(job: MediumJob) -> MediumFault:
+        return rng.choice(kinds) if rng.random() < rate else MediumFault.NONE
+
+    limits = TierLimits(
+        rng.choice(available_policies()),
+        rng.random() < 0.3,
+        rng.choice([None, 1e5, 1e12]),
+        least_tokens=rng.choice([1, 4, 20]),
+    )
+    tier = VirtualTier(
+        rng.choice([3, 6, 60]), positions=rng.choice([1, 2, 4]), limits=limits, choose=choose, stuck_polls=50
+    )
+    return replace(settings, tier=tier)
 
 
 def _with_groups(settings: VirtualSettings, groups: tuple[Group, ...], rng: random.Random) -> VirtualSettings:

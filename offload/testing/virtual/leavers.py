@@ -27,6 +27,11 @@ class Leavers:
         self._documents = [self._draw(longest * 2 // 5) for _ in range(2)]
         self._abort_rate = rng.choice([0.0, 0.0, 0.05])
 
+    def move_to(self, engine: VirtualEngine) -> None:
+        """The engine was killed, and another has taken its place: what was asked may be asked again."""
+        self._engine = engine
+        self._live = []
+
     def turn(self) -> None:
         """Let things happen, then step the engine once."""
         rng, engine = self._rng, self._engine

@@ -4,7 +4,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from offload.testing.virtual.drawing import (
@@ -13,6 +13,7 @@ from offload.testing.virtual.drawing import (
     with_replicas,
     with_shared_blocks,
     with_stages,
+    with_tier,
     with_varied_model,
 )
 from offload.testing.virtual.engine import VirtualEngine
@@ -26,11 +27,13 @@ _CHANGES: Mapping[str, Callable[..., VirtualSettings]] = {
     "replica": with_replicas,
     "dcp": with_shared_blocks,
     "pipeline": with_stages,
+    "tier": with_tier,
     **{model: partial(with_varied_model, model=model) for model in MODELS if model != "plain"},
 }
 
 KINDS = ("plain", *_CHANGES)
-"""Of engines: as they come, with speculative decoding, with other ranks, or with a hybrid model's groups."""
+"""Of engines: as they come, with speculative decoding, with other ranks, with a tier below the pool, or with
+a hybrid model's groups."""
 
 LEAVERS_EVERY = 8
 """In one seed of so many, requests leave chains that are being restored, and do nothing else."""
@@ -69,6 +72,8 @@ def run_seed(
 ) -> RunReport:
     """Drive an engine through ``turns`` turns of a random workload, then let it come to rest.
 
+    With a tier, engines follow each other: the last one comes to rest, and those before it are killed.
+
     Args:
         seed: decides everything.
         turns: turns before the workload stops sending.
@@ -81,18 +86,34 @@ def run_seed(
     began = time.perf_counter()
     rng = random.Random(seed)
     settings = draw_kind(kind, seed, rng) if settings is None else settings
-    engine = VirtualEngine(settings, rng)
-    engine.audit.explain_failures = True
-    workload = Leavers(engine, rng) if seed % LEAVERS_EVERY == LEAVERS_EVERY - 1 else Workload(engine, rng)
-    try:
-        for _ in range(turns):
-            workload.turn()
-        engine.drain()
-        engine.audit.check_drained()
-        engine.audit.check_gpu_cache()
-    except Exception as error:
-        raise RunFailedError(seed, engine.num_steps, settings, error) from error
-    finally:
-        engine.close()
-    seconds = time.perf_counter() - began
-    return RunReport(seed, engine.num_steps, seconds, engine.runner.num_positions_checked, engine.counts)
+    num_lives = 1 if settings.tier is None else rng.choice([1, 2, 3])
+    make = Leavers if seed % LEAVERS_EVERY == LEAVERS_EVERY - 1 else Workload
+    num_steps = num_checked = 0
+    counts = Counter[str]()
+    workload: Leavers | Workload | None = None
+    for life in range(num_lives):
+        if settings.tier is not None:
+            settings = replace(settings, places=(settings.tier.place,))
+        engine = VirtualEngine(settings, rng)
+        engine.audit.explain_failures = True
+        if workload is None:
+            workload = make(engine, rng)
+        else:
+            workload.move_to(engine)
+        try:
+            for _ in range(turns // num_lives):
+                workload.turn()
+            if life == num_lives - 1:
+                engine.drain()
+                engine.audit.check_drained()
+                engine.audit.check_gpu_cache()
+        except Exception as error:
+            raise RunFailedError(seed, num_steps + engine.num_steps, settings, error) from error
+        finally:
+            engine.close()
+        num_steps += engine.num_steps
+        num_checked += engine.runner.num_positions_checked
+        counts += engine.counts
+        if settings.tier is not None:
+            counts += settings.tier.moved
+    return RunReport(seed, num_steps, time.perf_counter() - began, num_checked, counts)

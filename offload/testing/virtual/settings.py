@@ -17,6 +17,7 @@ from offload.config import DEFAULT_POLICY, GIB
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.engines.environment import transfer_config
 from offload.testing.virtual.groups import FULL, STATE, Group
+from offload.testing.virtual.tier import VirtualTier
 from offload.vllm import plugin
 from offload.vllm.places import Place
 from offload.vllm.replicas import Shape
@@ -90,6 +91,7 @@ class VirtualSettings:
         native_options: more of the native connector's ``kv_connector_extra_config``.
         eviction_policy: as in the connector's configuration.
         places: below the pool.
+        tier: that one of the places is of; engines of one run have it one after the other.
         log_stats: let the scheduler collect statistics as a served engine does.
         drafter: a method of speculative decoding of ``DRAFTERS``, or "" for none. "mtp" has a module for each
             draft.
@@ -133,6 +135,7 @@ class VirtualSettings:
     native_options: Mapping[str, Any] = field(default_factory=dict)
     eviction_policy: str = DEFAULT_POLICY
     places: tuple[Place, ...] = ()
+    tier: VirtualTier | None = None
     log_stats: bool = False
     drafter: str = ""
     num_drafts: int = 0

@@ -1,5 +1,6 @@
 """A tier of a virtual engine: the product's flows and lanes, over a medium in memory that may misbehave."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from offload.messages import POOL, Route, TierFacts
@@ -11,7 +12,7 @@ from offload.scheduler.tiers.tier import TierLimits, make_tier
 from offload.testing.media.faulty import FaultyMedium, MediumFault
 from offload.testing.media.memory import MemoryMedium
 from offload.vllm.places import Place
-from offload.worker.media.base import MediumJob
+from offload.worker.media.base import MediumJob, Verb
 from offload.worker.media.lane import LanesBelow, PoolParts, medium_lanes, tier_facts
 
 TIER = "memory"
@@ -24,6 +25,7 @@ class VirtualTier:
     Attributes:
         media: of each rank, in the order in which they registered.
         choose: the fault of each job; None: none.
+        num_faults: that were chosen so far, whichever engine met them.
     """
 
     def __init__(
@@ -41,10 +43,14 @@ class VirtualTier:
         self.limits = limits
         self.choose = choose
         self.stuck_polls = stuck_polls
+        self.num_faults = 0
         self.media: list[FaultyMedium] = []
         self._kept: list[MemoryMedium] = []
         self._inner: list[MemoryMedium] = []
         self._epoch = 0
+
+    def __repr__(self) -> str:
+        return f"VirtualTier({self.num_places}, positions={self.positions}, limits={self.limits})"
 
     @property
     def place(self) -> Place:
@@ -53,6 +59,13 @@ class VirtualTier:
         self._kept, self._inner = self._inner, []
         self.media = []
         return Place(self._make_flows, self._make_lanes)
+
+    @property
+    def moved(self) -> Counter[str]:
+        """Extents that are good, by what was done to them for this engine: put or got."""
+        return Counter(
+            {f"extents {verb.value}": sum(medium.moved[verb] for medium in self.media) for verb in Verb}
+        )
 
     def _make_flows(self, common: Common, facts: Sequence[TierFacts]) -> Below:
         below = make_tier(SPILL, FETCH, common, facts, self.limits)
@@ -71,4 +84,6 @@ class VirtualTier:
         return LanesBelow(medium_lanes(SPILL, FETCH, medium, pool), facts)
 
     def _choose(self, job: MediumJob) -> MediumFault:
-        return MediumFault.NONE if self.choose is None else self.choose(job)
+        fault = MediumFault.NONE if self.choose is None else self.choose(job)
+        self.num_faults += fault is not MediumFault.NONE
+        return fault

@@ -44,6 +44,11 @@ class Workload:
         self._rate = 0.5
         self._abort_rate = rng.choice([0.0, 0.02, 0.1])
 
+    def move_to(self, engine: VirtualEngine) -> None:
+        """The engine was killed, and another has taken its place: what was asked may be asked again."""
+        self._engine = engine
+        self._live = []
+
     def turn(self) -> None:
         """Let things happen, then step the engine once."""
         rng, engine = self._rng, self._engine
