@@ -10,6 +10,7 @@ import xxhash
 
 from offload.files.checksums import xxh64_rows
 from offload.files.private import NEW, PrivateDirectory, explained
+from offload.files.reading import OpenDirectory
 from offload.files.superblock import FORMAT
 from offload.files.system import reserve, write_all
 
@@ -30,6 +31,60 @@ class Reading(NamedTuple):
 
     records: Records
     num_bad: int
+
+
+class RecordFormat(NamedTuple):
+    """How a log's records lie in its file.
+
+    Attributes:
+        dtype: of a record with its checksum.
+        seed: of the checksums; of what the log is.
+    """
+
+    dtype: np.dtype[Any]
+    seed: int
+
+    @classmethod
+    def of(cls, fields: np.dtype[Any], identity: str) -> "RecordFormat":
+        """See ``RecordLog``."""
+        if fields.itemsize % 8:
+            raise ValueError(f"a record of {fields.itemsize} bytes: must be whole words of 8")
+        told = f"kv-offload records {FORMAT}\n{fields.descr}\n{identity}"
+        dtype = np.dtype([("fields", fields), ("checksum", "<u8")])
+        return cls(dtype, xxhash.xxh64_intdigest(told.encode()))
+
+    def read(self, fd: int, path: Path, num_records: int) -> Reading:
+        """The whole ones among the first records of a file. Raises TierError."""
+        good: list[Records] = [np.zeros(0, dtype=self.dtype["fields"])]
+        start = 0
+        while start < num_records:
+            chunk = np.zeros(min(_READ_RECORDS, num_records - start), dtype=self.dtype)
+            with explained(path, "read this file"):
+                _read_some(fd, _bytes_of(chunk), start * self.dtype.itemsize)
+            start += len(chunk)
+            good.append(chunk["fields"][chunk["checksum"] == self.checksums(chunk)])
+        records = np.concatenate(good)
+        return Reading(records, num_records - len(records))
+
+    def checksums(self, chunk: Records) -> npt.NDArray[np.uint64]:
+        """Those that records should have."""
+        words = chunk.view("<u8").reshape(len(chunk), self.dtype.itemsize // 8)
+        return xxh64_rows(words[:, :-1], self.seed)
+
+
+def read_records(directory: OpenDirectory, name: str, fields: np.dtype[Any], identity: str) -> Reading:
+    """What a log has; its owner may go on with it. What is appended right then is left out, or bad.
+
+    Raises:
+        TierError: it cannot be read, or is not there.
+    """
+    log_format = RecordFormat.of(fields, identity)
+    fd = directory.open_file(name)
+    try:
+        num_records = os.fstat(fd).st_size // log_format.dtype.itemsize
+        return log_format.read(fd, directory.path / name, num_records)
+    finally:
+        os.close(fd)
 
 
 class RecordLog:
@@ -55,14 +110,10 @@ class RecordLog:
         Raises:
             TierError: it cannot be had.
         """
-        if fields.itemsize % 8:
-            raise ValueError(f"a record of {fields.itemsize} bytes: must be whole words of 8")
+        self._format = RecordFormat.of(fields, identity)
         self._directory = directory
         self._name = name
         self._fields = fields
-        self._dtype = np.dtype([("fields", fields), ("checksum", "<u8")])
-        told = f"kv-offload records {FORMAT}\n{fields.descr}\n{identity}"
-        self._seed = xxhash.xxh64_intdigest(told.encode())
         self._fd = directory.open_file(name, os.O_RDWR | os.O_CREAT)
         try:
             directory.remove(name + NEW)  # of a compaction that was cut short
@@ -84,7 +135,7 @@ class RecordLog:
     @property
     def record_bytes(self) -> int:
         """Of one, with its checksum."""
-        return self._dtype.itemsize
+        return self._format.dtype.itemsize
 
     def blank(self, num_records: int) -> Records:
         """So many records of zeros, to be filled and appended."""
@@ -92,17 +143,7 @@ class RecordLog:
 
     def read(self) -> Reading:
         """All that are whole. O(records), less than half a second for a million."""
-        good: list[Records] = []
-        num_good, start = 0, 0
-        while start < self._num_records:
-            chunk = np.zeros(min(_READ_RECORDS, self._num_records - start), dtype=self._dtype)
-            with explained(self.path, "read this file"):
-                _read_some(self._fd, _bytes_of(chunk), start * self._dtype.itemsize)
-            start += len(chunk)
-            good.append(chunk["fields"][chunk["checksum"] == self._checksums(chunk)])
-            num_good += len(good[-1])
-        records = np.concatenate(good) if good else self.blank(0)
-        return Reading(records, self._num_records - num_good)
+        return self._format.read(self._fd, self.path, self._num_records)
 
     def append(self, records: Records) -> None:
         """Add records at its end; with the kernel when it returns, so a killed process does not lose them."""
@@ -118,7 +159,7 @@ class RecordLog:
     def reserve(self, num_records: int) -> bool:
         """Take room for so many, these included. Returns False where the file system cannot reserve."""
         with explained(self.path, f"reserve room for {num_records:,} records"):
-            return reserve(self._fd, num_records * self._dtype.itemsize, keep_size=True)
+            return reserve(self._fd, num_records * self._format.dtype.itemsize, keep_size=True)
 
     def compact(self, records: Records) -> None:
         """Let it have these records and no others: after a crash it has these or those of before."""
@@ -147,20 +188,16 @@ class RecordLog:
         """Make its end the end of a record; returns how many there are."""
         with explained(self.path, "look at its end"):
             size = os.fstat(self._fd).st_size
-            torn = size % self._dtype.itemsize
+            torn = size % self._format.dtype.itemsize
             if torn:
-                write_all(self._fd, bytes(self._dtype.itemsize - torn), size)
-        return -(-size // self._dtype.itemsize)
+                write_all(self._fd, bytes(self._format.dtype.itemsize - torn), size)
+        return -(-size // self._format.dtype.itemsize)
 
     def _write(self, fd: int, records: Records, start: int) -> None:
-        chunk = np.empty(len(records), dtype=self._dtype)
+        chunk = np.empty(len(records), dtype=self._format.dtype)
         chunk["fields"] = records
-        chunk["checksum"] = self._checksums(chunk)
-        write_all(fd, _bytes_of(chunk), start * self._dtype.itemsize)
-
-    def _checksums(self, chunk: Records) -> npt.NDArray[np.uint64]:
-        words = chunk.view("<u8").reshape(len(chunk), self._dtype.itemsize // 8)
-        return xxh64_rows(words[:, :-1], self._seed)
+        chunk["checksum"] = self._format.checksums(chunk)
+        write_all(fd, _bytes_of(chunk), start * self._format.dtype.itemsize)
 
 
 def _bytes_of(chunk: Records) -> memoryview:

@@ -3,6 +3,8 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import xxhash
 
@@ -31,7 +33,18 @@ class Superblock:
     epoch: int
 
 
-def read_superblock(directory: PrivateDirectory) -> Superblock | None:
+class Readable(Protocol):
+    """A directory, owned or not."""
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+
+    def read(self, name: str) -> bytes | None:
+        """All of a file; None if it is not there. Raises TierError."""
+
+
+def read_superblock(directory: Readable) -> Superblock | None:
     """What it says; None if there is none.
 
     Raises:

@@ -1,12 +1,13 @@
 """What lies in each place of a slab: its generation and its seals, in a log and in memory."""
 
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from offload.files.private import PrivateDirectory
-from offload.files.records import RecordLog, Records
+from offload.files.reading import OpenDirectory
+from offload.files.records import RecordLog, Records, read_records
 from offload.messages import NAME_BYTES, Ids, Names
 from offload.worker.media.base import BadExtentError, Label
 from offload.worker.media.slab_file import SlabShape
@@ -62,14 +63,7 @@ class SealLog:
         Raises:
             TierError: it cannot be had.
         """
-        fields = np.dtype(
-            [
-                *((name, "<i8") for name in (*_COLUMNS, "is_private")),
-                *((name, "u1", (NAME_BYTES,)) for name in _NAMES),
-                ("sums", "<u8", (shape.extent_slots,)),
-            ]
-        )
-        identity = f"seals\n{shape.slot_bytes}\n{shape.extent_slots}\n{namespace}"
+        fields, identity = _fields(shape), _identity(shape, namespace)
         self._shape = shape
         self._spare_records = spare_records
         self._log = RecordLog(directory, SEALS, fields, identity)
@@ -164,18 +158,53 @@ class SealLog:
     def _recover(self) -> int:
         """Read the log; returns how many records are none."""
         records, num_bad = self._log.read()
-        places, sizes = records["place"], records["num_slots"]
-        good = (places >= 0) & (places < self._shape.num_places) & (records["generation"] > _NONE)
-        good &= (sizes >= 1) & (sizes <= self._shape.extent_slots)
-        records = records[good]
-        records = records[np.argsort(records["generation"], kind="stable")]
-        self._known[records["place"]] = records  # of several of one place the last stays
+        good = _of_places(records, self._shape)
+        self._known[good["place"]] = good  # of several of one place the last stays
         self._newest = self._known["generation"].copy()
         self._known["generation"][self._known["is_private"] != 0] = _NONE
-        return num_bad + int((~good).sum())
+        return num_bad + len(records) - len(good)
 
     def _compact(self) -> None:
         with self._table:
             live: Records = self._known[self._known["generation"] != _NONE]
         self._log.compact(live)
         self._log.reserve(2 * self._shape.num_places + self._spare_records)
+
+
+def read_seals(directory: OpenDirectory, shape: SlabShape, namespace: str) -> Records:
+    """Records of the extents that a log has, each place once, in their order. Its owner may go on with it.
+
+    Raises:
+        TierError: it cannot be read, or is not there.
+    """
+    records, _ = read_records(directory, SEALS, _fields(shape), _identity(shape, namespace))
+    newest = _of_places(records, shape)[::-1]
+    _, first = np.unique(newest["place"], return_index=True)
+    newest = newest[first]
+    kept: Records = newest[newest["is_private"] == 0]
+    return kept
+
+
+def _fields(shape: SlabShape) -> np.dtype[Any]:
+    """Of a record."""
+    return np.dtype(
+        [
+            *((name, "<i8") for name in (*_COLUMNS, "is_private")),
+            *((name, "u1", (NAME_BYTES,)) for name in _NAMES),
+            ("sums", "<u8", (shape.extent_slots,)),
+        ]
+    )
+
+
+def _identity(shape: SlabShape, namespace: str) -> str:
+    return f"seals\n{shape.slot_bytes}\n{shape.extent_slots}\n{namespace}"
+
+
+def _of_places(records: Records, shape: SlabShape) -> Records:
+    """Those that such a slab can have, the newest of each place behind its others."""
+    places, sizes = records["place"], records["num_slots"]
+    good = (places >= 0) & (places < shape.num_places) & (records["generation"] > _NONE)
+    good &= (sizes >= 1) & (sizes <= shape.extent_slots)
+    records = records[good]
+    ordered: Records = records[np.argsort(records["generation"], kind="stable")]
+    return ordered
