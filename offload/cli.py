@@ -9,8 +9,11 @@ from typing import Any
 
 from offload.config import GIB, OffloadConfig
 from offload.errors import OffloadError, without_vllm
+from offload.files.probe import probe
+from offload.files.tier_path import check_live
 from offload.provenance import own_version
 from offload.sizing.command import add_size_command
+from offload.tier_config import DiskConfig
 from offload.vllm.certification.command import add_certify_command
 from offload.worker.pool.host_limits import free_memory_bytes, host_memory_bytes
 
@@ -84,10 +87,21 @@ def _check(options: argparse.Namespace) -> None:
         config = check_settings(settings)
     memory, free = host_memory_bytes() / GIB, free_memory_bytes() / GIB
     print(f"memory   {memory:.1f} GiB in all, {free:.1f} free, {config.cpu_gib} of them for the pool")
+    for tier in config.tiers:
+        print(f"disk     {_disk(tier)}")
     print(f"vLLM     {vllm}")
     print(_NEW_WEIGHTS + ("" if arguments else _NO_ENGINE), end="")
     if settings is not None:
         print(f"flag     --kv-transfer-config {shlex.quote(flag_value(settings))}")
+
+
+def _disk(tier: DiskConfig) -> str:
+    """What a tier's path has to offer. Raises TierError where the start would."""
+    found = probe(tier.root, tier.num_bytes)
+    check_live(tier.root, tier.num_bytes)
+    kept = f" and {found.kept_bytes / GIB:.1f} of earlier engines" if found.kept_bytes else ""
+    how = "with O_DIRECT" if found.is_direct else "without O_DIRECT, which the file system refuses"
+    return f"{tier.path}: {tier.gib:g} GiB, {found.free_bytes / GIB:.1f} free{kept}; reads and writes {how}"
 
 
 def _read_settings(text: str) -> dict[str, Any]:

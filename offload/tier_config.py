@@ -72,7 +72,12 @@ class DiskConfig:
     @property
     def root(self) -> Path:
         """The directory that all engines' are in."""
-        return Path(self.path) / "kv-offload"
+        return root_of(Path(self.path))
+
+
+def root_of(path: Path) -> Path:
+    """The directory that those of all engines are in, below the path of a tier."""
+    return path / "kv-offload"
 
 
 def read_tiers(value: object) -> tuple[DiskConfig, ...]:

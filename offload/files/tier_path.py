@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -24,13 +24,15 @@ class Found(NamedTuple):
 
     Attributes:
         path: the directory.
-        num_bytes: that its files take.
+        num_bytes: that its files take, or may grow to.
+        disk_bytes: that deleting them gives back.
         used_at: when it was opened last, in seconds since 1970.
         is_owned: by a process that runs.
     """
 
     path: Path
     num_bytes: int
+    disk_bytes: int
     used_at: float
     is_owned: bool
 
@@ -70,10 +72,96 @@ def open_one(root: Path, name: str, num_bytes: int, most_bytes: int, make: Calla
 
 def look_around(root: Path) -> list[Found]:
     """All tiers' directories in it, the one unused for longest first; none if it is not there."""
-    if not root.is_dir():
-        return []
-    found = [_look_at(path) for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
+    with explained(root, "look at this directory"):
+        paths = list(root.iterdir()) if root.is_dir() else []
+    found = [_look_at(path) for path in paths if path.is_dir() and not path.is_symlink()]
     return sorted(found, key=lambda each: each.used_at)
+
+
+@contextmanager
+def held(root: Path) -> Iterator[None]:
+    """Keep engines from opening and deleting directories in it, which ``look_around`` could make fail.
+
+    Makes nothing, and changes no owner or mode, so that another user may look.
+
+    Raises:
+        TierError: it may not be opened, or another process holds it for too long.
+    """
+    try:
+        with explained(root / LOCK, "open this file"):
+            fd = os.open(root / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except TierError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        yield  # no engine has been here
+        return
+    try:
+        until = time.monotonic() + _WAIT_SECONDS
+        while not _takes(fd):
+            if time.monotonic() >= until:
+                raise TierError(f"{root}: another process opens or deletes tiers there; try again later")
+            time.sleep(0.05)
+        yield
+    finally:
+        os.close(fd)
+
+
+def delete_named(root: Path, names: Sequence[str]) -> list[Found]:
+    """Delete directories that nobody owns; no names: all there are. If one is owned, nothing is deleted.
+
+    Returns what they were.
+
+    Raises:
+        TierError: one is not there, or a process owns it; or it cannot be deleted.
+    """
+    with held(root):
+        there = {each.path.name: each for each in look_around(root)}
+        unknown = [name for name in names if name not in there]
+        if unknown:
+            raise TierError(
+                f"{root}: there is no {', '.join(unknown)}; there are: {', '.join(there) or 'none'}"
+            )
+        found = [there[name] for name in dict.fromkeys(names or there)]
+        owned = [each.path.name for each in found if each.is_owned]
+        if owned:
+            raise TierError(
+                f"{root}: an engine that runs owns {', '.join(owned)}; end it, or name others. "
+                f"Nothing was deleted"
+            )
+        for each in found:
+            _delete(each)
+    return found
+
+
+def delete_unused(root: Path, most_bytes: int) -> list[Found]:
+    """Delete directories that nobody owns, the one unused for longest first, until all fit.
+
+    Returns what they were. What engines own may take more than ``most_bytes`` all the same.
+
+    Raises:
+        TierError: one cannot be deleted.
+    """
+    deleted = []
+    with held(root):
+        found = look_around(root)
+        total = sum(each.num_bytes for each in found)
+        for each in found:
+            if total > most_bytes and not each.is_owned:
+                _delete(each)
+                deleted.append(each)
+                total -= each.num_bytes
+    return deleted
+
+
+def check_live(root: Path, num_bytes: int) -> None:
+    """Refuse a tier of that size where engines that run leave it no room.
+
+    Raises:
+        TierError: they do, or it cannot be seen.
+    """
+    with held(root):
+        live = [each for each in look_around(root) if each.is_owned]
+    _check_room(root, live, num_bytes, num_bytes)
 
 
 def _make_room(root: Path, own: Path, num_bytes: int, most_bytes: int) -> None:
@@ -81,40 +169,56 @@ def _make_room(root: Path, own: Path, num_bytes: int, most_bytes: int) -> None:
     total = num_bytes + sum(each.num_bytes for each in others)
     for each in others:
         if total > most_bytes and not each.is_owned:
-            with explained(each.path, "delete this directory"):
-                shutil.rmtree(each.path)
+            _delete(each)
             total -= each.num_bytes
-    if total > most_bytes:
-        live = ", ".join(f"{each.path} ({each.num_bytes:,} bytes)" for each in others if each.is_owned)
+    _check_room(root, [each for each in others if each.is_owned], num_bytes, most_bytes)
+
+
+def _check_room(root: Path, owned: Sequence[Found], num_bytes: int, most_bytes: int) -> None:
+    if num_bytes + sum(each.num_bytes for each in owned) > most_bytes:
+        live = ", ".join(f"{each.path} ({each.num_bytes:,} bytes)" for each in owned)
         raise TierError(
             f"{root}: all tiers there may take {most_bytes:,} bytes, this one takes {num_bytes:,}, and those "
             f"of engines that run are {live}; raise gib, lower it for each, or name another path"
         )
 
 
+def _delete(found: Found) -> None:
+    with explained(found.path, "delete this directory"):
+        shutil.rmtree(found.path)
+
+
 def _look_at(path: Path) -> Found:
-    num_bytes, used_at = 0, 0.0
-    with suppress(FileNotFoundError):
+    num_bytes, disk_bytes, used_at = 0, 0, 0.0
+    with explained(path, "look at this directory"), suppress(FileNotFoundError):
         for entry in os.scandir(path):
             found = entry.stat(follow_symlinks=False)
             num_bytes += max(found.st_size, 512 * found.st_blocks)
+            disk_bytes += 512 * found.st_blocks
             if entry.name == SUPERBLOCK:
                 used_at = found.st_mtime
-    return Found(path, num_bytes, used_at, _is_owned(path))
+    return Found(path, num_bytes, disk_bytes, used_at, is_owned(path))
 
 
-def _is_owned(path: Path) -> bool:
+def is_owned(path: Path) -> bool:
+    """Whether a process owns that directory. Its path is held meanwhile."""
     try:
         fd = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _takes(fd)
     finally:
         os.close(fd)
-    return False
+
+
+def _takes(lock_fd: int) -> bool:
+    """Take a lock, unless another process has it."""
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.config import GIB, OffloadConfig, check_record_trace
 from offload.errors import ConfigError, UnsupportedError
+from offload.files.probe import probe
 from offload.observe.recorder import check_divides
 from offload.vllm.groups import KINDS, cached_groups, is_full, layer_specs
 from offload.vllm.namespace import check_hashes
@@ -61,22 +62,27 @@ def check_before_start(vllm_config: VllmConfig) -> None:
     """``check_engine``, and what this machine lets us do. For the process that configures.
 
     Raises:
-        OffloadError: as ``check_engine``; ConfigError for a trace that cannot be written here;
-            HostMemoryError if CUDA may not pin memory.
+        OffloadError: as ``check_engine`` and ``check_machine``.
     """
     config = check_engine(vllm_config)
     if config is not None:
-        check_machine(config)
+        check_machine(config, vllm_config.parallel_config.nnodes_within_dp)
 
 
-def check_machine(config: OffloadConfig) -> None:
+def check_machine(config: OffloadConfig, num_nodes: int = 1) -> None:
     """Refuse what can be seen on this machine not to work, before memory is taken.
 
+    Args:
+        config: of our connector.
+        num_nodes: that the engine's ranks are spread over.
+
     Raises:
-        OffloadError: ConfigError for a trace that cannot be written here; HostMemoryError if CUDA may not
-            pin memory.
+        OffloadError: ConfigError for a trace that cannot be written here; TierError for a tier whose path
+            cannot be used; HostMemoryError if CUDA may not pin memory.
     """
     check_record_trace(config)
+    for tier in config.tiers:
+        probe(tier.root, tier.num_bytes // num_nodes)
     if current_platform.is_cuda() and not is_on_trial():  # virtual workers pin nothing
         check_pinning()
 

@@ -13,6 +13,8 @@ import pytest
 import vllm
 
 from offload.cli import main
+from offload.files.private import PrivateDirectory
+from offload.files.tier_path import open_one
 
 
 def test_a_good_configuration_prints_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,6 +56,38 @@ def test_the_flag_survives_a_shell(name: str, tmp_path: Path, capsys: pytest.Cap
     assert main(["check", "--config", json.dumps(settings)]) == 0
     flag = flag_as_a_shell_reads_it(capsys.readouterr().out)
     assert flag["kv_connector_extra_config"] == settings
+
+
+def with_disk(path: Path, gib: float) -> str:
+    return json.dumps({"cpu_gib": 0.5, "tiers": [{"kind": "disk", "path": str(path), "gib": gib}]})
+
+
+def test_disks_are_tried(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--config", with_disk(tmp_path / "kv", 0.25)]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("disk")]
+    assert re.fullmatch(
+        rf"disk     {tmp_path}/kv: 0\.25 GiB, [\d.]+ free; reads and writes with(out)? O_DIRECT.*", line
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disks_that_cannot_be_had_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--config", with_disk(tmp_path, 1e6)]) == 1
+    assert f"refused: {tmp_path}: tiers there may take 1000000.00 GiB" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["check", "--config", with_disk(tmp_path / "file", 1)]) == 1
+    assert "no directory" in capsys.readouterr().err
+
+
+def test_disks_of_engines_that_run_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / "kv-offload"
+    owner = open_one(root, "name", 4096, 8192, PrivateDirectory.open)
+    owner.replace("slab", bytes(4096))
+    assert main(["check", "--config", with_disk(tmp_path, 0.1)]) == 1
+    assert f"those of engines that run are {root}/name.1" in capsys.readouterr().err
+    owner.close()
+    assert main(["check", "--config", with_disk(tmp_path, 0.1)]) == 0
+    assert "free and 0.0 of earlier engines; reads" in capsys.readouterr().out
 
 
 def flag_as_a_shell_reads_it(printed: str) -> dict[str, Any]:
@@ -159,6 +193,10 @@ WRONG = [
     ["certify", "--seed", "-1"],
     ["certify", "--seed", "1.5"],
     ["certify", "vllm"],
+    ["tier"],
+    ["tier", "ls"],
+    ["tier", "rm", "/tmp"],
+    ["tier", "ls", "/tmp", "--gib", "1"],
 ]
 
 
