@@ -92,8 +92,13 @@ def test_commands_and_their_options(capsys: pytest.CaptureFixture[str]) -> None:
         if name.startswith("`kv-offload")
     }
     own, commands = options(capsys)
-    found = {"kv-offload": own} | {f"kv-offload {name}": options(capsys, name)[0] for name in commands}
-    assert len(commands) >= 3
+    found = {"kv-offload": own}
+    for name in commands:
+        shown, below = options(capsys, name)
+        found |= {f"kv-offload {name} {each}": options(capsys, name, each)[0] for each in below}
+        if not below:
+            found[f"kv-offload {name}"] = shown
+    assert len(commands) >= 4
     assert listed == found
 
 
