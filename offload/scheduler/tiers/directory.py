@@ -8,7 +8,7 @@ import numpy as np
 from allocator import CpuOffloadingBlockAllocator, Pin, StorePlan
 from evictor import make_policy
 from offload.messages import Extents, Ids, TierFacts
-from offload.scheduler.tiers.names import ROOT, rows
+from offload.scheduler.tiers.names import ROOT, bag_name, name_of, rows
 from offload.scheduler.tiers.recovery import agree, chains
 
 EPOCH_SHIFT = 40
@@ -44,18 +44,19 @@ class Directory:
         self,
         facts: Sequence[TierFacts],
         *,
-        extent_slots: int,
         policy: str,
         clock: Callable[[], float],
+        is_hollow: bool = False,
     ) -> None:
         """Know again what all ranks have kept.
 
         Args:
             facts: of every rank.
-            extent_slots: of a whole extent.
             policy: name of the eviction policy.
             clock: in seconds.
+            is_hollow: all extents are of bags.
         """
+        self._is_hollow = is_hollow
         self.num_places = min(fact.num_places for fact in facts)
         self.epoch = max(fact.epoch for fact in facts)
         self.is_private = False
@@ -64,7 +65,7 @@ class Directory:
         self._clock = clock
         self._generations: Ids = np.zeros(self.num_places, dtype=np.int64)
         self._begin(np.arange(self.num_places))
-        self._recover(facts, extent_slots)
+        self._recover(facts)
 
     @property
     def num_used(self) -> int:
@@ -111,21 +112,21 @@ class Directory:
             return None
         return Writing(self._allocator, plan, self._place_of[plan.slots[:, 0]])
 
-    def extents(self, writing: Writing, job_id: int, positions: int) -> Extents:
-        """What workers must know of it: extents of so many positions each."""
+    def extents(self, writing: Writing, job_id: int, starts: Ids) -> Extents:
+        """What workers must know of it: ``starts`` as in ``Extents``."""
         plan, num_extents = writing.plan, len(writing.places)
         generations = np.full(num_extents, self.epoch << EPOCH_SHIFT | (job_id + 1), dtype=np.int64)
         self._generations[writing.places] = generations
         names = rows(plan.hashes)
         parents = rows([plan.parent_hash or ROOT, *plan.hashes[:-1]])
-        starts = np.arange(num_extents + 1) * positions
         skips = np.zeros(num_extents, dtype=np.int64)
         return Extents(writing.places, generations, starts, skips, names, parents, self.is_private)
 
     def end_write(self, writing: Writing, *, is_good: bool) -> None:
         """They are there, or never will be."""
         if is_good:
-            writing.life.commit(writing.plan)
+            if writing.life.commit(writing.plan) and writing.life is self._allocator:
+                self._note(writing.plan)
         else:
             writing.life.abort(writing.plan)
 
@@ -138,6 +139,20 @@ class Directory:
         """It has nothing for this life. O(places), as array work."""
         self.is_private = True
         self._begin(np.argsort(self._generations, kind="stable"))
+
+    def deepest(self, chain: Sequence[bytes], limit: int) -> int:
+        """The deepest checkpoint within the first ``limit`` positions, 0 if there is none.
+
+        O(limit), in C; once for each request. Whether all of it is still there is yet to be asked.
+        """
+        names = list(map(name_of, chain[:limit]))
+        names.reverse()
+        found = next(filter(self._ends.__contains__, names), None)
+        return 0 if found is None else len(names) - names.index(found)
+
+    def forget_end(self, prefix_hash: bytes) -> None:
+        """There is no checkpoint any more."""
+        self._ends.pop(name_of(prefix_hash), None)
 
     def tidy(self) -> None:
         """A step ends: what was dropped or used leaves something to do."""
@@ -153,12 +168,24 @@ class Directory:
     def _begin(self, place_of: Ids) -> None:
         self._place_of: Ids = place_of
         self._is_untidy = False
+        self._ends: dict[bytes, None] = {}
         self._allocator: CpuOffloadingBlockAllocator = CpuOffloadingBlockAllocator(
             self.num_places, policy=make_policy(self._policy, self.num_places, self._clock)
         )
 
-    def _recover(self, facts: Sequence[TierFacts], extent_slots: int) -> None:
-        agreed = agree(facts, self.num_places, extent_slots)
+    def _note(self, plan: StorePlan) -> None:
+        """Remember where bags begin among these extents, the latest of them."""
+        parents = [plan.parent_hash or ROOT, *plan.hashes[:-1]]
+        for name, parent in zip(plan.hashes, parents, strict=True):
+            end = bag_name(name, 0)
+            if end == parent or (self._is_hollow and parent == ROOT):
+                self._ends.pop(end, None)
+                self._ends[end] = None
+        while len(self._ends) > self.num_places:
+            del self._ends[next(iter(self._ends))]
+
+    def _recover(self, facts: Sequence[TierFacts]) -> None:
+        agreed = agree(facts, self.num_places)
         self._generations[agreed.places] = agreed.generations
         taken: list[int] = []
         for names, places in chains(agreed):
@@ -166,6 +193,7 @@ class Directory:
             if plan is not None:
                 taken += places[plan.start : plan.stop]
                 self._allocator.commit(plan)
+                self._note(plan)
         # a fresh allocator has handed out its slots in ascending order
         is_free = np.ones(self.num_places, dtype=np.bool_)
         is_free[taken] = False

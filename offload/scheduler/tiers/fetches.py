@@ -1,14 +1,14 @@
 """The flow from a tier into the pool, from where restores take what it brings."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from allocator import StorePlan
-from offload.messages import Extents, Order, Part, Route
-from offload.scheduler import amounts
+from offload.messages import Extents, Ids, Order, Part, Route
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, Step
@@ -16,7 +16,7 @@ from offload.scheduler.flow import Job, Progress
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.offer import COMING, Offer
 from offload.scheduler.tiers.directory import Directory, Reading
-from offload.scheduler.tiers.names import Grid
+from offload.scheduler.tiers.names import Grid, Path
 from offload.scheduler.tiers.pace import Pace
 from offload.scheduler.tiers.spills import Spills
 
@@ -47,20 +47,32 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """A job's task.
+    """A task of one job, or of several.
 
     Attributes:
-        plan: the positions that it fills.
+        plan: the positions, and the bag, that it fills.
         reading: the extents that it reads.
-        names: of the chain's extents.
+        names: of all extents of their path.
+        first: the first that it reads.
+        edges: where these begin and end, in blocks of the order.
         batch: it is one of these.
+        hashes: of what it brings; requests wait for them.
+        starts: where its jobs begin, in blocks of the order.
+        num_left: jobs that have not ended.
+        is_over: it will not be whole.
         is_dropped: what it brings is not wanted any more.
     """
 
     plan: StorePlan
     reading: Reading
     names: Sequence[bytes]
+    first: int
+    edges: Ids
     batch: Batch
+    hashes: Sequence[bytes]
+    starts: dict[int, int] = field(default_factory=dict)
+    num_left: int = 0
+    is_over: bool = False
     is_dropped: bool = False
 
 
@@ -69,8 +81,8 @@ class Wish(NamedTuple):
 
     Attributes:
         stop: up to which position; negative: nothing any more.
-        behind: the resident positions when jobs were opened for it last. There must be more before others
-            are, or what the pool evicts meanwhile would be fetched for ever.
+        behind: the positions that the pool could bring when jobs were opened for it last. There must be more
+            before others are, or what the pool evicts meanwhile would be fetched for ever.
     """
 
     stop: int
@@ -118,8 +130,10 @@ class Fetches:
         self._spills = spills
         self._pace = pace
         self._least_tokens = least_tokens
+        self._has_bags = common.engine.groups.has_bags
+        self._part_slots = max(1, _PART_BYTES // common.slot_bytes)
         self._orders: list[Order] = []
-        self._coming: dict[bytes, Job[Fetch]] = {}  # by hash: jobs in flight that somebody may wait for
+        self._coming: dict[bytes, Fetch] = {}  # by hash: in flight, and somebody may wait for them
         self._wishes: dict[str, Wish] = {}  # of requests that have asked
         self._num_filling = 0  # slots
 
@@ -130,15 +144,18 @@ class Fetches:
         if wish is not None and wish.stop < 0:
             return None
         common, chain = self._common, self._common.engine.chain(request)
-        num_resident = common.allocator.resident_depth(chain)
-        position = max(num_resident, num_local // common.block_size)
+        first = num_local // common.block_size
+        num_usable = self._num_usable(request, chain, first)
         if wish is None:
-            stop = self._first_wish(request, num_local, position, hints)
+            stop = self._first_wish(request, chain, first, hints)
+            self._spills.arrived(request_id, max(num_usable, stop))
             wish = self._wishes[request_id] = Wish(stop, -1)
-        if position < len(chain) and chain[position] in self._coming:
+        # a checkpoint comes at its end, plain blocks one after the other
+        awaited = wish.stop - 1 if self._has_bags else max(num_usable, first)
+        if 0 <= awaited < len(chain) and chain[awaited] in self._coming:
             return COMING
-        if num_resident > wish.behind and self._is_worth(num_resident, position, wish.stop):
-            self._wishes[request_id] = wish._replace(behind=num_resident)
+        if num_usable > wish.behind and self._is_worth(chain, num_usable, first, wish.stop):
+            self._wishes[request_id] = wish._replace(behind=num_usable)
             if self._begin(chain, wish.stop):
                 return COMING
         self._wishes[request_id] = _NO_WISH
@@ -155,14 +172,10 @@ class Fetches:
         if progress.gave_up:
             self._common.count_failed(self.route)
             self.breaker.failed(job.job_id, hangs=True)
-        if progress.gave_up or progress.ended or progress.fell_short:
-            for each in fetch.plan.hashes:
-                if self._coming.get(each) is job:
-                    del self._coming[each]
+        if progress.gave_up or progress.fell_short:
+            self._give_up(fetch)
         if progress.ended:
             self._end(job)
-        elif progress.gave_up:
-            self._common.allocator.abandon(fetch.plan)
 
     def finish(self, request: Request) -> list[Order]:
         self._wishes.pop(request.request_id, None)
@@ -193,89 +206,174 @@ class Fetches:
         jobs = list(self._common.ledger.of(self))
         num_filling = sum(job.num_blocks for job in jobs)
         assert num_filling == self._num_filling, f"{num_filling} slots fill, {self._num_filling} counted"
-        for job in self._coming.values():
-            assert job in jobs and not job.given_up, f"{job} brings nothing"
+        in_flight = Counter(id(job.task) for job in jobs)
+        for job in jobs:
+            num_jobs = in_flight[id(job.task)]
+            assert num_jobs == job.task.num_left, f"{num_jobs} jobs in flight, {job.task} says otherwise"
+        for fetch in self._coming.values():
+            assert in_flight[id(fetch)] and not fetch.is_over, f"{fetch} brings nothing"
 
     def left_over(self) -> dict[str, object]:
         return {"blocks that come": list(self._coming), "requests that wait": list(self._wishes)}
 
     # Private
 
-    def _first_wish(self, request: Request, num_local: int, position: int, hints: RequestHints) -> int:
-        """How far the tier has what this request may use, in positions."""
-        names = self._grid.names(self._common.engine.chain(request))
-        depth = self._directory.depth(names) * self._grid.positions
-        self._spills.arrived(request.request_id, max(position, depth))
-        if not depth:
-            return 0
-        self._directory.touch(names)
-        block_size = self._common.block_size
-        usable = amounts.loadable_tokens(
-            depth, num_local, request.num_tokens, block_size, hints.max_load_tokens
-        )
-        return (num_local + usable) // block_size
+    def _num_usable(self, request: Request, chain: Sequence[bytes], first: int) -> int:
+        """Leading positions that the pool can bring, and with checkpoints only those that end with one."""
+        if not self._has_bags:
+            return self._common.allocator.resident_depth(chain)
+        limit = (request.num_tokens - 1) // self._common.block_size
+        return self._common.allocator.usable_depth(chain, limit, first)
 
-    def _is_worth(self, num_resident: int, position: int, stop: int) -> bool:
+    def _first_wish(self, request: Request, chain: Sequence[bytes], first: int, hints: RequestHints) -> int:
+        """How far the tier has what this request may use, in positions."""
+        size, directory = self._common.block_size, self._directory
+        limit = len(chain)
+        if hints.max_load_tokens is not None:
+            limit = min(limit, first + hints.max_load_tokens // size)
+        if not self._has_bags:
+            names = self._grid.names(chain)
+            depth = min(directory.depth(names) * self._grid.positions, limit)
+        else:
+            depth = directory.deepest(chain, min(limit, (request.num_tokens - 1) // size))
+            if not depth:
+                return 0
+            names = self._path(chain, depth).names
+            if directory.depth(names) < len(names):
+                directory.forget_end(chain[depth - 1])
+                return 0
+        if depth:
+            directory.touch(names)
+        return depth
+
+    def _path(self, chain: Sequence[bytes], stop: int) -> Path:
+        return self._grid.path(chain, stop, self._common.engine.groups.num_in_bag(stop))
+
+    def _num_slots(self, chain: Sequence[bytes], stop: int) -> int:
+        """That the pool needs for the first ``stop`` positions, and their bag."""
+        known = self._common.allocator.known_depth(chain, stop)
+        return (stop - known) * self._grid.columns + self._common.engine.groups.num_in_bag(stop)
+
+    def _is_worth(self, chain: Sequence[bytes], num_usable: int, first: int, stop: int) -> bool:
         common = self._common
-        num_tokens = (stop - position) * common.block_size
+        num_tokens = (stop - max(num_usable, first)) * common.block_size
         return (
             num_tokens >= self._least_tokens
             and self.breaker.allows
-            and self._pace.is_worth(num_tokens, (stop - num_resident) * common.slot_bytes)
+            and self._pace.is_worth(num_tokens, self._num_slots(chain, stop) * common.slot_bytes)
         )
 
     def _begin(self, chain: Sequence[bytes], stop: int) -> bool:
         """Open jobs for what the pool lacks of the first ``stop`` positions, as far as there is room."""
-        common, size = self._common, self._grid.positions
-        names = self._grid.names(chain, stop)
-        stop = min(stop, self._directory.depth(names) * size)
-        part = max(size, _PART_BYTES // common.slot_bytes // size * size)
+        common, grid = self._common, self._grid
         batch = Batch(common.clock())
         most = min(common.allocator.capacity // _POOL_SHARE, _MOST_BYTES // common.slot_bytes)
-        while (room := most - self._num_filling) >= size:
+        if self._has_bags:
+            if self._num_filling + self._num_slots(chain, stop) <= most:
+                self._begin_checkpoint(chain, stop, batch)
+            return batch.num_left > 0
+        names = grid.names(chain, stop)
+        names = names[: self._directory.depth(names)]
+        stop = min(stop, len(names) * grid.positions)
+        if not stop:
+            return False
+        path = grid.path(chain, len(names) * grid.positions)
+        part = max(1, self._part_slots // grid.slots) * grid.positions
+        while (room := (most - self._num_filling) // grid.columns) >= grid.positions:
             plan = common.allocator.plan_store(chain, stop, min(part, room))
             if plan is None:
                 break
-            self._open(plan, names, batch)
+            self._open(plan, path, batch)
         return batch.num_left > 0
 
-    def _open(self, plan: StorePlan, names: Sequence[bytes], batch: Batch) -> None:
-        """A job that fills these positions."""
-        common, size = self._common, self._grid.positions
-        first, last = plan.start // size, -(-plan.stop // size)
-        reading = self._directory.read(names, first, last)
-        num_slots = len(plan.hashes)
-        job = common.ledger.open(self, Fetch(plan, reading, names, batch), num_slots)
-        batch.num_left += 1
-        batch.num_blocks += num_slots
-        self._num_filling += num_slots
-        self._coming.update(dict.fromkeys(plan.hashes, job))
-        self.breaker.began(job.job_id)
-        slots = plan.slots[:, 0]
-        common.filled_by[slots] = job.job_id
-        edges = np.clip(np.arange(first, last + 1) * size, plan.start, plan.stop) - plan.start
-        skips = np.maximum(plan.start - np.arange(first, last) * size, 0)
+    def _begin_checkpoint(self, chain: Sequence[bytes], stop: int, batch: Batch) -> None:
+        """All of what it takes to go on there, or nothing."""
+        allocator, path = self._common.allocator, self._path(chain, stop)
+        if self._directory.depth(path.names) < len(path.names):
+            return
+        plan = allocator.plan_store(chain, stop, num_bag=path.num_bag)
+        if plan is None:
+            return
+        if plan.stop == stop and (plan.bag is not None or not path.num_bag):
+            self._open(plan, path, batch)
+        else:
+            allocator.abort(plan)
+
+    def _open(self, plan: StorePlan, path: Path, batch: Batch) -> None:
+        """Jobs that fill these positions, and the bag behind them."""
+        common, grid = self._common, self._grid
+        slots = plan.all_slots
+        start = plan.start * grid.columns
+        first = grid.at(path, plan.start)
+        last = len(path.names) if plan.bag is not None else grid.at(path, plan.stop - 1) + 1
+        reading = self._directory.read(path.names, first, last)
+        edges = np.clip(grid.edges(path, first, last) - start, 0, len(slots))
+        begins = grid.edges(path, first, first + 1)[0]
+        skips = np.zeros(last - first, dtype=np.int64)
+        skips[0] = max(start - begins, 0)
+        hashes = plan.hashes if plan.bag is None else [*plan.hashes, path.end]
+        fetch = Fetch(plan, reading, path.names, first, edges, batch, hashes)
+        parts = []
+        for part_start, part_stop in self._parts(edges):
+            job = common.ledger.open(self, fetch, part_stop - part_start)
+            self.breaker.began(job.job_id)
+            common.filled_by[slots[part_start:part_stop]] = job.job_id
+            fetch.starts[job.job_id] = part_start
+            parts.append(Part(job.job_id, part_start, part_stop))
+        fetch.num_left = len(parts)
+        batch.num_left += len(parts)
+        batch.num_blocks += len(slots)
+        self._num_filling += len(slots)
+        self._coming.update(dict.fromkeys(fetch.hashes, fetch))
         extents = Extents(reading.places, reading.generations, edges, skips)
         places = np.repeat(extents.places, np.diff(edges))
-        named = Part(job.job_id, 0, num_slots)
-        self._orders.append(Order(self.route, [named], places, slots, None, None, extents))
+        self._orders.append(Order(self.route, parts, places, slots, None, None, extents))
+
+    def _parts(self, edges: Ids) -> Iterator[tuple[int, int]]:
+        """Jobs of about so many slots each, which begin and end with extents."""
+        start = 0
+        for edge in edges[1:].tolist():
+            if edge - start >= self._part_slots or edge == edges[-1]:
+                if edge > start:
+                    yield start, edge
+                start = edge
+
+    def _release(self, fetch: Fetch) -> None:
+        """Nobody waits for it any more."""
+        for each in fetch.hashes:
+            if self._coming.get(each) is fetch:
+                del self._coming[each]
+
+    def _give_up(self, fetch: Fetch) -> None:
+        """It will not be whole: nobody waits for it, and its positions leave the pool."""
+        self._release(fetch)
+        if not fetch.is_over:
+            fetch.is_over = True
+            self._common.allocator.abandon(fetch.plan)
 
     def _end(self, job: Job[Fetch]) -> None:
         fetch, common = job.task, self._common
         self._num_filling -= job.num_blocks
-        self._directory.end_read(fetch.reading)
+        fetch.num_left -= 1
         fetch.batch.num_left -= 1
         if job.num_good == job.num_blocks:
             self.breaker.succeeded(job.job_id)
-            common.allocator.commit(fetch.plan)
-            if not fetch.batch.num_left:
-                num_bytes = fetch.batch.num_blocks * common.slot_bytes
-                self._pace.fetched(num_bytes, common.clock() - fetch.batch.since)
-            return
-        common.allocator.abort(fetch.plan)
-        if fetch.is_dropped:
+        elif fetch.is_dropped:
             self.breaker.dismissed(job.job_id)
         elif not job.given_up:
             common.count_failed(self.route)
             self.breaker.failed(job.job_id)
-            self._directory.drop(fetch.names, (fetch.plan.start + job.num_good) // self._grid.positions)
+            at = fetch.starts[job.job_id] + job.num_good
+            bad = int(np.searchsorted(fetch.edges, at, side="right")) - 1
+            self._directory.drop(fetch.names, fetch.first + bad)
+        if fetch.num_left:
+            return
+        self._directory.end_read(fetch.reading)
+        if fetch.is_over:
+            common.allocator.abort(fetch.plan)
+        else:
+            self._release(fetch)
+            common.allocator.commit(fetch.plan)
+        if not fetch.batch.num_left:
+            num_bytes = fetch.batch.num_blocks * common.slot_bytes
+            self._pace.fetched(num_bytes, common.clock() - fetch.batch.since)

@@ -25,19 +25,19 @@ class Agreed(NamedTuple):
     parents: Names
 
 
-def agree(facts: Sequence[TierFacts], num_places: int, num_slots: int) -> Agreed:
-    """What all ranks have kept alike, of extents of so many slots. O(places)."""
+def agree(facts: Sequence[TierFacts], num_places: int) -> Agreed:
+    """What all ranks have kept alike. O(places)."""
     generations = np.zeros(num_places, dtype=np.int64)
     labels = np.zeros((num_places, 2 * NAME_BYTES), dtype=np.uint8)
     num_told = np.zeros(num_places, dtype=np.int32)
     is_equal = np.ones(num_places, dtype=np.bool_)
     for fact in facts:
-        is_whole = (fact.places < num_places) & (fact.num_slots == num_slots)
-        places = fact.places[is_whole]
+        is_there = fact.places < num_places
+        places = fact.places[is_there]
         theirs = np.zeros(num_places, dtype=np.int64)
-        theirs[places] = fact.generations[is_whole]
+        theirs[places] = fact.generations[is_there]
         named = np.zeros_like(labels)
-        named[places] = np.concatenate([fact.names[is_whole], fact.parents[is_whole]], axis=1)
+        named[places] = np.concatenate([fact.names[is_there], fact.parents[is_there]], axis=1)
         is_theirs = np.arange(num_places) % fact.num_parts == fact.part
         is_first = is_theirs & (num_told == 0)
         generations[is_first], labels[is_first] = theirs[is_first], named[is_first]

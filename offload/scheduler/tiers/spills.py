@@ -1,20 +1,20 @@
 """The flow from the pool into a tier."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from allocator import Pin
-from offload.messages import Order, Part, Route
+from offload.messages import Ids, Order, Part, Route
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, Step
 from offload.scheduler.flow import Job, Progress
 from offload.scheduler.tiers.budget import WriteBudget
 from offload.scheduler.tiers.directory import Directory, Writing
-from offload.scheduler.tiers.names import Grid
+from offload.scheduler.tiers.names import Grid, Path
 
 MOST_BYTES = 64 << 20
 """In flight, on all ranks together."""
@@ -22,6 +22,7 @@ MOST_BYTES = 64 << 20
 _JOB_BYTES = 16 << 20
 _MOST_POOLS = 4
 """Positions of chains that wait to be looked at, in sizes of the pool."""
+_LOOKS = 8
 _LOOKED_AT = 8
 """Chains looked at in one step."""
 _BUSY_SECONDS = 1.0
@@ -33,12 +34,16 @@ class Chain:
     """What may be spilled of a request that is over.
 
     Attributes:
-        hashes: its prefix hashes, as far as they make whole extents.
-        names: of these.
+        hashes: its prefix hashes.
+        limits: depths within which the last checkpoint is of use.
+        num_looks: how often it is looked at although nothing of it is on its way.
+        paths: by depth.
     """
 
     hashes: Sequence[bytes]
-    names: list[bytes]
+    limits: tuple[int, ...]
+    num_looks: int = _LOOKS
+    paths: dict[int, Path] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +98,7 @@ class Spills:
         self._grid = grid
         self._budget = budget
         self._second_use = second_use
-        self._chains: OrderedDict[bytes, Chain] = OrderedDict()  # by the name of the last extent
+        self._chains: OrderedDict[bytes, Chain] = OrderedDict()  # by the last hash
         self._used_before: dict[str, int] = {}  # of requests: positions that were there when they came
         self._num_waiting = 0  # positions of these
         self._num_bytes = 0  # in flight
@@ -112,7 +117,7 @@ class Spills:
             if self._num_bytes >= MOST_BYTES or not self.breaker.allows:
                 break
             chain = next(iter(self._chains.values()))
-            self._forget(chain.names[-1])
+            self._forget(chain.hashes[-1])
             order = self._begin(chain)
             if order is not None:
                 orders.append(order)
@@ -127,9 +132,9 @@ class Spills:
             return []
         hints, chain = common.engine.hints(request), common.engine.chain(request)
         stop = min(num_before, len(chain)) if self._second_use else len(chain)
-        stop -= stop % self._grid.positions
         if stop and hints.store and hints.keep:
-            self._put(Chain(chain[:stop], self._grid.names(chain, stop)))
+            prompt = min(request.num_prompt_tokens // common.block_size, stop)
+            self._put(Chain(chain[:stop], (prompt, stop)))
             self._busy_until = common.clock() + _BUSY_SECONDS
         return []
 
@@ -184,8 +189,8 @@ class Spills:
         waiting = sum(len(chain.hashes) for chain in self._chains.values())
         assert waiting == self._num_waiting, f"{waiting} positions wait, {self._num_waiting} counted"
         for name, chain in self._chains.items():
-            assert chain.names[-1] == name, (
-                f"a chain that ends with {chain.names[-1]!r} is filed under {name!r}"
+            assert chain.hashes[-1] == name, (
+                f"a chain that ends with {chain.hashes[-1]!r} is filed under {name!r}"
             )
 
     def left_over(self) -> dict[str, object]:
@@ -195,8 +200,8 @@ class Spills:
 
     def _put(self, chain: Chain) -> None:
         """Look at it after the others; forget the first ones if there are too many."""
-        self._forget(chain.names[-1])
-        self._chains[chain.names[-1]] = chain
+        self._forget(chain.hashes[-1])
+        self._chains[chain.hashes[-1]] = chain
         self._num_waiting += len(chain.hashes)
         while self._num_waiting > _MOST_POOLS * self._common.allocator.capacity:
             self._forget(next(iter(self._chains)))
@@ -207,40 +212,83 @@ class Spills:
             self._num_waiting -= len(chain.hashes)
 
     def _show(self) -> None:
-        num_kept = self._directory.num_used * self._grid.positions * self._common.slot_bytes
+        num_kept = self._directory.num_used * self._grid.slots * self._common.slot_bytes
         self._common.metrics.show("route_kept_bytes", num_kept, self.route)
 
     def _begin(self, chain: Chain) -> Order | None:
         """Spill the next extents of a chain that are in the pool and not below."""
-        common, directory, size = self._common, self._directory, self._grid.positions
-        num_there = common.allocator.resident_depth(chain.hashes) // size
-        extent_bytes = size * common.slot_bytes
-        num_below = directory.known_depth(chain.names)
-        if num_there <= num_below:
+        for path in self._paths(chain):
+            order = self._write(chain, path)
+            if order is not None:
+                return order
+        return None
+
+    def _paths(self, chain: Chain) -> Iterator[Path]:
+        """What of it is in the pool: whole extents, or what it takes to go on at a checkpoint."""
+        allocator, groups = self._common.allocator, self._common.engine.groups
+        if not groups.has_bags:
+            yield self._path(chain, self._whole(allocator.resident_depth(chain.hashes)), 0)
+            return
+        for limit in chain.limits:
+            depth = allocator.usable_depth(chain.hashes, limit)
+            if depth:
+                yield self._path(chain, depth, groups.num_in_bag(depth))
+
+    def _path(self, chain: Chain, depth: int, num_bag: int) -> Path:
+        """Made once: a chain is looked at again and again."""
+        path = chain.paths.get(depth)
+        if path is None:
+            path = chain.paths[depth] = self._grid.path(chain.hashes, depth, num_bag)
+        return path
+
+    def _write(self, chain: Chain, path: Path) -> Order | None:
+        common, directory, grid = self._common, self._directory, self._grid
+        num_names, num_below = len(path.names), directory.known_depth(path.names)
+        if num_names <= num_below:
             return None
+        extent_bytes = grid.slots * common.slot_bytes
         most = min(_JOB_BYTES // extent_bytes or 1, int(self._budget.left // extent_bytes))
         if most < 1:
-            common.metrics.count("route_refused_bytes", (num_there - num_below) * extent_bytes, self.route)
+            num_bytes = (num_names - num_below) * extent_bytes
+            common.metrics.count("route_refused_bytes", num_bytes, self.route)
             return None
-        writing = directory.write(chain.names, num_there, most)
+        writing = directory.write(path.names, num_names, most)
         if writing is None:
             return None
         first, last = writing.plan.start, writing.plan.stop
-        pin = common.allocator.pin(chain.hashes, first * size, last * size)
-        slots = pin.slots[:, 0]
+        edges = grid.edges(path, first, last)
+        pin, slots = self._slots(chain, path, edges)
+        if slots.min() < 0:  # the pool has not all columns of it
+            common.allocator.unpin(pin)
+            directory.end_write(writing, is_good=False)
+            return None
         num_bytes = (last - first) * extent_bytes
         self._budget.take(num_bytes)
         self._num_bytes += num_bytes
         job = common.ledger.open(self, Spill(pin, writing, num_bytes), len(slots))
         self.breaker.began(job.job_id)
-        extents = directory.extents(writing, job.job_id, size)
-        places = np.repeat(extents.places, size)
+        extents = directory.extents(writing, job.job_id, edges - edges[0])
+        places = np.repeat(extents.places, np.diff(edges))
         part = Part(job.job_id, 0, len(slots))
         return Order(self.route, [part], slots, places, common.filled_by[slots], None, extents)
 
+    def _slots(self, chain: Chain, path: Path, edges: Ids) -> tuple[Pin, Ids]:
+        """A pin on what is written, and the slots between these edges."""
+        columns = self._grid.columns
+        start = min(int(edges[0]) // columns if columns else path.stop, path.stop - 1)
+        pin = self._common.allocator.pin(chain.hashes, start, path.stop)
+        slots = pin.slots.reshape(-1) if pin.bag is None else np.concatenate([pin.slots.reshape(-1), pin.bag])
+        before = start * columns
+        return pin, slots[edges[0] - before : edges[-1] - before]
+
+    def _whole(self, num_positions: int) -> int:
+        """As many as whole extents have."""
+        return num_positions - num_positions % self._grid.positions
+
     def _is_unfinished(self, chain: Chain, has_begun: bool) -> bool:
         """Whether there may be something to spill of it later: more of it is on its way into the pool."""
-        known = self._common.allocator.known_depth(chain.hashes, len(chain.hashes))
-        num_below = self._directory.known_depth(chain.names)
-        is_coming = known > self._common.allocator.resident_depth(chain.hashes)
-        return known // self._grid.positions > num_below and (has_begun or is_coming)
+        allocator, hashes = self._common.allocator, chain.hashes
+        chain.num_looks -= 1
+        if self._common.engine.groups.has_bags and chain.num_looks > 0:
+            return True  # its bag may be on its way
+        return has_begun or allocator.known_depth(hashes, len(hashes)) > allocator.resident_depth(hashes)

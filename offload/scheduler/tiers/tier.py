@@ -49,18 +49,18 @@ def make_tier(
             f"ranks have extents of {sorted(sizes)} blocks in the tier {fetch.source}, as their layers take "
             f"different numbers of bytes; remove the tier, or the pipeline stages"
         )
-    (positions,) = sizes
-    directory = Directory(facts, extent_slots=positions, policy=limits.policy, clock=common.clock)
-    extent_bytes = positions * common.slot_bytes
+    (slots,) = sizes
+    grid = Grid.of(slots, common.engine.groups.columns)
+    directory = Directory(facts, policy=limits.policy, clock=common.clock, is_hollow=not grid.columns)
+    extent_bytes = slots * common.slot_bytes
     if directory.num_used:
         logger.info(
             "the tier %s has %d extents of %d blocks from before",
-            *(fetch.source, directory.num_used, positions),
+            *(fetch.source, directory.num_used, slots),
         )
     tier_bytes = directory.num_places * extent_bytes
     budget = WriteBudget(limits.bytes_per_day or tier_bytes, tier_bytes, common.clock)
     budget.take(directory.num_used * extent_bytes)
-    grid = Grid(positions)
     spills = Spills(spill, common, directory, grid, budget, second_use=limits.second_use)
     pace = Pace(common.clock)
     fetches = Fetches(fetch, common, directory, grid, spills, pace, least_tokens=limits.least_tokens)
