@@ -59,8 +59,11 @@ def describe(kv_cache_config: KVCacheConfig) -> str:
     return ", ".join(kinds)
 
 
-def least_slots(kv_cache_config: KVCacheConfig) -> int:
-    """Slots that the smallest store takes: a chain position, and a bag if there are any."""
+def shape_of(kv_cache_config: KVCacheConfig) -> Groups | None:
+    """Its groups by sizes of this rank's blocks; None if there are none.
+
+    How many blocks a position and a bag have is the same on all ranks, and for the scheduler.
+    """
     groups = []
     for index in cached_groups(kv_cache_config):
         spec = layer_specs(kv_cache_config.kv_cache_groups[index].kv_cache_spec)[0]
@@ -68,7 +71,13 @@ def least_slots(kv_cache_config: KVCacheConfig) -> int:
         span = {Kind.WINDOW: (window or 1) - 1, Kind.CHUNK: chunk or 0}
         kind = KINDS[type(spec)]
         groups.append(Group(kind, spec.block_size, span.get(kind, 0)))
-    return Groups(groups, lcm(*(group.block_size for group in groups))).least if groups else 1
+    return Groups(groups, lcm(*(group.block_size for group in groups))) if groups else None
+
+
+def least_slots(kv_cache_config: KVCacheConfig) -> int:
+    """Slots that the smallest store takes: a chain position, and a bag if there are any."""
+    groups = shape_of(kv_cache_config)
+    return 1 if groups is None else groups.least
 
 
 def cached_groups(kv_cache_config: KVCacheConfig) -> list[int]:

@@ -16,7 +16,7 @@ from offload.scheduler.common import Common
 from offload.scheduler.flow import Below
 from offload.scheduler.tiers.tier import TierLimits, make_tier
 from offload.tier_config import Admit, DiskConfig
-from offload.vllm.groups import cached_groups, is_full
+from offload.vllm.groups import shape_of
 from offload.vllm.namespace import namespace_of
 from offload.vllm.places import Place
 from offload.worker.media.lane import LanesBelow, PoolParts, medium_lanes, tier_facts
@@ -32,7 +32,8 @@ def tier_places(
     """A place for each tier of the configuration, in order."""
     if not config.tiers:
         return []
-    check_cache(kv_cache_config)
+    groups = shape_of(kv_cache_config)
+    columns = 1 if groups is None else groups.columns
     namespace = namespace_of(vllm_config, kv_cache_config)
     parallel = vllm_config.parallel_config
     num_engines = max(parallel.data_parallel_size_local, 1)
@@ -52,29 +53,17 @@ def tier_places(
                     parallel.rank,
                     parallel.world_size,
                     num_engines,
+                    columns,
                 ),
             )
         )
     return places
 
 
-def check_cache(kv_cache_config: KVCacheConfig) -> None:
-    """Refuse caches that tiers cannot keep yet.
-
-    Raises:
-        UnsupportedError: there are several cache groups, or one without full attention.
-    """
-    groups = [kv_cache_config.kv_cache_groups[index] for index in cached_groups(kv_cache_config)]
-    if len(groups) != 1 or not is_full(groups[0].kv_cache_spec):
-        raise UnsupportedError(
-            f"tiers is given, and this model has {len(groups)} KV cache groups, or windows or states; this "
-            f"release keeps KV of plain models in tiers only. Remove tiers for this model"
-        )
-
-
-def _extent_positions(slot_bytes: int) -> int:
-    """Positions of an extent: the least power of two that makes it a MiB on a rank."""
-    return 1 << max(0, (_EXTENT_BYTES - 1) // slot_bytes).bit_length()
+def _extent_slots(slot_bytes: int, columns: int) -> int:
+    """Slots of the largest extent: the least power of two of positions that makes it a MiB on a rank."""
+    position = max(columns, 1)
+    return position << max(0, (_EXTENT_BYTES - 1) // (slot_bytes * position)).bit_length()
 
 
 def _make_flows(
@@ -97,9 +86,10 @@ def _make_lanes(
     rank: int,
     world_size: int,
     num_engines: int,
+    columns: int,
     pool: PoolParts,
 ) -> LanesBelow:
-    extent_slots = _extent_positions(pool.slots.slot_bytes)
+    extent_slots = _extent_slots(pool.slots.slot_bytes, columns)
     shape = SlabShape(pool.slots.slot_bytes, extent_slots, 1)
     most_bytes = tier.num_bytes // (world_size * num_engines)
     record_bytes = 2 * (8 * extent_slots + 128)

@@ -9,26 +9,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vllm
+from packaging.version import Version
 
+from offload.testing.engines.hybrids import HYBRIDS, tiny_hybrid
 from offload.testing.engines.process import EngineError
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, TOLERANCE, Answer, difference, prompt_of
 from tests.engine.engine import Engine, model_directory
 from tests.engine.process import EngineProcess
+from tests.engine.test_hybrid import KINDS, MAMBA2, settings_of
+from tests.engine.test_hybrid import QUESTIONS as HYBRID_QUESTIONS
 
 pytestmark = pytest.mark.engine
 
 PROMPT = prompt_of(5 * 8 * BLOCK_SIZE + 20, seed=1)
 OTHER = prompt_of(5 * 8 * BLOCK_SIZE + 20, seed=2)
+QUESTION = HYBRID_QUESTIONS[0]
 WHOLE = 5 * 8 * BLOCK_SIZE
 """Tokens of the whole extents of a prompt; one is 8 blocks of 128 KiB."""
 
 _WAIT_SECONDS = 60.0
+_SPILL_SECONDS = 1.0
 
 
-def start(path: Path, number: int, **arguments: Any) -> EngineProcess:
-    tier = {"kind": "disk", "path": str(path / "tier"), "gib": 0.1}
-    settings = {"cpu_gib": 0.0625, "tiers": [tier]}
-    return EngineProcess(path / f"engine{number}.log", settings, fork=True, **arguments)
+def start(
+    path: Path, number: int, *, cpu_gib: float = 0.0625, gib: float = 0.1, **arguments: Any
+) -> EngineProcess:
+    tier = {"kind": "disk", "path": str(path / "tier"), "gib": gib}
+    settings = {"cpu_gib": cpu_gib, "tiers": [tier]}
+    return EngineProcess(path / f"engine{number}.log", settings, **{"fork": True} | arguments)
 
 
 def ask(engine: EngineProcess, prompt: list[int] = PROMPT) -> Answer:
@@ -93,3 +102,23 @@ def test_ranks_with_the_same_kv_write_it_once(tmp_path: Path) -> None:
         first = ask(engine)
     assert first.num_cached == whole
     assert difference(first, cold) < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hybrid_model_goes_on_at_a_checkpoint_from_disk(kind: str, tmp_path: Path) -> None:
+    if kind in MAMBA2 and Version(vllm.__version__).release < (0, 32):
+        pytest.skip("vLLM's CPU backend has no float32 convolution for Mamba2 before 0.32")
+    arguments = settings_of(HYBRIDS[kind]) | {"model": tiny_hybrid(kind)}
+    with start(tmp_path, 1, cpu_gib=0.25, gib=0.5, **arguments) as engine:
+        cold = ask(engine, QUESTION)
+        assert engine.run(Engine.forget_gpu)
+        restored = ask(engine, QUESTION)
+        wait_until_kept(engine, 1)
+        engine.run(Engine.settle)
+        time.sleep(_SPILL_SECONDS)
+        engine.run(Engine.settle)
+    with start(tmp_path, 2, cpu_gib=0.25, gib=0.5, **arguments) as engine:
+        first = ask(engine, QUESTION)
+    assert cold.num_cached == 0 < restored.num_cached
+    assert first.num_cached == restored.num_cached
+    assert difference(first, restored) == 0

@@ -71,7 +71,7 @@ class Grid(NamedTuple):
         return Path(names, stop, num_prefix, num_bag, chain[stop - 1])
 
     def edges(self, path: Path, first: int, last: int) -> Ids:
-        """Where extents ``first <= i < last`` begin and end, in slots of the path, ``int64[last - first + 1]``."""
+        """Where extents ``first <= i < last`` begin and end, in slots: ``int64[last - first + 1]``."""
         at = np.arange(first, last + 1)
         prefix = np.minimum(at * self.positions, path.stop) * self.columns
         bag = np.clip((at - path.num_prefix) * self.slots, 0, path.num_bag)

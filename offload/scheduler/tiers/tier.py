@@ -50,6 +50,11 @@ def make_tier(
             f"different numbers of bytes; remove the tier, or the pipeline stages"
         )
     (slots,) = sizes
+    if slots < common.engine.groups.columns:
+        raise UnsupportedError(
+            f"an extent of the tier {fetch.source} has {slots} blocks, and a position of this model "
+            f"{common.engine.groups.columns}; its files are of another release, delete them"
+        )
     grid = Grid.of(slots, common.engine.groups.columns)
     directory = Directory(facts, policy=limits.policy, clock=common.clock, is_hollow=not grid.columns)
     extent_bytes = slots * common.slot_bytes
