@@ -94,8 +94,8 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.flow.Job",  # by JobLedger, and its task by its flow
     "offload.scheduler.restore.Restore",  # by Restores
     "offload.scheduler.store.Store",  # by Stores
-    "offload.scheduler.tiers.fetches.Batch",  # by Fetches
-    "offload.scheduler.tiers.fetches.Fetch",  # by Fetches
+    "offload.scheduler.tiers.fetch.Batch",  # by Fetches
+    "offload.scheduler.tiers.fetch.Fetch",  # by Fetches
     "offload.scheduler.tiers.spills.Chain",  # by Spills
     "offload.scheduler.tiers.spills.Spill",  # by Spills
     "offload.testing.memory_engine.MemoryBlock",  # by MemoryEngine

@@ -150,5 +150,8 @@ class Engine(Protocol):
     def num_free_of(self, hashes: Iterator[bytes]) -> int:
         """How many blocks of these prefix hashes the GPU has that nobody holds. O(these)."""
 
+    def has(self, prefix_hash: bytes) -> bool:
+        """Whether its prefix cache has the block of full attention with that hash."""
+
     def share(self, request: Any, num_tokens: int) -> None:
         """Give the leading blocks of a request to the GPU's prefix cache: ``num_tokens`` of it are there."""

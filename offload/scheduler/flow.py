@@ -112,6 +112,9 @@ class Below(NamedTuple):
 class Source(Protocol):
     """A flow that requests wait for."""
 
+    def arrived(self, request: Request, hints: RequestHints) -> None:
+        """A request has come that may be given KV, and waits for its turn to ask."""
+
     def offer(self, request: Request, num_local: int, hints: RequestHints) -> Offer | None:
         """What it brings behind the ``num_local`` leading tokens that the GPU has.
 

@@ -100,6 +100,9 @@ class Restores:
             return NOTHING[Why.PAUSED]
         return None
 
+    def arrived(self, request: Request, hints: RequestHints) -> None:
+        """It has no blocks yet that a restore could fill."""
+
     def offer(self, request: Request, num_local: int, hints: RequestHints) -> Offer:
         """What the pool has behind the ``num_local`` leading tokens of the GPU. The last to be asked."""
         num_tokens = self._hits.num_tokens(request, num_local, hints.max_load_tokens)

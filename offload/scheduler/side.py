@@ -127,6 +127,14 @@ class SchedulerSide:
 
     # One step
 
+    def arrived(self, request: Request) -> None:
+        """``request`` waits for its turn; what it will ask for may be brought nearer meanwhile."""
+        if len(self._sources) > 1 and self.adapters.may_load(request):
+            hints = self._hints_of(request)
+            if hints.may_load(self.block_size):
+                for source in self._sources:
+                    source.arrived(request, hints)
+
     def offer(self, request: Request, num_local: int) -> Offer:
         """What the pool can add to the ``num_local`` leading tokens the GPU has. Asked again and again.
 

@@ -5,7 +5,6 @@
 """
 
 from collections.abc import Collection, Iterable
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.config import KVTransferConfig, VllmConfig
@@ -31,15 +30,13 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from offload.errors import UnsupportedError
 from offload.messages import StepPlan, TierFacts, WorkerFacts, WorkerReport
-from offload.scheduler.common import Common
-from offload.scheduler.flow import Below
 from offload.scheduler.side import SchedulerSide
 from offload.vllm.copy_paths import make_copier
 from offload.vllm.engine import VllmEngine, drafts_of
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.groups import event_groups, groups_of
 from offload.vllm.kv_events import KvEventStream
-from offload.vllm.places import PLACES, Place
+from offload.vllm.places import PLACES
 from offload.vllm.regions import VllmCache
 from offload.vllm.replicas import join_replicas, replica_shape
 from offload.vllm.stats import OffloadPromMetrics, OffloadStats
@@ -199,6 +196,11 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 f"the workers' pool is {asked} now and was {self._pool_size} before; restart the engine"
             )
         self._pool_size = asked
+
+    def on_new_request(self, request: "Request") -> None:
+        side = self._scheduler
+        if side is not None:
+            side.arrived(request)
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
@@ -387,11 +389,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             fingerprint=self._fingerprint,
             clock=self._seams.clock,
             places=[
-                partial(_make_flows, place, [each for each in kept if each is not None])
+                place.flows_of(kept)
                 for place, kept in zip(self._places, zip(*self._tiers, strict=True), strict=True)
             ],
         )
-
-
-def _make_flows(place: Place, facts: list[TierFacts], common: Common) -> Below:
-    return place.make_flows(common, facts)

@@ -158,6 +158,10 @@ class VllmEngine:
         found = [find(prefix_hash, group) for prefix_hash in hashes]
         return sum(not blocks[0].ref_cnt for blocks in found if blocks)
 
+    def has(self, prefix_hash: bytes) -> bool:
+        """Whether its prefix cache has the block of full attention with that hash."""
+        return self._pool.get_cached_block(prefix_hash, self._group_ids[:1]) is not None
+
     def share(self, request: "Request", num_tokens: int) -> None:
         """Give the leading blocks of a request to the GPU's prefix cache: ``num_tokens`` of it are there."""
         self._manager.cache_blocks(request, num_tokens)

@@ -1,6 +1,6 @@
 """The registry of places below the pool."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from offload.messages import TierFacts
@@ -20,6 +20,11 @@ class Place(NamedTuple):
 
     make_flows: Callable[[Common, Sequence[TierFacts]], Below]
     make_lanes: MakeLanes
+
+    def flows_of(self, kept: Iterable[TierFacts | None]) -> Callable[[Common], Below]:
+        """Makes its flows, where each rank has kept that."""
+        facts = [each for each in kept if each is not None]
+        return lambda common: self.make_flows(common, facts)
 
 
 PLACES: tuple[Place, ...] = ()

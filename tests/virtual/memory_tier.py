@@ -199,6 +199,9 @@ class Fetches:
         self._coming: dict[bytes, Job[Fetch]] = {}  # jobs in flight and not given up
         self._waited: set[str] = set()  # requests that a fetch was made or awaited for
 
+    def arrived(self, request: Request, hints: RequestHints) -> None:
+        """It is fetched for when it asks."""
+
     def offer(self, request: Request, num_local: int, hints: RequestHints) -> Offer | None:
         """A request waits for one fetch, its own or others', and goes on with what that brought."""
         common, chain, request_id = self._common, request.block_hashes, request.request_id

@@ -146,6 +146,22 @@ def test_two_requests_wait_for_one_fetch(tiered: Tiered) -> None:
     assert tiered.counts[FETCH] == nbytes, "each byte comes once"
 
 
+def test_it_is_fetched_while_its_request_waits_for_its_turn(tiered: Tiered) -> None:
+    tiered.ask()
+    tiered.restart()
+    engine = tiered.engine
+    serve(engine, tokens(3))
+    long = engine.add(tokens(120 * BLOCK, first=2), 1)
+    engine.step()
+    engine.scheduler.max_num_running_reqs = 1
+    waiting = engine.add(PROMPT, 1)
+    engine.step()
+    assert not long.is_finished() and tiered.counts[FETCH], "nobody has asked for it yet"
+    computed = watch(engine)
+    engine.drain()
+    assert computed[waiting.request_id] == len(PROMPT) - WHOLE
+
+
 @pytest.mark.parametrize(
     "fault", [MediumFault.FAIL, MediumFault.SHORT, MediumFault.TORN, MediumFault.REFUSE, MediumFault.LOSE]
 )

@@ -2,8 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +13,8 @@ from offload.scheduler.engine import Request, Step
 from offload.scheduler.flow import Job, Progress
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.offer import COMING, Offer
-from offload.scheduler.tiers.directory import Directory, Reading
+from offload.scheduler.tiers.directory import Directory
+from offload.scheduler.tiers.fetch import NO_WISH, Batch, Fetch, Wish
 from offload.scheduler.tiers.names import Grid, Path
 from offload.scheduler.tiers.pace import Pace
 from offload.scheduler.tiers.spills import Spills
@@ -28,68 +27,6 @@ _POOL_SHARE = 4
 """Fetches under way fill at most that part of the pool: 1 / 4."""
 _MOST_BYTES = 1 << 30
 """Of them, so that a slow disk is done with them long before they are overdue."""
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Jobs that were opened at once: how long they take together is what is measured.
-
-    Attributes:
-        since: when.
-        num_left: that have not ended.
-        num_blocks: that they move.
-    """
-
-    since: float
-    num_left: int = 0
-    num_blocks: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Fetch:
-    """A task of one job, or of several.
-
-    Attributes:
-        plan: the positions, and the bag, that it fills.
-        reading: the extents that it reads.
-        names: of all extents of their path.
-        first: the first that it reads.
-        edges: where these begin and end, in blocks of the order.
-        batch: it is one of these.
-        hashes: of what it brings; requests wait for them.
-        starts: where its jobs begin, in blocks of the order.
-        num_left: jobs that have not ended.
-        is_over: it will not be whole.
-        is_dropped: what it brings is not wanted any more.
-    """
-
-    plan: StorePlan
-    reading: Reading
-    names: Sequence[bytes]
-    first: int
-    edges: Ids
-    batch: Batch
-    hashes: Sequence[bytes]
-    starts: dict[int, int] = field(default_factory=dict)
-    num_left: int = 0
-    is_over: bool = False
-    is_dropped: bool = False
-
-
-class Wish(NamedTuple):
-    """What a request wants of the tier.
-
-    Attributes:
-        stop: up to which position; negative: nothing any more.
-        behind: the positions that the pool could bring when jobs were opened for it last. There must be more
-            before others are, or what the pool evicts meanwhile would be fetched for ever.
-    """
-
-    stop: int
-    behind: int
-
-
-_NO_WISH = Wish(-1, -1)
 
 
 class Fetches:
@@ -135,7 +72,26 @@ class Fetches:
         self._orders: list[Order] = []
         self._coming: dict[bytes, Fetch] = {}  # by hash: in flight, and somebody may wait for them
         self._wishes: dict[str, Wish] = {}  # of requests that have asked
+        self._ahead: dict[str, int] = {}  # slots fetched for requests that are yet to ask
         self._num_filling = 0  # slots
+
+    def arrived(self, request: Request, hints: RequestHints) -> None:
+        """Fetch ahead for it, while what others were fetched ahead for and have yet to ask leaves room."""
+        chain, request_id = self._common.engine.chain(request), request.request_id
+        if not chain or hints.max_load_tokens is not None:
+            return
+        stop = self._first_wish(request, chain, 0, hints)
+        num_usable = self._num_usable(request, chain, 0)
+        self._spills.arrived(request_id, max(num_usable, stop))
+        if not stop or self._common.engine.has(chain[stop - 1]):
+            return
+        room = self._common.allocator.capacity // _POOL_SHARE - sum(self._ahead.values())
+        ahead = stop if self._has_bags else min(stop, num_usable + room // self._grid.columns)
+        num_slots = self._num_slots(chain, ahead)
+        if ahead > num_usable and num_slots <= room and self._is_worth(chain, num_usable, 0, ahead):
+            self._wishes[request_id] = Wish(stop, num_usable)
+            self._ahead[request_id] = num_slots
+            self._begin(chain, ahead)
 
     def offer(self, request: Request, num_local: int, hints: RequestHints) -> Offer | None:
         """A request waits for what it can use of the tier, and goes on with what that brought."""
@@ -143,6 +99,7 @@ class Fetches:
         wish = self._wishes.get(request_id)
         if wish is not None and wish.stop < 0:
             return None
+        self._ahead.pop(request_id, None)
         common, chain = self._common, self._common.engine.chain(request)
         first = num_local // common.block_size
         num_usable = self._num_usable(request, chain, first)
@@ -158,7 +115,7 @@ class Fetches:
             self._wishes[request_id] = wish._replace(behind=num_usable)
             if self._begin(chain, wish.stop):
                 return COMING
-        self._wishes[request_id] = _NO_WISH
+        self._wishes[request_id] = NO_WISH
         return None
 
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
@@ -179,6 +136,7 @@ class Fetches:
 
     def finish(self, request: Request) -> list[Order]:
         self._wishes.pop(request.request_id, None)
+        self._ahead.pop(request.request_id, None)
         return []
 
     def drop(self, is_meant: Callable[[Request], bool]) -> list[int]:
@@ -210,6 +168,7 @@ class Fetches:
         for job in jobs:
             num_jobs = in_flight[id(job.task)]
             assert num_jobs == job.task.num_left, f"{num_jobs} jobs in flight, {job.task} says otherwise"
+        assert self._ahead.keys() <= self._wishes.keys(), f"{self._ahead} were fetched for nobody"
         for fetch in self._coming.values():
             assert in_flight[id(fetch)] and not fetch.is_over, f"{fetch} brings nothing"
 

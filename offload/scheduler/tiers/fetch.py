@@ -1,0 +1,71 @@
+"""A fetch under way, and what a request wants of a tier."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from allocator import StorePlan
+from offload.messages import Ids
+from offload.scheduler.tiers.directory import Reading
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Jobs that were opened at once: how long they take together is what is measured.
+
+    Attributes:
+        since: when.
+        num_left: that have not ended.
+        num_blocks: that they move.
+    """
+
+    since: float
+    num_left: int = 0
+    num_blocks: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Fetch:
+    """A task of one job, or of several.
+
+    Attributes:
+        plan: the positions, and the bag, that it fills.
+        reading: the extents that it reads.
+        names: of all extents of their path.
+        first: the first that it reads.
+        edges: where these begin and end, in blocks of the order.
+        batch: it is one of these.
+        hashes: of what it brings; requests wait for them.
+        starts: where its jobs begin, in blocks of the order.
+        num_left: jobs that have not ended.
+        is_over: it will not be whole.
+        is_dropped: what it brings is not wanted any more.
+    """
+
+    plan: StorePlan
+    reading: Reading
+    names: Sequence[bytes]
+    first: int
+    edges: Ids
+    batch: Batch
+    hashes: Sequence[bytes]
+    starts: dict[int, int] = field(default_factory=dict)
+    num_left: int = 0
+    is_over: bool = False
+    is_dropped: bool = False
+
+
+class Wish(NamedTuple):
+    """What a request wants of the tier.
+
+    Attributes:
+        stop: up to which position; negative: nothing any more.
+        behind: the positions that the pool could bring when jobs were opened for it last. There must be more
+            before others are, or what the pool evicts meanwhile would be fetched for ever.
+    """
+
+    stop: int
+    behind: int
+
+
+NO_WISH = Wish(-1, -1)
