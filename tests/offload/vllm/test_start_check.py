@@ -44,12 +44,16 @@ BAD_SETTINGS: list[dict[str, Any]] = [
     {"cpu_gib": 0.01, "record_trace": "/nowhere/t.jsonl"},
     {"cpu_gib": 0.01, "record_trace": "/tmp/" + "x" * 999},
     {"cpu_gib": 0.01, "record_trace": "/tmp/\0"},
+    {"cpu_gib": 0.01, "tiers": [{"kind": "disk", "path": "/tmp"}]},
+    {"cpu_gib": 0.01, "tiers": [{"kind": "disk", "path": "/etc/passwd", "gib": 1}]},
+    {"cpu_gib": 0.01, "tiers": [{"kind": "disk", "path": "/proc/nowhere", "gib": 1}]},
 ]
 
 GOOD_SETTINGS: list[dict[str, Any]] = [
     {"cpu_gib": 0.01},
     {"cpu_gib": 1, "store_decode_blocks": False, "eviction_policy": "lru", "verify_loads": "never"},
     {"cpu_gib": 0.01, "hinted_share": 0, "huge_pages": True, "record_trace": "/tmp/trace.jsonl"},
+    {"cpu_gib": 0.01, "tiers": [{"kind": "disk", "path": "/tmp/not-there", "gib": 0.01}]},
 ]
 
 
