@@ -101,8 +101,8 @@ def _turn(pair: int) -> tuple[int, int]:
 
 
 def _lookup() -> Iterator[dict[str, Any]]:
-    grid, chain = Grid(POSITIONS), fresh_hashes(random.Random(0), _BLOCKS)
-    directory = Directory([_facts(0)], extent_slots=POSITIONS, policy="hazard", clock=time.monotonic)
+    grid, chain = Grid.of(POSITIONS, 1), fresh_hashes(random.Random(0), _BLOCKS)
+    directory = Directory([_facts(0)], policy="hazard", clock=time.monotonic)
     names = grid.names(chain)
     writing = directory.write(names, len(names), len(names))
     assert writing is not None
@@ -123,7 +123,7 @@ def _restarts(num_positions: int) -> Iterator[dict[str, Any]]:
             spent = []
             for _ in range(3):
                 began = time.thread_time_ns()
-                directory = Directory([facts], extent_slots=extent, policy="hazard", clock=time.monotonic)
+                directory = Directory([facts], policy="hazard", clock=time.monotonic)
                 spent.append((time.thread_time_ns() - began) / 1e9)
                 assert directory.num_used == num_positions // extent
                 del directory

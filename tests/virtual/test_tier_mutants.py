@@ -261,6 +261,7 @@ def a_short_fetch_is_committed(patch: Patch) -> None:
         original(self, job)
 
     patch.setattr(Fetches, "_end", over)
+    patch.setattr(Fetches, "_give_up", lambda self, fetch: None)
 
 
 def a_failed_spill_is_committed(patch: Patch) -> None:
@@ -275,9 +276,17 @@ def histories() -> None:
         random_history(seed)
 
 
-def a_history_with_a_short_fetch() -> None:
-    """The first one that says so."""
-    random_history(19)
+def a_short_fetch() -> None:
+    """What it has not brought is not in the pool."""
+    tiered = Tiered(1)
+    tiered.ask()
+    tiered.evict()
+    tiered.fault(Verb.GET, MediumFault.SHORT)
+    tiered.engine.add(PROMPT, 1)
+    for _ in range(10):
+        tiered.engine.step()
+        tiered.engine.audit.check_pool()
+    end(tiered)
 
 
 def with_tier(test: Callable[..., None], num_ranks: int, *more: Any) -> Callable[[], None]:
@@ -311,7 +320,7 @@ MUTANTS = [
     ),
     Mutant(skips_are_ignored, lambda: test_what_the_pool_has_of_an_extent_is_left_out(10)),
     Mutant(skips_are_ignored, histories),
-    Mutant(a_short_fetch_is_committed, a_history_with_a_short_fetch),
+    Mutant(a_short_fetch_is_committed, a_short_fetch),
     Mutant(a_failed_spill_is_committed, test_what_was_not_written_is_not_known),
 ]
 

@@ -27,21 +27,23 @@ class Agreed(NamedTuple):
 
 def agree(facts: Sequence[TierFacts], num_places: int) -> Agreed:
     """What all ranks have kept alike. O(places)."""
-    generations = np.zeros(num_places, dtype=np.int64)
+    generations, sizes = np.zeros((2, num_places), dtype=np.int64)
     labels = np.zeros((num_places, 2 * NAME_BYTES), dtype=np.uint8)
     num_told = np.zeros(num_places, dtype=np.int32)
     is_equal = np.ones(num_places, dtype=np.bool_)
     for fact in facts:
         is_there = fact.places < num_places
         places = fact.places[is_there]
-        theirs = np.zeros(num_places, dtype=np.int64)
-        theirs[places] = fact.generations[is_there]
+        theirs, slots = np.zeros((2, num_places), dtype=np.int64)
+        theirs[places], slots[places] = fact.generations[is_there], fact.num_slots[is_there]
         named = np.zeros_like(labels)
         named[places] = np.concatenate([fact.names[is_there], fact.parents[is_there]], axis=1)
         is_theirs = np.arange(num_places) % fact.num_parts == fact.part
         is_first = is_theirs & (num_told == 0)
         generations[is_first], labels[is_first] = theirs[is_first], named[is_first]
-        is_equal &= ~is_theirs | ((generations == theirs) & (labels == named).all(axis=1))
+        sizes[is_first] = slots[is_first]
+        is_same = (generations == theirs) & (sizes == slots) & (labels == named).all(axis=1)
+        is_equal &= ~is_theirs | is_same
         num_told += is_theirs
     found = np.flatnonzero(is_equal & (num_told > 0) & (generations > 0))
     found = found[np.argsort(generations[found], kind="stable")]

@@ -289,6 +289,9 @@ class Spills:
         """Whether there may be something to spill of it later: more of it is on its way into the pool."""
         allocator, hashes = self._common.allocator, chain.hashes
         chain.num_looks -= 1
-        if self._common.engine.groups.has_bags and chain.num_looks > 0:
-            return True  # its bag may be on its way
-        return has_begun or allocator.known_depth(hashes, len(hashes)) > allocator.resident_depth(hashes)
+        if self._common.engine.groups.has_bags:
+            return has_begun or chain.num_looks > 0  # its bag may be on its way
+        known = allocator.known_depth(hashes, len(hashes))
+        names = self._path(chain, self._whole(known), 0).names
+        is_coming = known > allocator.resident_depth(hashes)
+        return len(names) > self._directory.known_depth(names) and (has_begun or is_coming)

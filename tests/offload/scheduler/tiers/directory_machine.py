@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from offload.messages import Extents
 from offload.scheduler.tiers.directory import EPOCH_SHIFT, Directory, Reading, Writing
 from offload.scheduler.tiers.names import ROOT, Grid
-from tests.offload.scheduler.tiers.facts import SLOTS, Told, facts
+from tests.offload.scheduler.tiers.facts import SLOTS, Told, facts, starts
 from tests.strategies import chains
 
 POSITIONS = 1
@@ -102,7 +102,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             )
             for rank, disk in enumerate(self.disks)
         ]
-        self.directory = Directory(told, extent_slots=SLOTS, policy=self.policy, clock=lambda: self.now)
+        self.directory = Directory(told, policy=self.policy, clock=lambda: self.now)
         self.parents = self.recoverable()
         self.committed = {name for name in self.parents if self.reaches_root(name)}
 
@@ -155,12 +155,12 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.start_write(chain, limit)
 
     def start_write(self, chain: list[bytes], limit: int) -> Write | None:
-        names = Grid(POSITIONS).names(chain)
+        names = Grid.of(POSITIONS, 1).names(chain)
         writing = self.directory.write(names, len(names), limit)
         if writing is None:
             return None
         self.job_id += 1
-        extents = self.directory.extents(writing, self.job_id, SLOTS)
+        extents = self.directory.extents(writing, self.job_id, starts(writing))
         places = extents.places.tolist()
         first = writing.plan.start
         assert 1 <= len(places) <= limit
@@ -234,7 +234,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(chain=chains(min_length=3), start=st.sampled_from([0, 0, 1, 2]), data=st.data())
     def read(self, chain: list[bytes], start: int, data: st.DataObject) -> None:
-        names = Grid(POSITIONS).names(chain)
+        names = Grid.of(POSITIONS, 1).names(chain)
         depth = self.directory.depth(names)
         if depth <= start:
             return
@@ -262,7 +262,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(chain=chains(), index=st.integers(0, 8))
     def drop(self, chain: list[bytes], index: int) -> None:
-        names = Grid(POSITIONS).names(chain)
+        names = Grid.of(POSITIONS, 1).names(chain)
         depth = self.directory.depth(names)
         if index >= len(names):
             return
@@ -306,7 +306,7 @@ class DirectoryMachine(RuleBasedStateMachine):
 
     @rule(chain=chains())
     def depths_are_those_of_the_model(self, chain: list[bytes]) -> None:
-        names = Grid(POSITIONS).names(chain)
+        names = Grid.of(POSITIONS, 1).names(chain)
         depth, expected = self.directory.depth(names), self.model_depth(names)
         assert depth <= expected <= len(names)
         assert depth <= self.directory.known_depth(names)

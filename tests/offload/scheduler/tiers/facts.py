@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import TierFacts
+from offload.messages import Ids, TierFacts
+from offload.scheduler.tiers.directory import Writing
 from offload.scheduler.tiers.names import ROOT, rows
 
 SLOTS = 4
@@ -44,3 +45,8 @@ def facts(
         part,
         num_parts,
     )
+
+
+def starts(writing: Writing) -> Ids:
+    """Where its extents begin, all of them whole."""
+    return np.arange(len(writing.places) + 1) * SLOTS

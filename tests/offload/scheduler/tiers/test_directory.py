@@ -5,7 +5,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from offload.scheduler.tiers.directory import EPOCH_SHIFT, Directory
 from tests.offload.scheduler.tiers.directory_machine import DirectoryMachine
-from tests.offload.scheduler.tiers.facts import SLOTS, Told, facts, name
+from tests.offload.scheduler.tiers.facts import Told, facts, name, starts
 from tests.strategies import thorough
 
 A, B, C, D = (name(label) for label in "ABCD")
@@ -20,7 +20,6 @@ def test_what_it_says_it_has_lies_on_every_rank(num_parts: int) -> None:
 def directory(*told: Told, num_places: int = 4, epoch: int = 3) -> Directory:
     return Directory(
         [facts(told, num_places=num_places, epoch=epoch)],
-        extent_slots=SLOTS,
         policy="lru",
         clock=lambda: 0.0,
     )
@@ -30,7 +29,7 @@ def put(tier: Directory, names: list[bytes], job_id: int = 7) -> list[int]:
     """Write all that it does not know of a chain; returns places."""
     writing = tier.write(names, len(names), len(names))
     assert writing is not None
-    tier.extents(writing, job_id, SLOTS)
+    tier.extents(writing, job_id, starts(writing))
     tier.end_write(writing, is_good=True)
     return writing.places.tolist()
 
@@ -55,14 +54,14 @@ def test_generations_are_of_this_life() -> None:
     tier = directory(Told(0, 2 << EPOCH_SHIFT | 77, A), epoch=3)
     writing = tier.write([A, B], 2, 2)
     assert writing is not None
-    extents = tier.extents(writing, 0, SLOTS)
+    extents = tier.extents(writing, 0, starts(writing))
     assert extents.generations.tolist() == [3 << EPOCH_SHIFT | 1]
 
 
 def test_the_epoch_is_that_of_the_rank_with_the_highest() -> None:
     """A rank whose directory was damaged begins from 1 again."""
     both = [facts([], epoch=1), facts([], epoch=9)]
-    assert Directory(both, extent_slots=SLOTS, policy="lru", clock=lambda: 0.0).epoch == 9
+    assert Directory(both, policy="lru", clock=lambda: 0.0).epoch == 9
 
 
 def test_a_reset_takes_the_places_first_that_hold_nothing() -> None:
@@ -76,10 +75,10 @@ def test_a_reset_takes_the_places_first_that_hold_nothing() -> None:
 def test_what_is_written_after_a_reset_is_private() -> None:
     tier = directory(Told(0, 5, A))
     before = tier.write([A, B], 2, 1)
-    assert before is not None and not tier.extents(before, 1, SLOTS).is_private
+    assert before is not None and not tier.extents(before, 1, starts(before)).is_private
     tier.reset()
     after = tier.write([A, B], 2, 2)
-    assert after is not None and tier.extents(after, 2, SLOTS).is_private
+    assert after is not None and tier.extents(after, 2, starts(after)).is_private
     tier.end_write(before, is_good=True)
     assert tier.depth([A, B]) == 0, "what was under way is of another life"
     tier.end_write(after, is_good=True)

@@ -14,12 +14,12 @@ A, B, C, D = (name(label) for label in "ABCD")
 
 
 def agreed_places(*all_facts: TierFacts, num_places: int = 8) -> list[int]:
-    return agree(all_facts, num_places, SLOTS).places.tolist()
+    return agree(all_facts, num_places).places.tolist()
 
 
 def agreed_of(*told: Told) -> Agreed:
     """As if all ranks had told that."""
-    return agree([facts(told, num_places=99)], 99, SLOTS)
+    return agree([facts(told, num_places=99)], 99)
 
 
 def found(*told: Told) -> list[tuple[list[bytes], list[int]]]:
@@ -31,7 +31,7 @@ def found(*told: Told) -> list[tuple[list[bytes], list[int]]]:
 
 def test_what_both_have_is_found_the_oldest_first() -> None:
     told = [Told(5, 9, B, A), Told(2, 11, C), Told(7, 4, A)]
-    agreed = agree([facts(told), facts(reversed(told))], 8, SLOTS)
+    agreed = agree([facts(told), facts(reversed(told))], 8)
     assert agreed.places.tolist() == [7, 5, 2]
     assert agreed.generations.tolist() == [4, 9, 11]
     assert np.array_equal(agreed.names, rows([A, B, C]))
@@ -87,7 +87,7 @@ def test_places_that_not_all_ranks_have_are_not_heard() -> None:
 
 
 def test_nothing_is_agreed_on_where_nobody_has_anything() -> None:
-    agreed = agree([facts([]), facts([])], 8, SLOTS)
+    agreed = agree([facts([]), facts([])], 8)
     assert not len(agreed.places) and agreed.names.shape == (0, 32)
     assert list(chains(agreed)) == []
 
