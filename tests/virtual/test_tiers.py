@@ -11,7 +11,6 @@ from offload.messages import Route
 from offload.scheduler.tiers.tier import TierLimits
 from offload.testing.media.faulty import MediumFault
 from offload.testing.virtual import MODELS, VirtualEngine, VirtualSettings
-from offload.testing.virtual.audit import Audit
 from offload.testing.virtual.run import run_seed
 from offload.testing.virtual.tier import FETCH, SPILL, VirtualTier
 from offload.worker.media.base import MediumJob, Verb
@@ -325,12 +324,9 @@ def random_history(seed: int) -> VirtualTier:
         overlapped=rng.random() < 0.5,
         seals_of_blocks=rng.random() < 0.5,
         block_outermost=rng.random() < 0.5,
-        places=(tier.place,),
+        tier=tier,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        if rate:  # the audit asks the copiers of the GPU whether they did something to a job
-            patch.setattr(Audit, "_check_cause", lambda *_: None)
-        run_seed(seed, TURNS, settings)
+    run_seed(seed, TURNS, settings)
     return tier
 
 

@@ -45,7 +45,7 @@ class FaultyMedium:
     ) -> None:
         """``pool`` is the inner medium's; every ``stuck_polls`` polls, what is stuck is let go."""
         self.inner = inner
-        self._pool = pool
+        self.pool = pool
         self._choose = choose or (lambda job: MediumFault.NONE)
         self._late_polls = late_polls
         self._stuck_polls = stuck_polls
@@ -82,7 +82,7 @@ class FaultyMedium:
         if fault is MediumFault.REFUSE:
             self._ended.append(MediumEnd(job.job_id, 0, "refused on purpose"))
         elif fault is MediumFault.LOSE and job.verb is Verb.PUT:
-            nbytes = len(job.slots) * self._pool.slot_bytes
+            nbytes = len(job.slots) * self.pool.slot_bytes
             self._ended.append(MediumEnd(job.job_id, job.num_extents, None, 0.0, nbytes))
         else:
             self._faults[job.job_id], self._jobs[job.job_id] = fault, job
@@ -122,7 +122,7 @@ class FaultyMedium:
             return replace(end, error=end.error or "ended short on purpose")
         if fault is MediumFault.WRONG_BYTES and job.verb is Verb.GET and end.num_good:
             last = int(job.slots[job.starts[end.num_good] - 1])
-            address = self._pool.address + last * self._pool.slot_bytes + self._pool.slot_bytes // 2
+            address = self.pool.address + last * self.pool.slot_bytes + self.pool.slot_bytes // 2
             byte = ctypes.c_uint8.from_address(address)
             byte.value ^= 1
             self.corrupted.append(address)

@@ -161,7 +161,12 @@ def with_tier(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
         least_tokens=rng.choice([1, 4, 20]),
     )
     tier = VirtualTier(
-        rng.choice([3, 6, 60]), positions=rng.choice([1, 2, 4]), limits=limits, choose=choose, stuck_polls=50
+        rng.choice([3, 6, 60]),
+        positions=rng.choice([1, 2, 4]),
+        limits=limits,
+        choose=choose,
+        stuck_polls=50,
+        num_lives=rng.choice([1, 2, 3]),
     )
     return replace(settings, tier=tier)
 

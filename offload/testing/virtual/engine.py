@@ -91,6 +91,8 @@ class VirtualEngine:
             for index, other in permutations(range(settings.num_ranks), 2):
                 if settings.first_replica(index) == settings.first_replica(other):
                     self.ranks[index].share_with(self.ranks[other])
+        if settings.tier is not None:
+            settings.tier.note_corrupted({rank.pool_address: rank.copier.corrupted for rank in self.ranks})
         workers = {
             divmod(index, settings.stage_ranks): rank.connector for index, rank in enumerate(self.ranks)
         }

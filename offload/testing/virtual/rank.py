@@ -173,12 +173,12 @@ class VirtualRank:
         Behind its layers come those of larger groups, or those that draft.
         """
         slot_bytes, places = self._slot_bytes, self.groups[group].cells.shape[2]
-        raw = ctypes.string_at(self._pool_address + slot * slot_bytes, slot_bytes)
+        raw = ctypes.string_at(self.pool_address + slot * slot_bytes, slot_bytes)
         pages = np.frombuffer(raw, dtype=np.uint64).reshape(len(self._pages), -1)
         return pages[:, : places * _WORDS].reshape(len(pages), places, _WORDS)
 
     @property
-    def _pool_address(self) -> int:
+    def pool_address(self) -> int:
         assert self.side is not None and self.side._memory is not None
         return self.side._memory.address
 
@@ -188,13 +188,13 @@ class VirtualRank:
 
     def rot(self, slot: int, offset: int) -> None:
         """One byte of that slot changes by itself."""
-        address = self._pool_address + slot * self._slot_bytes + offset
+        address = self.pool_address + slot * self._slot_bytes + offset
         ctypes.c_uint8.from_address(address).value ^= 0xFF
         self.copier.corrupted.append(address)
 
     def share_with(self, other: "VirtualRank") -> None:
         """That one has the same pool."""
-        self.copier.mirrors.append((other.copier, other._pool_address - self._pool_address))
+        self.copier.mirrors.append((other.copier, other.pool_address - self.pool_address))
 
     def rotten_slots(self) -> set[int]:
         """Slots with a wrong byte in them."""
@@ -202,7 +202,7 @@ class VirtualRank:
         addresses = self.copier.corrupted + [
             address - shift for copier, shift in self.copier.mirrors for address in copier.corrupted
         ]
-        slots = {(address - self._pool_address) // slot_bytes for address in addresses}
+        slots = {(address - self.pool_address) // slot_bytes for address in addresses}
         return {slot for slot in slots if 0 <= slot < self._settings.cpu_slots}
 
     def check_drained(self) -> None:

@@ -1,7 +1,7 @@
 """A tier of a virtual engine: the product's flows and lanes, over a medium in memory that may misbehave."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from offload.messages import POOL, Route, TierFacts
 from offload.scheduler.common import Common
@@ -25,6 +25,7 @@ class VirtualTier:
     Attributes:
         media: of each rank, in the order in which they registered.
         choose: the fault of each job; None: none.
+        num_lives: engines of a run that have it, one after the other.
         num_faults: that were chosen so far, whichever engine met them.
     """
 
@@ -36,6 +37,7 @@ class VirtualTier:
         limits: TierLimits = TierLimits(),  # noqa: B008 (immutable)
         choose: Callable[[MediumJob], MediumFault] | None = None,
         stuck_polls: int | None = None,
+        num_lives: int = 1,
     ) -> None:
         """``num_places`` extents of so many positions; ``stuck_polls``: of ``FaultyMedium``."""
         self.num_places = num_places
@@ -43,6 +45,7 @@ class VirtualTier:
         self.limits = limits
         self.choose = choose
         self.stuck_polls = stuck_polls
+        self.num_lives = num_lives
         self.num_faults = 0
         self.media: list[FaultyMedium] = []
         self._kept: list[MemoryMedium] = []
@@ -59,6 +62,11 @@ class VirtualTier:
         self._kept, self._inner = self._inner, []
         self.media = []
         return Place(self._make_flows, self._make_lanes)
+
+    def note_corrupted(self, corrupted: Mapping[int, list[int]]) -> None:
+        """Bytes that media make wrong are to be noted there, by the pool's address on a rank."""
+        for medium in self.media:
+            medium.corrupted = corrupted[medium.pool.address]
 
     @property
     def moved(self) -> Counter[str]:
