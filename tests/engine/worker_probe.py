@@ -76,12 +76,14 @@ class WorkerProbe:
         submit = engine.submit
         self._negated: list[int] = []
 
-        def negated(job_id: int, route: Route, sources: Ids, targets: Ids, fills: Ids | None = None) -> None:
+        def negated(
+            job_id: int, route: Route, sources: Ids, targets: Ids, fills: Ids | None = None, *rest: Any
+        ) -> None:
             if fills is not None:
                 slots = sources[np.isin(targets, block_ids)].tolist()
                 self.negate_slots(slots)
                 self._negated += slots
-            submit(job_id, route, sources, targets, fills)
+            submit(job_id, route, sources, targets, fills, *rest)
 
         engine.submit = negated
 
@@ -204,11 +206,13 @@ def _change_next_load(change: Callable[[Ids, Ids], tuple[Ids, Ids]]) -> None:
     engine = _engine()
     submit = engine.submit
 
-    def changed(job_id: int, route: Route, sources: Ids, targets: Ids, fills: Ids | None = None) -> None:
+    def changed(
+        job_id: int, route: Route, sources: Ids, targets: Ids, fills: Ids | None = None, *rest: Any
+    ) -> None:
         if fills is not None:
             engine.submit = submit
             sources, fills = change(sources, fills)
-        submit(job_id, route, sources, targets, fills)
+        submit(job_id, route, sources, targets, fills, *rest)
 
     engine.submit = changed
 

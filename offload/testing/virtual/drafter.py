@@ -139,6 +139,11 @@ class Drafter:
                 for rank in self._ranks:
                     self._check(rank, turn, layer, reach)
 
+    def follow(self, other: "Drafter") -> None:
+        """What the drafter of an earlier engine has left at ends of blocks may come back from a tier."""
+        self._endings = {key: set(endings) for key, endings in other._endings.items()}
+        self._firsts = {key: first._replace(step=-1) for key, first in other._firsts.items()}
+
     def wrong_positions(self, held: Words, tags: Words, reach: int, generation: int) -> list[int]:
         """Positions of whole blocks at which a draft layer holds what was never computed for them.
 

@@ -29,6 +29,7 @@ class Leavers:
 
     def move_to(self, engine: VirtualEngine) -> None:
         """The engine was killed, and another has taken its place: what was asked may be asked again."""
+        engine.runner.drafter.follow(self._engine.runner.drafter)
         self._engine = engine
         self._live = []
 

@@ -48,6 +48,15 @@ class Registers(Protocol):
         """May wait for others to call it."""
 
 
+class _Registering(threading.local):
+    """Which rank this thread registers."""
+
+    rank = 0
+
+
+registering = _Registering()
+
+
 def register(ranks: Sequence[Registers], shape: Shape) -> None:
     """Register the caches of all ranks: side by side where ranks hold the same KV, else one by one."""
     if shape == Shape():

@@ -11,7 +11,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from offload.testing.copiers.seeded import SeededCopier
 from offload.testing.virtual.cells import GARBAGE, make_cells
 from offload.testing.virtual.groups import CELL_BYTES, FULL
-from offload.testing.virtual.meeting import Meeting
+from offload.testing.virtual.meeting import Meeting, registering
 from offload.testing.virtual.native import use_copier, worker_jobs
 from offload.testing.virtual.parts import make_cache, make_worker, tell_sizes
 from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config
@@ -65,6 +65,7 @@ class VirtualRank:
     def register(self) -> None:
         """Make the cache, and tell the connector. Ranks that share a pool wait for each other here."""
         settings, index, kv_cache_config = self._settings, self._index, self._kv_cache_config
+        registering.rank = index
         words = make_cache(settings, kv_cache_config, self.connector).numpy().view(np.uint64)
         tensors, num_layers = kv_cache_config.kv_cache_tensors, settings.layers_of(index)
         block_layers, page_words = settings.block_layers(index), settings.page_bytes // 8

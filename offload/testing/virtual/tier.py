@@ -11,6 +11,7 @@ from offload.scheduler.tiers.spills import Spills
 from offload.scheduler.tiers.tier import TierLimits, make_tier
 from offload.testing.media.faulty import FaultyMedium, MediumFault
 from offload.testing.media.memory import MemoryMedium
+from offload.testing.virtual.meeting import registering
 from offload.vllm.places import Place
 from offload.worker.media.base import MediumJob, Verb
 from offload.worker.media.lane import LanesBelow, PoolParts, medium_lanes, tier_facts
@@ -23,7 +24,6 @@ class VirtualTier:
     """Makes the place, and remembers what is in it from one engine to the next.
 
     Attributes:
-        media: of each rank, in the order in which they registered.
         choose: the fault of each job; None: none.
         num_lives: engines of a run that have it, one after the other.
         num_faults: that were chosen so far, whichever engine met them.
@@ -47,9 +47,9 @@ class VirtualTier:
         self.stuck_polls = stuck_polls
         self.num_lives = num_lives
         self.num_faults = 0
-        self.media: list[FaultyMedium] = []
-        self._kept: list[MemoryMedium] = []
-        self._inner: list[MemoryMedium] = []
+        self._media: dict[int, FaultyMedium] = {}  # by rank
+        self._kept: dict[int, MemoryMedium] = {}
+        self._inner: dict[int, MemoryMedium] = {}
         self._epoch = 0
 
     def __repr__(self) -> str:
@@ -59,9 +59,13 @@ class VirtualTier:
     def place(self) -> Place:
         """To be put below the pool of one engine; of the next one, ask again."""
         self._epoch += 1
-        self._kept, self._inner = self._inner, []
-        self.media = []
+        self._kept, self._inner, self._media = self._inner, {}, {}
         return Place(self._make_flows, self._make_lanes)
+
+    @property
+    def media(self) -> list[FaultyMedium]:
+        """Of each rank, in their order."""
+        return [self._media[rank] for rank in sorted(self._media)]
 
     def note_corrupted(self, corrupted: Mapping[int, list[int]]) -> None:
         """Bytes that media make wrong are to be noted there, by the pool's address on a rank."""
@@ -83,11 +87,11 @@ class VirtualTier:
 
     def _make_lanes(self, pool: PoolParts) -> LanesBelow:
         inner = MemoryMedium(pool.slots, extent_slots=self.positions, num_places=self.num_places)
-        if self._kept:
-            inner.reopen(self._kept[len(self.media)])
+        rank = registering.rank  # ranks register on threads, in any order
+        if rank in self._kept:
+            inner.reopen(self._kept[rank])
         medium = FaultyMedium(inner, pool.slots, self._choose, stuck_polls=self.stuck_polls)
-        self.media.append(medium)
-        self._inner.append(inner)
+        self._media[rank], self._inner[rank] = medium, inner
         facts = tier_facts(inner.recover(), self._epoch, self.num_places, self.positions, pool.share)
         return LanesBelow(medium_lanes(SPILL, FETCH, medium, pool), facts)
 
