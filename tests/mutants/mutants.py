@@ -237,7 +237,7 @@ _ROWS = [
     ("seals", f"{_TRANSFER}._give_up", "self._awaited.discard(job_id)", "pass"),
     ("seals", f"{_TRANSFER}._give_up", "is_over=False", "is_over=True"),
     ("seals", f"{_TRANSFER}._begin_copy", "job.since = self._clock()", "pass"),
-    ("seals", f"{_TRANSFER}._begin_held", "self._allowance -= float(job.batch.sizes.sum())", "pass"),
+    ("seals", f"{_TRANSFER}._begin_held", "self._allowance -= float(job.lane.num_bytes(job.batch))", "pass"),
     ("seals", f"{_TRANSFER}._begin_held", "and now < job.since + HOLD_SECONDS", ""),
     ("seals", f"{_TRANSFER}.cancel", "if job_id in self._held", "if False"),
     ("answers", f"{_REUSE}.arrived", "num_found + 1, num_prompt", "num_found, num_prompt"),
