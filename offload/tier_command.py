@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offload.errors import OffloadError, TierError
-from offload.files.tier_path import Found, delete_named, delete_unused, held, look_around
+from offload.files.tier_path import (
+    Found,
+    delete_named,
+    delete_unused,
+    find_named,
+    held,
+    is_owned,
+    look_around,
+)
 from offload.sizing.tables import format_table
 from offload.tier_config import GIB, root_of
 from offload.worker.media.inspection import Contents, look_into, verify
@@ -139,16 +147,12 @@ def _root(path: Path) -> Path:
 
 def _chosen(root: Path, names: Sequence[str]) -> list[Found]:
     with held(root):
-        there = {each.path.name: each for each in look_around(root)}
-    unknown = [name for name in names if name not in there]
-    if unknown:
-        raise TierError(f"{root}: there is no {', '.join(unknown)}; there are: {', '.join(there) or 'none'}")
-    return [there[name] for name in dict.fromkeys(names or there)]
+        return find_named(root, names)
 
 
 def _is_owned_now(root: Path, found: Found) -> bool:
     with held(root):
-        return any(each.path == found.path and each.is_owned for each in look_around(root))
+        return is_owned(found.path)
 
 
 def _look_into(found: Found) -> _Listed:

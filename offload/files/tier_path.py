@@ -106,6 +106,19 @@ def held(root: Path) -> Iterator[None]:
         os.close(fd)
 
 
+def find_named(root: Path, names: Sequence[str]) -> list[Found]:
+    """Directories of these names; no names: all there are. To be asked while ``root`` is held.
+
+    Raises:
+        TierError: one is not there.
+    """
+    there = {each.path.name: each for each in look_around(root)}
+    unknown = [name for name in names if name not in there]
+    if unknown:
+        raise TierError(f"{root}: there is no {', '.join(unknown)}; there are: {', '.join(there) or 'none'}")
+    return [there[name] for name in dict.fromkeys(names or there)]
+
+
 def delete_named(root: Path, names: Sequence[str]) -> list[Found]:
     """Delete directories that nobody owns; no names: all there are. If one is owned, nothing is deleted.
 
@@ -115,13 +128,7 @@ def delete_named(root: Path, names: Sequence[str]) -> list[Found]:
         TierError: one is not there, or a process owns it; or it cannot be deleted.
     """
     with held(root):
-        there = {each.path.name: each for each in look_around(root)}
-        unknown = [name for name in names if name not in there]
-        if unknown:
-            raise TierError(
-                f"{root}: there is no {', '.join(unknown)}; there are: {', '.join(there) or 'none'}"
-            )
-        found = [there[name] for name in dict.fromkeys(names or there)]
+        found = find_named(root, names)
         owned = [each.path.name for each in found if each.is_owned]
         if owned:
             raise TierError(
