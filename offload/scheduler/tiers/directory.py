@@ -8,7 +8,7 @@ import numpy as np
 from allocator import CpuOffloadingBlockAllocator, Pin, StorePlan
 from evictor import make_policy
 from offload.messages import Extents, Ids, TierFacts
-from offload.scheduler.tiers.names import ROOT, bag_name, name_of, rows
+from offload.scheduler.tiers.names import ROOT, bag_name, name_of, names_of, rows
 from offload.scheduler.tiers.recovery import agree, chains
 
 EPOCH_SHIFT = 40
@@ -46,6 +46,7 @@ class Directory:
         *,
         policy: str,
         clock: Callable[[], float],
+        has_bags: bool = False,
         is_hollow: bool = False,
     ) -> None:
         """Know again what all ranks have kept.
@@ -54,8 +55,10 @@ class Directory:
             facts: of every rank.
             policy: name of the eviction policy.
             clock: in seconds.
-            is_hollow: all extents are of bags.
+            has_bags: some extents are of bags.
+            is_hollow: all are.
         """
+        self._has_bags = has_bags
         self._is_hollow = is_hollow
         self.num_places = min(fact.num_places for fact in facts)
         self.epoch = max(fact.epoch for fact in facts)
@@ -145,7 +148,7 @@ class Directory:
 
         O(limit), in C; once for each request. Whether all of it is still there is yet to be asked.
         """
-        names = list(map(name_of, chain[:limit]))
+        names = names_of(chain[:limit])
         names.reverse()
         found = next(filter(self._ends.__contains__, names), None)
         return 0 if found is None else len(names) - names.index(found)
@@ -175,6 +178,8 @@ class Directory:
 
     def _note(self, plan: StorePlan) -> None:
         """Remember where bags begin among these extents, the latest of them."""
+        if not self._has_bags:
+            return
         parents = [plan.parent_hash or ROOT, *plan.hashes[:-1]]
         for name, parent in zip(plan.hashes, parents, strict=True):
             end = bag_name(name, 0)

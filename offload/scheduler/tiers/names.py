@@ -1,6 +1,7 @@
 """Extents of a chain by name."""
 
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import NamedTuple
 
 import numpy as np
@@ -56,10 +57,7 @@ class Grid(NamedTuple):
         """Of the whole extents within the first ``stop`` positions; None: all. O(extents)."""
         if not self.positions:
             return []
-        hashes = chain[self.positions - 1 : stop : self.positions]
-        if hashes and len(hashes[0]) != NAME_BYTES:
-            return [name_of(each) for each in hashes]
-        return list(hashes)
+        return names_of(chain[self.positions - 1 : stop : self.positions])
 
     def path(self, chain: Sequence[bytes], stop: int, num_bag: int = 0) -> Path:
         """To a depth, with a bag of so many slots behind it. O(extents)."""
@@ -86,6 +84,13 @@ class Grid(NamedTuple):
 def name_of(prefix_hash: bytes) -> bytes:
     """As long as all names are."""
     return prefix_hash.ljust(NAME_BYTES, b"\0")
+
+
+def names_of(hashes: Sequence[bytes]) -> list[bytes]:
+    """The same for many. Loops in C, and not at all where hashes are as long as names."""
+    if hashes and len(hashes[0]) != NAME_BYTES:
+        return list(map(methodcaller("ljust", NAME_BYTES, b"\0"), hashes))
+    return list(hashes)
 
 
 def bag_name(name: bytes, index: int) -> bytes:

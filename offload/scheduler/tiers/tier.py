@@ -56,7 +56,13 @@ def make_tier(
             f"{common.engine.groups.columns}; its files are of another release, delete them"
         )
     grid = Grid.of(slots, common.engine.groups.columns)
-    directory = Directory(facts, policy=limits.policy, clock=common.clock, is_hollow=not grid.columns)
+    directory = Directory(
+        facts,
+        policy=limits.policy,
+        clock=common.clock,
+        has_bags=common.engine.groups.has_bags,
+        is_hollow=not grid.columns,
+    )
     extent_bytes = slots * common.slot_bytes
     if directory.num_used:
         logger.info(
