@@ -14,6 +14,9 @@ Names = npt.NDArray[np.uint8]
 
 NAME_BYTES = 32
 
+EPOCH_SHIFT = 40
+"""A generation is ``epoch << EPOCH_SHIFT | job id``, so that those of another life are never met again."""
+
 
 class Route(NamedTuple):
     """The way between two places, in one direction.

@@ -33,7 +33,8 @@ import numpy as np
 
 from benchmarks.common import report
 from offload.files.records import RecordLog
-from offload.worker.media.base import EPOCH_SHIFT, Extent, MediumJob, Verb
+from offload.messages import EPOCH_SHIFT
+from offload.worker.media.base import Extent, MediumJob, Verb
 from offload.worker.media.slab import SlabMedium, SlabOptions
 from tests.offload.worker.media.bench import Pool
 

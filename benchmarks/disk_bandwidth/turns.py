@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import Ids
-from offload.worker.media.base import EPOCH_SHIFT, Extent, MediumJob, PoolSlots, Verb
+from offload.messages import EPOCH_SHIFT, Ids
+from offload.worker.media.base import Extent, MediumJob, PoolSlots, Verb
 from offload.worker.media.slab import SlabMedium, SlabOptions
 from offload.worker.pool.memory import HostMemory
 from offload.worker.seals import Checksums, checksums_of

@@ -7,12 +7,9 @@ import numpy as np
 
 from allocator import CpuOffloadingBlockAllocator, Pin, StorePlan
 from evictor import make_policy
-from offload.messages import Extents, Ids, TierFacts
+from offload.messages import EPOCH_SHIFT, Extents, Ids, TierFacts
 from offload.scheduler.tiers.names import ROOT, bag_name, name_of, names_of, rows
 from offload.scheduler.tiers.recovery import agree, chains
-
-EPOCH_SHIFT = 40
-"""A generation is ``epoch << EPOCH_SHIFT | job id``, so that those of another life are never met again."""
 
 
 class Reading(NamedTuple):

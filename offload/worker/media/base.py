@@ -10,9 +10,6 @@ import numpy as np
 from offload.messages import Ids, Names
 from offload.worker.seals import Checksums
 
-EPOCH_SHIFT = 40
-"""A generation is ``epoch << EPOCH_SHIFT | job id``, so that job ids of another life are never met again."""
-
 
 class BadExtentError(Exception):
     """An extent is not what was asked for; the message says why. It ends its job, and goes no further up."""

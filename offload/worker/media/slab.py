@@ -18,9 +18,8 @@ from offload.files.superblock import (
     read_superblock,
     write_superblock,
 )
-from offload.messages import Ids
+from offload.messages import EPOCH_SHIFT, Ids
 from offload.worker.media.base import (
-    EPOCH_SHIFT,
     BadExtentError,
     Extent,
     Label,

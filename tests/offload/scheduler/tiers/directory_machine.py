@@ -6,8 +6,8 @@ from typing import ClassVar, NamedTuple, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offload.messages import Extents
-from offload.scheduler.tiers.directory import EPOCH_SHIFT, Directory, Reading, Writing
+from offload.messages import EPOCH_SHIFT, Extents
+from offload.scheduler.tiers.directory import Directory, Reading, Writing
 from offload.scheduler.tiers.names import ROOT, Grid
 from tests.offload.scheduler.tiers.facts import SLOTS, Told, facts, starts
 from tests.strategies import chains

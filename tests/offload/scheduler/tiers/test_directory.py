@@ -3,7 +3,8 @@
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from offload.scheduler.tiers.directory import EPOCH_SHIFT, Directory
+from offload.messages import EPOCH_SHIFT
+from offload.scheduler.tiers.directory import Directory
 from tests.offload.scheduler.tiers.directory_machine import DirectoryMachine
 from tests.offload.scheduler.tiers.facts import Told, facts, name, starts
 from tests.strategies import thorough

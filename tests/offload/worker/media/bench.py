@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from offload.messages import Ids
-from offload.worker.media.base import EPOCH_SHIFT, Extent, Medium, MediumEnd, MediumJob, PoolSlots, Verb
+from offload.messages import EPOCH_SHIFT, Ids
+from offload.worker.media.base import Extent, Medium, MediumEnd, MediumJob, PoolSlots, Verb
 from offload.worker.media.slab import SlabMedium, SlabOptions
 from offload.worker.pool.memory import HostMemory
 

@@ -15,8 +15,8 @@ import pytest
 
 from offload.errors import TierError, TierFormatError
 from offload.files import system
+from offload.messages import EPOCH_SHIFT
 from offload.worker.media import slab_file
-from offload.worker.media.base import EPOCH_SHIFT
 from offload.worker.media.slab_file import ALIGNMENT, SlabShape
 from tests.offload.worker.media.bench import (
     EXTENT,
