@@ -24,7 +24,7 @@ class Route(NamedTuple):
     Attributes:
         verb: what it is called to move blocks along it.
         source: the place that blocks come from.
-        target: the place that they are copied to.
+        target: the place that they are copied to; ``SCHEDULER``: none, it is only told what is there.
     """
 
     verb: str
@@ -37,7 +37,7 @@ class Route(NamedTuple):
         return f"{self.source}_to_{self.target}"
 
 
-GPU, POOL = "gpu", "pool"
+GPU, POOL, SCHEDULER = "gpu", "pool", "scheduler"
 STORE, LOAD = Route("store", GPU, POOL), Route("load", POOL, GPU)
 GPU_ROUTES = (STORE, LOAD)
 
@@ -72,10 +72,14 @@ class Extents(NamedTuple):
         generations: of what lies there, or is to lie there, ``int64[extents]``.
         starts: extent ``i`` has blocks ``starts[i] <= b < starts[i + 1]``, ``int64[extents + 1]``.
         skips: leading slots of each that the order leaves out, ``int64[extents]``; none where it is written.
-        names: where it is written: the prefix hash of its last position, ``uint8[extents, 32]``, and that of
-            the extent before it, all zeros for the first of a chain.
-        parents: the same.
+        names: where it is written, or found by name: the prefix hash of its last position,
+            ``uint8[extents, 32]``, and that of the extent before it, all zeros for the first of a chain.
+        parents: where it is written: the same.
         is_private: nobody may read it once this engine has ended.
+        depths: where it is found by name: how many come before it in its chain, ``int64[extents]``.
+        suffix: where it is found by name: what is behind that since weights changed; the same on all ranks.
+        is_last_wanted: where names are looked for: what is asked is which the last of them is that is there,
+            not how many leading ones are.
     """
 
     places: Ids
@@ -85,18 +89,30 @@ class Extents(NamedTuple):
     names: Names | None = None
     parents: Names | None = None
     is_private: bool = False
+    depths: Ids | None = None
+    suffix: bytes = b""
+    is_last_wanted: bool = False
 
     def part(self, start: int, stop: int) -> "Extents":
         """Those of blocks ``start <= b < stop``, which begin and end with extents."""
         first, last = np.searchsorted(self.starts, (start, stop))
-        return Extents(
-            self.places[first:last],
-            self.generations[first:last],
-            self.starts[first : last + 1] - start,
-            self.skips[first:last],
-            None if self.names is None else self.names[first:last],
-            None if self.parents is None else self.parents[first:last],
-            self.is_private,
+        part = self._at(slice(first, last))
+        return part._replace(starts=self.starts[first : last + 1] - start)
+
+    def of(self, indices: Ids) -> "Extents":
+        """Those, in that order; their blocks are behind each other."""
+        sizes = np.diff(self.starts)[indices]
+        starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return self._at(indices)._replace(starts=starts)
+
+    def _at(self, indices: slice | Ids) -> "Extents":
+        return self._replace(
+            places=self.places[indices],
+            generations=self.generations[indices],
+            skips=self.skips[indices],
+            names=None if self.names is None else self.names[indices],
+            parents=None if self.parents is None else self.parents[indices],
+            depths=None if self.depths is None else self.depths[indices],
         )
 
 
@@ -149,6 +165,7 @@ class JobReport(NamedTuple):
         given_up: a rank's copy is past its deadline; it is over there when ``num_ranks`` says so.
         seconds: that the copy took on the slowest rank heard of.
         nbytes: that were copied, on these ranks together.
+        is_sound: nothing went wrong on these ranks. What is not good, if anything, was not there.
     """
 
     num_ranks: int
@@ -156,6 +173,7 @@ class JobReport(NamedTuple):
     given_up: bool = False
     seconds: float = 0.0
     nbytes: int = 0
+    is_sound: bool = False
 
     def merged(self, other: "JobReport") -> "JobReport":
         """Both reports as one."""
@@ -165,6 +183,7 @@ class JobReport(NamedTuple):
             self.given_up or other.given_up,
             max(self.seconds, other.seconds),
             self.nbytes + other.nbytes,
+            self.is_sound and other.is_sound,
         )
 
 

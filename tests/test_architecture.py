@@ -56,10 +56,13 @@ STATEFUL = {
     "offload.scheduler.restores.Restores",
     "offload.scheduler.side.SchedulerSide",
     "offload.scheduler.stores.Stores",
+    "offload.scheduler.tiers.beliefs.Beliefs",
     "offload.scheduler.tiers.budget.WriteBudget",
     "offload.scheduler.tiers.directory.Directory",
     "offload.scheduler.tiers.fetches.Fetches",
     "offload.scheduler.tiers.pace.Pace",
+    "offload.scheduler.tiers.probes.Probes",
+    "offload.scheduler.tiers.shared.SharedDirectory",
     "offload.scheduler.tiers.spills.Spills",
     "offload.scheduler.waiting.Waiting",
     "offload.testing.memory_engine.MemoryEngine",
@@ -96,6 +99,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.store.Store",  # by Stores
     "offload.scheduler.tiers.fetch.Batch",  # by Fetches
     "offload.scheduler.tiers.fetch.Fetch",  # by Fetches
+    "offload.scheduler.tiers.probes.Question",  # by Probes
     "offload.scheduler.tiers.spills.Chain",  # by Spills
     "offload.scheduler.tiers.spills.Spill",  # by Spills
     "offload.testing.memory_engine.MemoryBlock",  # by MemoryEngine
@@ -106,6 +110,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.worker.lanes.Lane",  # the same
     "offload.worker.media.lane.MediumCopier",  # all it has are the jobs of its medium
     "offload.worker.media.lane.MediumLane",  # it has no state
+    "offload.worker.media.lane.ProbeLane",  # the same
     "offload.worker.media.runner._Mover",  # by Runner: whether it hangs is a matter of time
     "offload.worker.media.runner._Task",  # by Runner
     "offload.worker.media.slab_file.Bounce",  # it has no state but memory that is written before it is read

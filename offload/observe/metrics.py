@@ -54,6 +54,11 @@ METRICS = (
     MetricSpec(
         "route_refused_bytes", True, "Bytes not written to a tier: its budget is spent.", by_route=True
     ),
+    MetricSpec(
+        "route_missed_blocks", True, "Blocks that a store had not although it had them before.", by_route=True
+    ),
+    MetricSpec("route_probed_extents", True, "Extents that a store was asked for.", by_route=True),
+    MetricSpec("route_found_extents", True, "Of these, extents that it had.", by_route=True),
     MetricSpec("route_kept_bytes", False, "Bytes of KV that a tier keeps, all ranks.", by_route=True),
     MetricSpec("route_paused", False, "1 while a route pauses or tries a single job.", by_route=True),
     MetricSpec(

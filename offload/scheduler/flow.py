@@ -31,6 +31,7 @@ class Job(Generic[Task]):
         blocks: GPU blocks that are held for it.
         given_up: a rank has said that its copy is past its deadline.
         seconds: that its copy took on the slowest rank that has reported.
+        is_sound: nothing went wrong on the ranks that have reported it over: see ``JobReport``.
     """
 
     job_id: int
@@ -42,6 +43,7 @@ class Job(Generic[Task]):
     blocks: list[Any]
     given_up: bool = False
     seconds: float = 0.0
+    is_sound: bool = True
 
 
 class Progress(NamedTuple):

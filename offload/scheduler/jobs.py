@@ -45,7 +45,9 @@ class JobLedger:
         """Those of a flow."""
         return (job for job in self._jobs.values() if job.flow is flow)
 
-    def report(self, job_id: int, num_ranks: int, num_good: int, given_up: bool = False) -> Progress | None:
+    def report(
+        self, job_id: int, num_ranks: int, num_good: int, given_up: bool = False, is_sound: bool = False
+    ) -> Progress | None:
         """``num_ranks`` more ranks have ended that job; at least ``num_good`` leading blocks are good.
 
         None for a job that is not in flight.
@@ -57,6 +59,7 @@ class JobLedger:
         gave_up = given_up and not job.given_up
         job.num_good = min(job.num_good, num_good)
         job.given_up |= given_up
+        job.is_sound &= is_sound
         self.num_given_up += gave_up
         job.ranks_left -= num_ranks
         ended = job.ranks_left <= 0

@@ -204,7 +204,11 @@ class SchedulerSide:
         self._has_news = True
         for job_id, job_report in report.jobs.items():
             progress = self.ledger.report(
-                job_id, job_report.num_ranks, job_report.num_good, job_report.given_up
+                job_id,
+                job_report.num_ranks,
+                job_report.num_good,
+                job_report.given_up,
+                job_report.is_sound,
             )
             if progress is not None:
                 self._advance(progress, job_report)

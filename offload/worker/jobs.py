@@ -23,6 +23,7 @@ class TransferEnd(NamedTuple):
         nbytes: that were copied.
         is_over: False for a job that was given up while its copy may still run. Its memory must be left
             alone until the same job comes again with True.
+        is_absent: nothing went wrong but that a block was not there.
     """
 
     job_id: int
@@ -33,6 +34,7 @@ class TransferEnd(NamedTuple):
     seconds: float = 0.0
     nbytes: int = 0
     is_over: bool = True
+    is_absent: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -37,6 +37,11 @@ class Lane(ABC):
         return GPU in (self.route.source, self.route.target)
 
     @property
+    def is_question(self) -> bool:
+        """Whether its jobs move nothing, and end with how much of what they ask for is there."""
+        return False
+
+    @property
     def checks_slots(self) -> bool:
         """Whether its copier checks the slots that it reads, so that nobody else has to."""
         return False

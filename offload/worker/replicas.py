@@ -34,16 +34,7 @@ class Share(NamedTuple):
 
     def extents(self, extents: Extents) -> Extents:
         """Those of an order that are this rank's: a place is of the same rank always."""
-        mine = np.flatnonzero(extents.places % self.num_parts == self.part)
-        sizes = np.diff(extents.starts)[mine]
-        return extents._replace(
-            places=extents.places[mine],
-            generations=extents.generations[mine],
-            starts=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
-            skips=extents.skips[mine],
-            names=None if extents.names is None else extents.names[mine],
-            parents=None if extents.parents is None else extents.parents[mine],
-        )
+        return extents.of(np.flatnonzero(extents.places % self.num_parts == self.part))
 
     def blocks_of(self, extents: Extents) -> Ids:
         """Which blocks of that order are this rank's, in order."""

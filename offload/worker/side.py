@@ -279,9 +279,10 @@ class WorkerSide:
         """Jobs that ended: restores by request for the engine, all jobs for the next report."""
         ended = Ended(set(), set())
         for end in self._engine.poll() if self._engine else ():
-            report = JobReport(int(end.is_over), end.num_good, not end.is_over, end.seconds, end.nbytes)
+            sound, is_over = end.error is None or end.is_absent, end.is_over
+            report = JobReport(int(is_over), end.num_good, not is_over, end.seconds, end.nbytes, sound)
             self._report.add(end.job_id, report)
-            if end.error is not None:
+            if not sound:
                 self._warn(end)
             self._end_part(end, ended)
         return ended

@@ -47,7 +47,7 @@ def seal_thread() -> Executor:
 class TransferEngine:
     """Turns jobs over blocks and slots into copies, and their ends back into blocks.
 
-    Nothing raised below it passes through: whatever a copier throws is the failed end of the jobs concerned.
+    Nothing raised below passes through: whatever a copier throws is the failed end of the jobs concerned.
     Every job submitted ends exactly once. One whose copy has not ended by its deadline, or was in flight when
     its device broke, is first reported as given up. Seals are made and checked on threads of their own, one
     for each lane; a job ends when that is done too.
@@ -176,9 +176,8 @@ class TransferEngine:
 
     def poll(self) -> list[TransferEnd]:
         """Jobs that have ended, or were given up, since the last call; loads that landed bit by bit."""
-        for copier in self._copiers:
-            for copied in self._poll(copier):
-                self._after_copy(copied)
+        for copied in (each for copier in self._copiers for each in self._poll(copier)):
+            self._after_copy(copied)
         self._begin_held()
         self._await_checks()
         checking, self._checking = self._checking, []
@@ -333,7 +332,7 @@ class TransferEngine:
             return
         error = job.copied.error
         num_good = job.lane.whole_blocks(job.batch, job.copied.num_copied)
-        if error is None and num_good < job.num_wanted:
+        if error is None and num_good < job.num_wanted and not job.lane.is_question:
             error = f"the copy ended after {num_good} of {job.num_wanted} blocks"
         if job.num_current < len(job.slots):
             num_good = min(num_good, job.num_current)
@@ -359,9 +358,10 @@ class TransferEngine:
         else:
             num_good = job.num_good(num_good)
         end = TransferEnd(job_id, job.lane.route, num_good, job.targets, error)
-        if job.copied is not None:
-            nbytes = job.lane.num_bytes(job.batch, job.copied.num_copied)
-            end = end._replace(seconds=job.copied.seconds, nbytes=nbytes)
+        if (copied := job.copied) is not None:
+            nbytes = job.lane.num_bytes(job.batch, copied.num_copied)
+            is_absent = copied.is_absent and error == copied.error
+            end = end._replace(seconds=copied.seconds, nbytes=nbytes, is_absent=is_absent)
         if job.lane.is_awaited and error is None:
             self._landed[job_id] = end
         else:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from offload.messages import Extents, TierFacts
-from offload.scheduler.tiers import directory, fetches
+from offload.scheduler.tiers import directory
 from offload.scheduler.tiers.directory import Directory, Reading
 from offload.scheduler.tiers.fetches import Fetches
 from offload.scheduler.tiers.recovery import Agreed
@@ -247,10 +247,10 @@ def nothing_is_private(patch: Patch) -> None:
 
 
 def skips_are_ignored(patch: Patch) -> None:
-    def extents(places: Any, generations: Any, starts: Any, skips: Any) -> Extents:
-        return Extents(places, generations, starts, np.zeros_like(skips))
+    def extents(self: Reading, starts: Any, skips: Any) -> Extents:
+        return Extents(self.places, self.generations, starts, np.zeros_like(skips))
 
-    patch.setattr(fetches, "Extents", extents)
+    patch.setattr(Reading, "extents", extents)
 
 
 def a_short_fetch_is_committed(patch: Patch) -> None:

@@ -38,9 +38,12 @@ class Tiered:
         positions: int = POSITIONS,
         **settings: Any,
     ) -> None:
-        self.tier = VirtualTier(num_places, positions=positions, limits=limits)
+        self.tier = self.make_tier(num_places, positions, limits)
         self.settings = {"cpu_slots": SLOTS, "gpu_blocks": 140, "num_ranks": num_ranks, **settings}
         self.start()
+
+    def make_tier(self, num_places: int, positions: int, limits: TierLimits) -> VirtualTier:
+        return VirtualTier(num_places, positions=positions, limits=limits)
 
     def start(self) -> None:
         """A new engine over what the tier has kept."""
@@ -336,4 +339,4 @@ def test_random_histories_with_a_tier() -> None:
         for medium in random_history(seed).media:
             moved.update(medium.moved)
     if OTHER_SEEDS == 0:
-        assert all(moved[verb] > 100 for verb in Verb), f"too little has happened: {moved}"
+        assert all(moved[verb] > 100 for verb in (Verb.PUT, Verb.GET)), f"too little has happened: {moved}"

@@ -8,7 +8,7 @@ import numpy as np
 from allocator import CpuOffloadingBlockAllocator, Pin, StorePlan
 from evictor import make_policy
 from offload.messages import EPOCH_SHIFT, Extents, Ids, TierFacts
-from offload.scheduler.tiers.names import ROOT, bag_name, name_of, names_of, rows
+from offload.scheduler.tiers.names import ROOT, Path, bag_name, name_of, names_of, rows
 from offload.scheduler.tiers.recovery import agree, chains
 
 
@@ -20,6 +20,10 @@ class Reading(NamedTuple):
     places: Ids
     generations: Ids
 
+    def extents(self, starts: Ids, skips: Ids) -> Extents:
+        """What workers must know of it: see ``Contents``."""
+        return Extents(self.places, self.generations, starts, skips)
+
 
 class Writing(NamedTuple):
     """Extents that are being written, in places that are theirs."""
@@ -27,6 +31,16 @@ class Writing(NamedTuple):
     life: CpuOffloadingBlockAllocator
     plan: StorePlan
     places: Ids
+
+    @property
+    def start(self) -> int:
+        """The first extent of its chain that is written."""
+        return self.plan.start
+
+    @property
+    def stop(self) -> int:
+        """Behind the last."""
+        return self.plan.stop
 
 
 class Directory:
@@ -81,6 +95,31 @@ class Directory:
     def has_room(self) -> bool:
         """Whether a place is free."""
         return self._allocator.num_free > 0
+
+    def find(self, request_id: str, names: Sequence[bytes]) -> int:
+        """How many leading extents it has, for that request. O(log n), and O(segments)."""
+        depth = self.depth(names)
+        if depth:
+            self.touch(names)
+        return depth
+
+    def find_checkpoint(
+        self, request_id: str, chain: Sequence[bytes], limit: int, path_to: Callable[[int], Path]
+    ) -> int:
+        """The deepest checkpoint within the first ``limit`` positions, for that request; 0: none."""
+        depth = self.deepest(chain, limit)
+        if not depth:
+            return 0
+        names = path_to(depth).names
+        if self.depth(names) < len(names):
+            self.forget_end(chain[depth - 1])
+            return 0
+        self.touch(names)
+        return depth
+
+    def answered(self) -> list[str]:
+        """Everything is known at once."""
+        return []
 
     def depth(self, names: Sequence[bytes]) -> int:
         """How many leading extents it has. O(log n)."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from allocator import StorePlan
 from offload.messages import Ids
-from offload.scheduler.tiers.directory import Reading
+from offload.scheduler.tiers.contents import Reading
 
 
 @dataclass(slots=True, eq=False)

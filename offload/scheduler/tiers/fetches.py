@@ -2,18 +2,19 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from allocator import StorePlan
-from offload.messages import Extents, Ids, Order, Part, Route
+from offload.messages import Ids, Order, Part, Route
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, Step
 from offload.scheduler.flow import Job, Progress
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.offer import COMING, Offer
-from offload.scheduler.tiers.directory import Directory
+from offload.scheduler.tiers.contents import Contents
 from offload.scheduler.tiers.fetch import NO_WISH, Batch, Fetch, Wish
 from offload.scheduler.tiers.names import Grid, Path
 from offload.scheduler.tiers.pace import Pace
@@ -41,7 +42,7 @@ class Fetches:
         self,
         route: Route,
         common: Common,
-        directory: Directory,
+        directory: Contents,
         grid: Grid,
         spills: Spills,
         pace: Pace,
@@ -73,6 +74,7 @@ class Fetches:
         self._coming: dict[bytes, Fetch] = {}  # by hash: in flight, and somebody may wait for them
         self._wishes: dict[str, Wish] = {}  # of requests that have asked
         self._ahead: dict[str, int] = {}  # slots fetched for requests that are yet to ask
+        self._unsure: dict[str, tuple[Request, RequestHints]] = {}  # have come, and nobody knows what for
         self._num_filling = 0  # slots
 
     def arrived(self, request: Request, hints: RequestHints) -> None:
@@ -81,6 +83,9 @@ class Fetches:
         if not chain or hints.max_load_tokens is not None:
             return
         stop = self._first_wish(request, chain, 0, hints)
+        if stop is None:
+            self._unsure[request_id] = (request, hints)
+            return
         num_usable = self._num_usable(request, chain, 0)
         self._spills.arrived(request_id, max(num_usable, stop))
         if not stop or self._common.engine.has(chain[stop - 1]):
@@ -105,6 +110,9 @@ class Fetches:
         num_usable = self._num_usable(request, chain, first)
         if wish is None:
             stop = self._first_wish(request, chain, first, hints)
+            if stop is None:
+                return COMING
+            self._unsure.pop(request_id, None)
             self._spills.arrived(request_id, max(num_usable, stop))
             wish = self._wishes[request_id] = Wish(stop, -1)
         # a checkpoint comes at its end, plain blocks one after the other
@@ -121,6 +129,9 @@ class Fetches:
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
         self._pace.step(step.total_num_scheduled_tokens)
         self._directory.tidy()
+        for request_id in self._directory.answered():
+            if request_id in self._unsure:
+                self.arrived(*self._unsure.pop(request_id))
         orders, self._orders = self._orders, []
         return orders
 
@@ -137,6 +148,7 @@ class Fetches:
     def finish(self, request: Request) -> list[Order]:
         self._wishes.pop(request.request_id, None)
         self._ahead.pop(request.request_id, None)
+        self._unsure.pop(request.request_id, None)
         return []
 
     def drop(self, is_meant: Callable[[Request], bool]) -> list[int]:
@@ -173,7 +185,8 @@ class Fetches:
             assert in_flight[id(fetch)] and not fetch.is_over, f"{fetch} brings nothing"
 
     def left_over(self) -> dict[str, object]:
-        return {"blocks that come": list(self._coming), "requests that wait": list(self._wishes)}
+        waiting = [*self._wishes, *self._unsure]
+        return {"blocks that come": list(self._coming), "requests that wait": waiting}
 
     # Private
 
@@ -184,26 +197,19 @@ class Fetches:
         limit = (request.num_tokens - 1) // self._common.block_size
         return self._common.allocator.usable_depth(chain, limit, first)
 
-    def _first_wish(self, request: Request, chain: Sequence[bytes], first: int, hints: RequestHints) -> int:
-        """How far the tier has what this request may use, in positions."""
-        size, directory = self._common.block_size, self._directory
+    def _first_wish(
+        self, request: Request, chain: Sequence[bytes], first: int, hints: RequestHints
+    ) -> int | None:
+        """How far the tier has what this request may use, in positions; None: ask again."""
+        size, directory, request_id = self._common.block_size, self._directory, request.request_id
         limit = len(chain)
         if hints.max_load_tokens is not None:
             limit = min(limit, first + hints.max_load_tokens // size)
         if not self._has_bags:
-            names = self._grid.names(chain)
-            depth = min(directory.depth(names) * self._grid.positions, limit)
-        else:
-            depth = directory.deepest(chain, min(limit, (request.num_tokens - 1) // size))
-            if not depth:
-                return 0
-            names = self._path(chain, depth).names
-            if directory.depth(names) < len(names):
-                directory.forget_end(chain[depth - 1])
-                return 0
-        if depth:
-            directory.touch(names)
-        return depth
+            depth = directory.find(request_id, self._grid.names(chain))
+            return None if depth is None else min(depth * self._grid.positions, limit)
+        limit = min(limit, (request.num_tokens - 1) // size)
+        return directory.find_checkpoint(request_id, chain, limit, partial(self._path, chain))
 
     def _path(self, chain: Sequence[bytes], stop: int) -> Path:
         return self._grid.path(chain, stop, self._common.engine.groups.num_in_bag(stop))
@@ -284,7 +290,7 @@ class Fetches:
         batch.num_blocks += len(slots)
         self._num_filling += len(slots)
         self._coming.update(dict.fromkeys(fetch.hashes, fetch))
-        extents = Extents(reading.places, reading.generations, edges, skips)
+        extents = reading.extents(edges, skips)
         places = np.repeat(extents.places, np.diff(edges))
         self._orders.append(Order(self.route, parts, places, slots, None, None, extents))
 
@@ -320,8 +326,12 @@ class Fetches:
         elif fetch.is_dropped:
             self.breaker.dismissed(job.job_id)
         elif not job.given_up:
-            common.count_failed(self.route)
-            self.breaker.failed(job.job_id)
+            if job.is_sound:
+                self.breaker.dismissed(job.job_id)
+                common.metrics.count("route_missed_blocks", job.num_blocks - job.num_good, self.route)
+            else:
+                common.count_failed(self.route)
+                self.breaker.failed(job.job_id)
             at = fetch.starts[job.job_id] + job.num_good
             bad = int(np.searchsorted(fetch.edges, at, side="right")) - 1
             self._directory.drop(fetch.names, fetch.first + bad)

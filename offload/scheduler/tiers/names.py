@@ -12,6 +12,7 @@ ROOT = bytes(NAME_BYTES)
 """The parent of the first extent of a chain."""
 
 _MARK = 0xB5
+_PLACE_MASK = (1 << 32) - 1
 
 
 class Path(NamedTuple):
@@ -97,6 +98,16 @@ def bag_name(name: bytes, index: int) -> bytes:
     """Of an extent of the bag behind that prefix; ``bag_name(bag_name(name, i), i)`` is ``name``."""
     mask = _MARK.to_bytes(1, "big") * (NAME_BYTES - 4) + (index + 1).to_bytes(4, "big")
     return (int.from_bytes(name, "big") ^ int.from_bytes(mask, "big")).to_bytes(NAME_BYTES, "big")
+
+
+def bag_names(names: Names) -> Names:
+    """``bag_name(name, 0)`` of many, ``uint8[n, 32]``."""
+    return names ^ rows([bag_name(ROOT, 0)])
+
+
+def places_of(names: Names) -> Ids:
+    """Numbers by which ranks that share bytes divide extents of these names, ``int64[n]``."""
+    return np.ascontiguousarray(names[:, :8]).view(np.int64).reshape(-1) & _PLACE_MASK
 
 
 def rows(names: Sequence[bytes]) -> Names:

@@ -13,7 +13,7 @@ from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, Step
 from offload.scheduler.flow import Job, Progress
 from offload.scheduler.tiers.budget import WriteBudget
-from offload.scheduler.tiers.directory import Directory, Writing
+from offload.scheduler.tiers.contents import Contents, Writing
 from offload.scheduler.tiers.names import Grid, Path
 
 MOST_BYTES = 64 << 20
@@ -75,7 +75,7 @@ class Spills:
         self,
         route: Route,
         common: Common,
-        directory: Directory,
+        directory: Contents,
         grid: Grid,
         budget: WriteBudget,
         *,
@@ -212,7 +212,10 @@ class Spills:
             self._num_waiting -= len(chain.hashes)
 
     def _show(self) -> None:
-        num_kept = self._directory.num_used * self._grid.slots * self._common.slot_bytes
+        num_used = self._directory.num_used
+        if num_used is None:
+            return
+        num_kept = num_used * self._grid.slots * self._common.slot_bytes
         self._common.metrics.show("route_kept_bytes", num_kept, self.route)
 
     def _begin(self, chain: Chain) -> Order | None:
@@ -255,7 +258,7 @@ class Spills:
         writing = directory.write(path.names, num_names, most)
         if writing is None:
             return None
-        first, last = writing.plan.start, writing.plan.stop
+        first, last = writing.start, writing.stop
         edges = grid.edges(path, first, last)
         pin, slots = self._slots(chain, path, edges)
         if slots.min() < 0:  # the pool has not all columns of it

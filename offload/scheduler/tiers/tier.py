@@ -1,4 +1,4 @@
-"""A tier that one engine owns: its directory, and its two flows."""
+"""Tiers: what they have, and their flows."""
 
 import logging
 from collections.abc import Sequence
@@ -9,14 +9,20 @@ from offload.errors import UnsupportedError
 from offload.messages import Route, TierFacts
 from offload.scheduler.common import Common
 from offload.scheduler.flow import Below
+from offload.scheduler.tiers.beliefs import Beliefs
 from offload.scheduler.tiers.budget import WriteBudget
 from offload.scheduler.tiers.directory import Directory
 from offload.scheduler.tiers.fetches import LEAST_TOKENS, Fetches
 from offload.scheduler.tiers.names import Grid
 from offload.scheduler.tiers.pace import Pace
+from offload.scheduler.tiers.probes import Probes
+from offload.scheduler.tiers.shared import SharedDirectory
 from offload.scheduler.tiers.spills import Spills
 
 logger = logging.getLogger(__name__)
+
+_NO_LIMIT = 1e18
+"""Bytes that nobody writes."""
 
 
 class TierLimits(NamedTuple):
@@ -43,19 +49,7 @@ def make_tier(
     Raises:
         UnsupportedError: their extents are of different sizes.
     """
-    sizes = {fact.extent_slots for fact in facts}
-    if len(sizes) != 1:
-        raise UnsupportedError(
-            f"ranks have extents of {sorted(sizes)} blocks in the tier {fetch.source}, as their layers take "
-            f"different numbers of bytes; remove the tier, or the pipeline stages"
-        )
-    (slots,) = sizes
-    if slots < common.engine.groups.columns:
-        raise UnsupportedError(
-            f"an extent of the tier {fetch.source} has {slots} blocks, and a position of this model "
-            f"{common.engine.groups.columns}; its files are of another release, delete them"
-        )
-    grid = Grid.of(slots, common.engine.groups.columns)
+    grid = _grid(fetch.source, common, facts)
     directory = Directory(
         facts,
         policy=limits.policy,
@@ -63,11 +57,11 @@ def make_tier(
         has_bags=common.engine.groups.has_bags,
         is_hollow=not grid.columns,
     )
-    extent_bytes = slots * common.slot_bytes
+    extent_bytes = grid.slots * common.slot_bytes
     if directory.num_used:
         logger.info(
             "the tier %s has %d extents of %d blocks from before",
-            *(fetch.source, directory.num_used, slots),
+            *(fetch.source, directory.num_used, grid.slots),
         )
     tier_bytes = directory.num_places * extent_bytes
     budget = WriteBudget(limits.bytes_per_day or tier_bytes, tier_bytes, common.clock)
@@ -76,3 +70,38 @@ def make_tier(
     pace = Pace(common.clock)
     fetches = Fetches(fetch, common, directory, grid, spills, pace, least_tokens=limits.least_tokens)
     return Below([spills, fetches], [fetches])
+
+
+def make_store(
+    spill: Route, fetch: Route, probe: Route, common: Common, facts: Sequence[TierFacts], limits: TierLimits
+) -> Below:
+    """What decides about a tier that others write, too. Its policy is its own.
+
+    Raises:
+        UnsupportedError: ranks have extents of different sizes.
+    """
+    grid = _grid(fetch.source, common, facts)
+    probes = Probes(probe, common)
+    directory = SharedDirectory(Beliefs(common.clock), probes, common.clock)
+    budget = WriteBudget(limits.bytes_per_day or _NO_LIMIT, _NO_LIMIT, common.clock)
+    spills = Spills(spill, common, directory, grid, budget, second_use=limits.second_use)
+    pace = Pace(common.clock)
+    fetches = Fetches(fetch, common, directory, grid, spills, pace, least_tokens=limits.least_tokens)
+    return Below([spills, fetches, probes], [fetches])
+
+
+def _grid(name: str, common: Common, facts: Sequence[TierFacts]) -> Grid:
+    """How chains are cut for the tier of that name, on all ranks alike."""
+    sizes = {fact.extent_slots for fact in facts}
+    if len(sizes) != 1:
+        raise UnsupportedError(
+            f"ranks have extents of {sorted(sizes)} blocks in the tier {name}, as their layers take "
+            f"different numbers of bytes; remove the tier, or the pipeline stages"
+        )
+    (slots,) = sizes
+    if slots < common.engine.groups.columns:
+        raise UnsupportedError(
+            f"an extent of the tier {name} has {slots} blocks, and a position of this model "
+            f"{common.engine.groups.columns}; its files are of another release, delete them"
+        )
+    return Grid.of(slots, common.engine.groups.columns)

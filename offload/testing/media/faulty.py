@@ -29,6 +29,8 @@ class MediumFault(Enum):
     """GET: it ends as if all were well, with one byte of its last good slot wrong."""
     LOSE = auto()
     """PUT: it ends as if all were well, and nothing was put."""
+    LIE = auto()
+    """PROBE: it ends as if all that was asked for were there."""
 
 
 class FaultyMedium:
@@ -57,6 +59,8 @@ class FaultyMedium:
         self._stuck: list[MediumJob] = []
         self.moved: Counter[Verb] = Counter()
         """Extents that were told as good."""
+        self.num_jobs: Counter[Verb] = Counter()
+        """Submitted."""
         self.is_gone = False
         """While it is, every job is refused and the medium is off."""
         self.corrupted: list[int] = []
@@ -78,6 +82,7 @@ class FaultyMedium:
             self.inner.submit(job)
 
     def submit(self, job: MediumJob) -> None:
+        self.num_jobs[job.verb] += 1
         fault = MediumFault.REFUSE if self.is_gone else self._choose(job)
         if fault is MediumFault.REFUSE:
             self._ended.append(MediumEnd(job.job_id, 0, "refused on purpose"))
@@ -118,6 +123,8 @@ class FaultyMedium:
         if fault in (MediumFault.FAIL, MediumFault.TORN):
             seals = None if end.seals is None else end.seals[:0]
             return replace(end, num_good=0, error="failed on purpose", nbytes=0, seals=seals)
+        if fault is MediumFault.LIE and job.verb is Verb.PROBE:
+            return replace(end, num_good=job.num_extents, error=None)
         if fault is MediumFault.SHORT:
             return replace(end, error=end.error or "ended short on purpose")
         if fault is MediumFault.WRONG_BYTES and job.verb is Verb.GET and end.num_good:
@@ -142,4 +149,5 @@ def _first_half(job: MediumJob) -> MediumJob:
         skips=None if job.skips is None else job.skips[:stop],
         names=None if job.names is None else job.names[:stop],
         parents=None if job.parents is None else job.parents[:stop],
+        depths=None if job.depths is None else job.depths[:stop],
     )

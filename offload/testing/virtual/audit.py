@@ -171,7 +171,7 @@ class Audit(SchedulerAudit):
         tier = engine.settings.tier
         done_to_it = engine.counts["rot"] or any(copier.num_faults for copier in engine.copiers)
         done_to_it = done_to_it or (tier is not None and tier.num_faults > 0)
-        unwanted = ended.given_up or job.given_up or job.job_id in self._cancelled
+        unwanted = ended.given_up or job.given_up or job.job_id in self._cancelled or ended.is_sound
         if ended.num_good < job.num_blocks and not (done_to_it or unwanted):
             raise WrongBytesError(f"job {job.job_id} failed though nothing was done to it: {ended}")
 

@@ -19,6 +19,7 @@ class CopyEnd:
         error: what went wrong, None on success.
         seconds: from its first copy to its last.
         sums: checksums of the slots that it has filled, which were checked, ``uint64[n]``; None: not known.
+        is_absent: its error is that what it was to copy is not there, and nothing else.
     """
 
     job_id: int
@@ -26,6 +27,7 @@ class CopyEnd:
     error: str | None
     seconds: float = field(default=0.0, compare=False)
     sums: npt.NDArray[np.uint64] | None = field(default=None, compare=False)
+    is_absent: bool = False
 
 
 class Copier(Protocol):

@@ -10,9 +10,15 @@ import numpy as np
 from offload.messages import Ids, Names
 from offload.worker.seals import Checksums
 
+_ANY_PLACE = 1 << 62
+
 
 class BadExtentError(Exception):
     """An extent is not what was asked for; the message says why. It ends its job, and goes no further up."""
+
+
+class AbsentError(BadExtentError):
+    """It is not there, and nothing is wrong."""
 
 
 class Verb(Enum):
@@ -22,6 +28,8 @@ class Verb(Enum):
     """From pool slots to the medium."""
     GET = "get"
     """From the medium into pool slots."""
+    PROBE = "probe"
+    """Nothing moves: are these names there? Media that find extents by name answer."""
 
 
 class Extent(NamedTuple):
@@ -50,11 +58,15 @@ class Label(NamedTuple):
         name: the prefix hash of its last position, ``uint8[32]``; None: unknown.
         parent: that of the extent before it in its chain, zeros if there is none.
         is_private: nobody may be told of it once the medium was opened again.
+        depth: how many come before it in its chain.
+        suffix: it belongs behind the name.
     """
 
     name: Names | None = None
     parent: Names | None = None
     is_private: bool = False
+    depth: int = 0
+    suffix: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,9 +82,13 @@ class MediumJob:
         slots: of all extents, one after the other, ``int64[slots]``.
         seals: of all slots, ``uint64[slots]``; None: see ``Extent``.
         skips: leading slots of each extent that a GET leaves out, ``int64[extents]``; None: of all none.
-        names: PUT: what each is called, ``uint8[extents, 32]``; None: all zeros.
+        names: PUT: what each is called, ``uint8[extents, 32]``; None: all zeros. Media that find extents by
+            name have it of every job, and do not look at places and generations.
         parents: PUT: how the one before it is called; the same.
         is_private: PUT: it is not known any more once the medium was opened again.
+        depths: how many come before each in its chain, ``int64[extents]``; None: none.
+        suffix: belongs behind each name; what was put with another one is not found.
+        is_last_wanted: PROBE: see ``Extents``.
     """
 
     job_id: int
@@ -86,6 +102,9 @@ class MediumJob:
     names: Names | None = None
     parents: Names | None = None
     is_private: bool = False
+    depths: Ids | None = None
+    suffix: bytes = b""
+    is_last_wanted: bool = False
 
     @classmethod
     def of(cls, job_id: int, verb: Verb, extents: Iterable[Extent]) -> "MediumJob":
@@ -123,6 +142,8 @@ class MediumJob:
             None if self.names is None else self.names[index],
             None if self.parents is None else self.parents[index],
             self.is_private,
+            0 if self.depths is None else int(self.depths[index]),
+            self.suffix,
         )
 
 
@@ -133,11 +154,13 @@ class MediumEnd:
     Attributes:
         job_id: as submitted.
         num_good: leading extents that are good. Of a PUT: that can be got back, also after the process was
-            killed. Of a GET: whose slots hold exactly what was put, checked against its seals.
-        error: what went wrong; None exactly if all extents are good.
+            killed. Of a GET: whose slots hold exactly what was put, checked against its seals. Of a PROBE:
+            that are there, or those up to the last that is.
+        error: what went wrong; None exactly if all extents are good, or a PROBE was answered.
         seconds: from its first byte to its last.
         nbytes: of slots, of the good extents.
         seals: of a GET: those of the slots of the good extents, ``uint64[n]``, in order; else None.
+        is_absent: of a GET: the first extent that is not good is not there, and nothing is wrong.
     """
 
     job_id: int
@@ -146,6 +169,7 @@ class MediumEnd:
     seconds: float = 0.0
     nbytes: int = 0
     seals: Checksums | None = None
+    is_absent: bool = False
 
 
 class Medium(Protocol):
@@ -195,8 +219,21 @@ class PoolSlots(NamedTuple):
         return self.address + slots * self.slot_bytes
 
 
+def reason_against_named(job: MediumJob, pool: PoolSlots, extent_slots: int) -> str | None:
+    """The same of a medium that finds extents by name."""
+    if job.names is None or len(job.names) != job.num_extents:
+        return "extents without names"
+    if job.depths is not None and len(job.depths) != job.num_extents:
+        return "its extents do not add up"
+    if job.verb is Verb.PROBE:
+        return None
+    return reason_against(job, pool, _ANY_PLACE, extent_slots)
+
+
 def reason_against(job: MediumJob, pool: PoolSlots, num_places: int, extent_slots: int) -> str | None:
     """Why this job cannot be one of a medium of so many places of so many slots; None if it can."""
+    if job.verb is Verb.PROBE:
+        return "it finds nothing by name"
     sizes = np.diff(job.starts)
     skips = np.zeros(len(job.places), dtype=np.int64) if job.skips is None else job.skips
     if len(job.starts) != len(job.places) + 1 or not len(job.generations) == len(skips) == len(job.places):

@@ -4,13 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from offload.messages import POOL, Extents, Ids, Route, TierFacts
+import numpy as np
+
+from offload.messages import NAME_BYTES, POOL, SCHEDULER, Extents, Ids, Route, TierFacts
 from offload.worker.copiers.base import CopyEnd
 from offload.worker.lanes import Lane
 from offload.worker.media.base import Medium, MediumJob, PoolSlots, Verb
 from offload.worker.media.seal_log import Kept
 from offload.worker.replicas import Share
 from offload.worker.seals import Checksums, Seals
+
+_VERBS = {POOL: Verb.GET, SCHEDULER: Verb.PROBE}
+"""By the target of a route."""
 
 
 class PoolParts(NamedTuple):
@@ -90,6 +95,22 @@ class MediumLane(Lane):
         return num_copies
 
 
+@dataclass(slots=True, eq=False)
+class ProbeLane(MediumLane):
+    """What asks a medium for names. Its blocks are names, and it touches no slot."""
+
+    @property
+    def is_question(self) -> bool:
+        return True
+
+    def batch(self, sources: Ids, targets: Ids, extents: Extents | None) -> ExtentBatch:
+        assert extents is not None, f"names without extents along {self.route}"
+        return ExtentBatch(self.pool.share.extents(extents), np.empty(0, dtype=np.int64), None)
+
+    def num_bytes(self, batch: ExtentBatch, num_copies: int | None = None) -> int:
+        return 0
+
+
 class MediumCopier:
     """A medium as a copier: of extents, and of ends by blocks."""
 
@@ -103,7 +124,7 @@ class MediumCopier:
         raise AssertionError(f"the engine touches no end of {route}")
 
     def submit(self, job_id: int, route: Route, batch: ExtentBatch) -> None:
-        extents, verb = batch.extents, Verb.GET if route.target == POOL else Verb.PUT
+        extents, verb = batch.extents, _VERBS.get(route.target, Verb.PUT)
         self._starts[job_id] = extents.starts
         self.medium.submit(
             MediumJob(
@@ -111,13 +132,16 @@ class MediumCopier:
                 verb,
                 extents.places // self._num_sharing,
                 extents.generations,
-                extents.starts,
+                extents.starts if verb is not Verb.PROBE else np.zeros_like(extents.starts),
                 batch.slots,
                 batch.sums,
                 extents.skips,
                 extents.names,
                 extents.parents,
                 extents.is_private,
+                extents.depths,
+                extents.suffix,
+                extents.is_last_wanted,
             )
         )
 
@@ -125,7 +149,7 @@ class MediumCopier:
         found = []
         for end in self.medium.poll():
             num_blocks = int(self._starts.pop(end.job_id)[end.num_good])
-            found.append(CopyEnd(end.job_id, num_blocks, end.error, end.seconds, end.seals))
+            found.append(CopyEnd(end.job_id, num_blocks, end.error, end.seconds, end.seals, end.is_absent))
         return found
 
     def drain(self) -> None:
@@ -142,6 +166,23 @@ def medium_lanes(spill: Route, fetch: Route, medium: Medium, pool: PoolParts) ->
         MediumLane(spill, copier, is_awaited=False, pool=pool),
         MediumLane(fetch, copier, is_awaited=True, pool=pool),
     ]
+
+
+def store_lanes(spill: Route, fetch: Route, probe: Route, medium: Medium, pool: PoolParts) -> list[Lane]:
+    """Those of a tier that others write, too. Requests wait for what it is asked, for a while."""
+    copier = MediumCopier(medium, pool.share)
+    return [
+        MediumLane(spill, copier, is_awaited=False, pool=pool),
+        MediumLane(fetch, copier, is_awaited=True, pool=pool),
+        ProbeLane(probe, copier, is_awaited=True, pool=pool),
+    ]
+
+
+def store_facts(extent_slots: int, share: Share) -> TierFacts:
+    """What this rank tells of a medium that others write, too: how large an extent is."""
+    none: Ids = np.empty(0, dtype=np.int64)
+    names = np.empty((0, NAME_BYTES), dtype=np.uint8)
+    return TierFacts(0, 0, extent_slots, none, none, none, names, names, share.part, share.num_parts)
 
 
 def tier_facts(kept: Kept, epoch: int, num_places: int, extent_slots: int, share: Share) -> TierFacts:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from offload.worker.media.base import MediumEnd, MediumJob, Verb
+from offload.worker.media.base import AbsentError, MediumEnd, MediumJob, Verb
 from offload.worker.seals import Checksums
 
 Move = Callable[[Verb, int, MediumJob, int], Checksums]
@@ -17,6 +17,9 @@ Move = Callable[[Verb, int, MediumJob, int], Checksums]
 
 It raises what went wrong. Then the extent is bad, and the job ends with those before it.
 """
+
+Probe = Callable[[int, MediumJob], int]
+"""Answers a PROBE on a thread of that number: see ``MediumEnd.num_good``. It raises what went wrong."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +34,7 @@ class _Task:
         error: of the first extent that is not good, or of the job.
         seals: found so far, of all slots.
         began: when its first extent was.
+        is_absent: the error is that an extent was not there.
     """
 
     job: MediumJob
@@ -40,6 +44,7 @@ class _Task:
     num_moving: int = 0
     error: str | None = None
     began: float | None = None
+    is_absent: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +60,8 @@ class Runner:
     """Moves extents on daemon threads, a few for each verb.
 
     The unit of work is the extent: threads that are free share a job. Extents are begun in order, and none
-    behind a bad one. What is to be got goes first: no extent is put while one waits to be got.
+    behind a bad one. What is to be got goes first: no extent is put while one waits to be got. A PROBE is
+    one question.
 
     A thread that hangs in the kernel holds no lock and is never waited for. It keeps its job from ending, and
     no other: once all threads of a verb hang, the jobs that wait for them end as failed, and so does what is
@@ -70,6 +76,7 @@ class Runner:
         *,
         slot_bytes: int,
         hang_seconds: float,
+        probe: Probe | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the threads.
@@ -77,13 +84,15 @@ class Runner:
         Args:
             name: of what they move to and from, for names of threads and errors.
             move: moves an extent.
-            num_threads: for each verb, at least 1.
+            num_threads: for each verb that it does, at least 1.
             slot_bytes: of one slot.
             hang_seconds: a thread that is at an extent for longer hangs.
+            probe: answers questions.
             clock: in seconds.
         """
         self._name = name
         self._move = move
+        self._probe = probe
         self._slot_bytes = slot_bytes
         self._hang_seconds = hang_seconds
         self._clock = clock
@@ -91,7 +100,7 @@ class Runner:
         self._waiting: dict[Verb, deque[_Task]] = {verb: deque() for verb in Verb}
         self._ended: queue.SimpleQueue[MediumEnd] = queue.SimpleQueue()
         self._is_closing = False
-        self._movers = [_Mover(verb, number) for verb in Verb for number in range(num_threads[verb])]
+        self._movers = [_Mover(verb, number) for verb in num_threads for number in range(num_threads[verb])]
         self._num_running = len(self._movers)
         self.is_over = threading.Event()
         """All threads have ended."""
@@ -155,13 +164,16 @@ class Runner:
     def _run(self, mover: _Mover) -> None:
         while (taken := self._take(mover)) is not None:
             index, task = taken
-            error = None
+            error: Exception | None = None
             job = task.job
             try:
-                seals = self._move(mover.verb, mover.number, job, index)
-                task.seals[job.starts[index] : job.starts[index + 1]] = seals
+                if self._probe is not None and job.verb is Verb.PROBE:
+                    index = task.stop = self._probe(mover.number, job)
+                else:
+                    seals = self._move(mover.verb, mover.number, job, index)
+                    task.seals[job.starts[index] : job.starts[index + 1]] = seals
             except Exception as failure:  # whatever it is, the thread goes on
-                error = f"extent {index}: {str(failure) or type(failure).__name__}"
+                error = failure
             mover.since = None
             self._after(task, index, error)
         with self._changed:
@@ -183,7 +195,7 @@ class Runner:
             index = task.next
             if not index:
                 task.began = self._clock()
-            task.next += 1
+            task.next = task.stop if mover.verb is Verb.PROBE else index + 1
             task.num_moving += 1
             if task.next == task.stop:
                 mine.popleft()
@@ -192,11 +204,12 @@ class Runner:
             mover.since = self._clock()
             return index, task
 
-    def _after(self, task: _Task, index: int, error: str | None) -> None:
+    def _after(self, task: _Task, index: int, error: Exception | None) -> None:
         with self._changed:
             task.num_moving -= 1
             if error is not None and index < task.stop:
-                self._cut(task, index, error)
+                self._cut(task, index, f"extent {index}: {str(error) or type(error).__name__}")
+                task.is_absent = isinstance(error, AbsentError)
             if task.num_moving or task.next < task.stop:
                 return
         self._end(task)
@@ -206,7 +219,7 @@ class Runner:
         if task.next < task.stop:
             self._waiting[task.job.verb].remove(task)
             self._changed.notify_all()
-        task.stop, task.error = stop, error
+        task.stop, task.error, task.is_absent = stop, error, False
         task.next = max(task.next, stop)
 
     def _cancel(self, verb: Verb, error: str) -> None:
@@ -225,7 +238,7 @@ class Runner:
         seconds = 0.0 if task.began is None else self._clock() - task.began
         seals = _found(job, num_slots, task.seals)
         nbytes = num_slots * self._slot_bytes
-        self._ended.put(MediumEnd(job.job_id, num_good, task.error, seconds, nbytes, seals))
+        self._ended.put(MediumEnd(job.job_id, num_good, task.error, seconds, nbytes, seals, task.is_absent))
 
     def _hang_error(self, verb: Verb) -> str:
         return f"{self._name} hangs: no {verb.value} has ended for {self._hang_seconds:g} s"

@@ -1,0 +1,192 @@
+"""The flow that asks a store what it has. Nobody waits long for an answer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+
+import numpy as np
+
+from offload.messages import Extents, Names, Order, Part, Route
+from offload.scheduler.breaker import CircuitBreaker
+from offload.scheduler.common import Common
+from offload.scheduler.engine import Request, Step
+from offload.scheduler.flow import Job, Progress
+from offload.scheduler.tiers.names import places_of
+
+WAIT_SECONDS = 0.020
+"""A request waits that long for answers, from its first question on."""
+
+LATE_SECONDS = 1.0
+"""A store that has not answered by then hangs. Nobody waits for one that does."""
+
+MOST_QUESTIONS = 64
+"""Under way. More are not asked."""
+
+MOST_NAMES = 8192
+"""Of one question."""
+
+
+@dataclass(slots=True, eq=False)
+class Question:
+    """A job's task.
+
+    Attributes:
+        key: what it is about; it is not asked twice at once.
+        since: when it was asked.
+        learn: what to do with the answer.
+        requests: those that wait for it.
+        is_late: it hangs.
+        is_dropped: its answer is not wanted any more.
+    """
+
+    key: bytes
+    since: float
+    learn: Callable[[int], None]
+    requests: set[str] = field(default_factory=set)
+    is_late: bool = False
+    is_dropped: bool = False
+
+
+class Probes:
+    """Asks for names, and hears how many there are. A request waits for ``WAIT_SECONDS`` altogether.
+
+    What comes later is of use to the next request. When the store hangs, or fails again and again, nobody
+    waits, and a single question is asked now and then.
+    """
+
+    def __init__(self, route: Route, common: Common) -> None:
+        """Begin with no question. ``route``: from the store to the scheduler."""
+        self.route = route
+        self.breaker = CircuitBreaker(f"questions to the {route.source} tier", common.clock)
+        self._common = common
+        self._orders: list[Order] = []
+        self._open: dict[bytes, Job[Question]] = {}  # by key
+        self._since: dict[str, float] = {}  # of requests that have asked: their first question
+        self._answered: list[str] = []
+
+    def ask(
+        self,
+        request_id: str,
+        key: bytes,
+        names: Names,
+        learn: Callable[[int], None],
+        *,
+        suffix: bytes,
+        is_last_wanted: bool = False,
+    ) -> bool:
+        """Ask, if nobody else has. Returns whether that request is to wait for the answer.
+
+        Args:
+            request_id: who asks.
+            key: what it is about.
+            names: of extents, ``uint8[n, 32]``, ``MOST_NAMES`` at most.
+            learn: called with the answer.
+            suffix: see ``Extents``.
+            is_last_wanted: the same.
+        """
+        now = self._common.clock()
+        until = self._since.setdefault(request_id, now) + WAIT_SECONDS
+        job = self._open.get(key)
+        if job is None:
+            if not self.breaker.allows or len(self._open) >= MOST_QUESTIONS:
+                return False
+            job = self._begin(Question(key, now, learn), names, suffix, is_last_wanted)
+        job.task.requests.add(request_id)
+        return now < until and not self.breaker.is_outage
+
+    def answered(self) -> list[str]:
+        """Requests whose questions were answered since the last call."""
+        answered, self._answered = self._answered, []
+        return answered
+
+    def plan(self, step: Step, num_admitted: int) -> list[Order]:
+        late = self._common.clock() - LATE_SECONDS
+        for job in self._open.values():
+            if job.task.since > late:
+                break
+            self._hangs(job)
+        orders, self._orders = self._orders, []
+        return orders
+
+    def advance(self, job: Job[Question], progress: Progress) -> None:
+        question = job.task
+        if progress.gave_up:
+            self._hangs(job)
+        if not progress.ended:
+            return
+        if self._open.get(question.key) is job:
+            del self._open[question.key]
+        if question.is_dropped:
+            self.breaker.dismissed(job.job_id)
+            return
+        self._answered += question.requests
+        if job.is_sound:
+            self._common.metrics.count("route_probed_extents", job.num_blocks, self.route)
+            self._common.metrics.count("route_found_extents", job.num_good, self.route)
+            question.learn(job.num_good)
+            self.breaker.succeeded(job.job_id)
+            return
+        for request_id in question.requests & self._since.keys():
+            self._since[request_id] = -inf  # it does not wait for another
+        if not question.is_late:
+            self._common.count_failed(self.route)
+            self.breaker.failed(job.job_id)
+
+    def finish(self, request: Request) -> list[Order]:
+        self._since.pop(request.request_id, None)
+        return []
+
+    def drop(self, is_meant: Callable[[Request], bool]) -> list[int]:
+        """Nothing of adapters is asked for."""
+        return []
+
+    def reset(self) -> list[int]:
+        """What the store has of other weights is of no use."""
+        self._open.clear()
+        jobs = list(self._common.ledger.of(self))
+        for job in jobs:
+            job.task.is_dropped = True
+        return [job.job_id for job in jobs]
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._orders)
+
+    @property
+    def num_pins(self) -> int:
+        return 0
+
+    def check_invariants(self) -> None:
+        """What is asked is in flight, and not too much of it."""
+        jobs = {id(job) for job in self._common.ledger.of(self) if not job.task.is_dropped}
+        assert {id(job) for job in self._open.values()} == jobs, f"{list(self._open.values())} are asked"
+        assert len(self._open) <= MOST_QUESTIONS, f"{len(self._open)} questions at once"
+        for key, job in self._open.items():
+            assert job.task.key == key, f"{job} is filed under {key!r}"
+
+    def left_over(self) -> dict[str, object]:
+        return {"questions": list(self._open), "requests that have asked": list(self._since)}
+
+    # Private
+
+    def _begin(self, question: Question, names: Names, suffix: bytes, is_last: bool) -> Job[Question]:
+        num_names = len(names)
+        assert 0 < num_names <= MOST_NAMES, f"{num_names} names in a question"
+        job = self._common.ledger.open(self, question, num_names)
+        self.breaker.began(job.job_id)
+        self._open[question.key] = job
+        places, starts = places_of(names), np.arange(num_names + 1)
+        ones, zeros = np.ones(num_names, dtype=np.int64), np.zeros(num_names, dtype=np.int64)
+        extents = Extents(
+            places, ones, starts, zeros, names, depths=zeros, suffix=suffix, is_last_wanted=is_last
+        )
+        part = Part(job.job_id, 0, num_names)
+        self._orders.append(Order(self.route, [part], places, places, None, None, extents))
+        return job
+
+    def _hangs(self, job: Job[Question]) -> None:
+        if not job.task.is_late and not job.task.is_dropped:
+            job.task.is_late = True  # the engine need not step on for it
+            self._common.ledger.report(job.job_id, 0, job.num_blocks, given_up=True, is_sound=True)
+            self._common.count_failed(self.route)
+            self.breaker.failed(job.job_id, hangs=True)

@@ -1,0 +1,173 @@
+"""What a tier has that others write, too: beliefs, and questions where there are none."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from offload.messages import Extents, Ids
+from offload.scheduler.tiers.beliefs import FRESH_SECONDS, Beliefs
+from offload.scheduler.tiers.names import Path, bag_names, name_of, names_of, places_of, rows
+from offload.scheduler.tiers.probes import MOST_NAMES, Probes
+
+_MOST_ANSWERS = 4096
+
+
+class SharedReading(NamedTuple):
+    """Extents ``start`` and so on of a chain, that are read by name."""
+
+    names: Sequence[bytes]
+    start: int
+    suffix: bytes
+
+    def extents(self, starts: Ids, skips: Ids) -> Extents:
+        return _extents(self.names, self.start, self.suffix, starts, skips)
+
+
+class SharedWriting(NamedTuple):
+    """Extents ``start <= i < stop`` of a chain, that are written unless they are there."""
+
+    names: Sequence[bytes]
+    start: int
+    stop: int
+    suffix: bytes
+
+
+class SharedDirectory:
+    """Extents by name. The store decides where they lie, and for how long.
+
+    It believes what it has seen, in answers and in what it has written itself. What it finds to be gone is
+    not believed in, so that it is not offered again. After a reset all names get a random suffix, which no
+    other engine has: so neither reads what the other has written, and nothing must be deleted.
+    """
+
+    num_used = None
+
+    def __init__(
+        self,
+        beliefs: Beliefs,
+        probes: Probes,
+        clock: Callable[[], float],
+        make_suffix: Callable[[], bytes] = secrets.token_bytes,
+    ) -> None:
+        """``clock`` in seconds; ``make_suffix`` gives another one at each call."""
+        self._beliefs = beliefs
+        self._probes = probes
+        self._clock = clock
+        self._make_suffix = make_suffix
+        self._suffix = b""
+        self._writing: dict[bytes, float] = {}
+        self._checkpoints: dict[bytes, tuple[float, int]] = {}  # by the end asked for: since when, and where
+
+    def find(self, request_id: str, names: Sequence[bytes]) -> int | None:
+        fresh = self._beliefs.depth(names, FRESH_SECONDS)
+        if self._beliefs.is_open(names, fresh):
+            asked = names[fresh : fresh + MOST_NAMES]
+            learn = partial(self._learn, names, fresh, len(asked))
+            if self._probes.ask(request_id, asked[-1], rows(asked), learn, suffix=self._suffix):
+                return None
+        return self._beliefs.depth(names)
+
+    def find_checkpoint(
+        self, request_id: str, chain: Sequence[bytes], limit: int, path_to: Callable[[int], Path]
+    ) -> int | None:
+        if limit < 1:
+            return 0
+        key = name_of(chain[limit - 1])
+        since, depth = self._checkpoints.get(key, (-inf, 0))
+        if since < self._clock() - FRESH_SECONDS:
+            first = max(0, limit - MOST_NAMES)
+            names = bag_names(rows(names_of(chain[first:limit])))
+            learn = partial(self._learn_checkpoint, key, first, path_to)
+            if self._probes.ask(request_id, key, names, learn, suffix=self._suffix, is_last_wanted=True):
+                return None
+        if not depth:
+            return 0
+        path = path_to(depth)
+        return depth if self._beliefs.depth(path.names) == len(path.names) else 0
+
+    def answered(self) -> list[str]:
+        return self._probes.answered()
+
+    def depth(self, names: Sequence[bytes]) -> int:
+        return self._beliefs.depth(names)
+
+    def known_depth(self, names: Sequence[bytes]) -> int:
+        return self._beliefs.depth(names, also=self._writing)
+
+    def read(self, names: Sequence[bytes], start: int, stop: int) -> SharedReading:
+        return SharedReading(names[start:stop], start, self._suffix)
+
+    def end_read(self, reading: SharedReading) -> None:
+        """Nothing keeps it there meanwhile."""
+
+    def write(self, names: Sequence[bytes], stop: int, limit: int) -> SharedWriting | None:
+        start = self.known_depth(names[:stop])
+        stop = min(stop, start + limit)
+        while stop > start and names[stop - 1] in self._writing:
+            stop -= 1
+        if start == stop:
+            return None
+        writing = SharedWriting(names[start:stop], start, stop, self._suffix)
+        self._writing.update(dict.fromkeys(writing.names, inf))
+        return writing
+
+    def extents(self, writing: SharedWriting, job_id: int, starts: Ids) -> Extents:
+        skips = np.zeros(len(writing.names), dtype=np.int64)
+        return _extents(writing.names, writing.start, writing.suffix, starts, skips)
+
+    def end_write(self, writing: SharedWriting, *, is_good: bool) -> None:
+        if writing.suffix != self._suffix:
+            return
+        for name in writing.names:
+            self._writing.pop(name, None)
+        if is_good:
+            self._beliefs.believe(writing.names)
+
+    def drop(self, names: Sequence[bytes], index: int) -> None:
+        self._beliefs.deny(names, index)
+
+    def reset(self) -> None:
+        self._suffix = self._make_suffix()
+        self._beliefs.clear()
+        self._writing, self._checkpoints = {}, {}
+
+    def tidy(self) -> None:
+        """Nothing is left to do."""
+
+    def check_invariants(self) -> None:
+        """There are not too many answers."""
+        self._beliefs.check_invariants()
+        assert len(self._checkpoints) <= _MOST_ANSWERS, f"{len(self._checkpoints)} answers are known"
+
+    def _learn(self, names: Sequence[bytes], start: int, num_asked: int, num_found: int) -> None:
+        """Of so many names from ``start`` on, ``num_found`` leading ones are there."""
+        stop = start + num_found
+        self._beliefs.believe(names[:stop])
+        if num_found < num_asked:
+            self._beliefs.deny(names, stop, FRESH_SECONDS)
+
+    def _learn_checkpoint(
+        self, key: bytes, first: int, path_to: Callable[[int], Path], num_found: int
+    ) -> None:
+        """The last bag that is there is that of this position, counted from ``first``."""
+        depth = first + num_found if num_found else 0
+        if depth:
+            names = path_to(depth).names
+            if self._beliefs.are_gone(names):
+                depth = 0  # it is there, and what it takes to go on is not
+            else:
+                self._beliefs.believe(names)
+        if len(self._checkpoints) >= _MOST_ANSWERS:
+            self._checkpoints = {}
+        self._checkpoints[key] = (self._clock(), depth)
+
+
+def _extents(names: Sequence[bytes], start: int, suffix: bytes, starts: Ids, skips: Ids) -> Extents:
+    named, num_extents = rows(names), len(names)
+    generations = np.ones(num_extents, dtype=np.int64)
+    depths = np.arange(start, start + num_extents)
+    return Extents(places_of(named), generations, starts, skips, named, depths=depths, suffix=suffix)
