@@ -130,7 +130,7 @@ class Runner:
         """Whether all threads for that verb hang."""
         late = self._clock() - self._hang_seconds
         movers = [mover for mover in self._movers if mover.verb is verb]
-        return all(mover.since is not None and mover.since < late for mover in movers)
+        return bool(movers) and all(mover.since is not None and mover.since < late for mover in movers)
 
     def poll(self) -> list[MediumEnd]:
         """Jobs that have ended since the last call. Never waits."""
