@@ -66,6 +66,7 @@ STATEFUL = {
     "offload.scheduler.tiers.spills.Spills",
     "offload.scheduler.waiting.Waiting",
     "offload.testing.memory_engine.MemoryEngine",
+    "offload.worker.media.resp_medium.RespMedium",
     "offload.worker.media.runner.Runner",
     "offload.worker.media.seal_log.SealLog",
     "offload.worker.media.slab.SlabMedium",
@@ -111,6 +112,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.worker.media.lane.MediumCopier",  # all it has are the jobs of its medium
     "offload.worker.media.lane.MediumLane",  # it has no state
     "offload.worker.media.lane.ProbeLane",  # the same
+    "offload.worker.media.resp.Connection",  # the kernel's, and bytes that nobody has taken yet
     "offload.worker.media.runner._Mover",  # by Runner: whether it hangs is a matter of time
     "offload.worker.media.runner._Task",  # by Runner
     "offload.worker.media.slab_file.Bounce",  # it has no state but memory that is written before it is read

@@ -1,0 +1,387 @@
+"""A store that speaks RESP, as Valkey and Redis do, below the pool."""
+
+import ctypes
+import hashlib
+import hmac
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from offload.messages import Names
+from offload.worker.media.base import (
+    AbsentError,
+    BadExtentError,
+    Extent,
+    Label,
+    MediumEnd,
+    MediumJob,
+    PoolSlots,
+    Verb,
+    reason_against_named,
+)
+from offload.worker.media.resp import CONNECT_SECONDS, IO_SECONDS, Connection, StoreAddress, StoreError
+from offload.worker.media.runner import Runner
+from offload.worker.media.store_value import HEAD_BYTES, ValueFormat, seals_in
+from offload.worker.seals import Checksums, checksums_of
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+KEY_PREFIX = b"kvo1:"
+"""Of all keys of ours. Behind it come the namespace, the rank, the name, and maybe a suffix."""
+
+_STEP_MS = 10
+"""An extent lives that much shorter than the one before it, so that a store which evicts what expires next
+evicts the ends of chains."""
+_REFRESH_SECONDS = 60.0
+_MOST_REFRESHED = 1 << 16
+_POINTS = 16
+"""Names that a search asks for at once."""
+_BATCH = 256
+"""The same where all are asked for."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RespOptions:
+    """How a store is worked with.
+
+    Attributes:
+        ca_file: certificates that the store's is checked against, with TLS; None: the system's.
+        ttl_seconds: an extent that nobody uses is kept for that long.
+        name_key: names are keyed with it, so that nobody who lists the store can confirm a guess of a prompt;
+            None: they are not.
+        get_threads: that read extents, each with a connection of its own.
+        put_threads: that write them.
+        connect_seconds: a connection takes that long at most.
+        io_seconds: nothing comes, or goes, for that long at most.
+        hang_seconds: a thread that is at an extent for longer hangs.
+    """
+
+    ca_file: str | None = None
+    ttl_seconds: float = 86_400.0
+    name_key: bytes | None = None
+    get_threads: int = 2
+    put_threads: int = 2
+    connect_seconds: float = CONNECT_SECONDS
+    io_seconds: float = IO_SECONDS
+    hang_seconds: float = 10.0
+
+
+class Whose(NamedTuple):
+    """Of whom the bytes are.
+
+    Attributes:
+        namespace: all that must be equal for bytes to be usable, in clear; without the rank.
+        rank: and how many there are, and its share of what they hold alike.
+    """
+
+    namespace: str
+    rank: str
+
+    @property
+    def digest(self) -> bytes:
+        """Of both, 32 bytes."""
+        return hashlib.sha256(f"{self.namespace}\n{self.rank}".encode()).digest()
+
+    @property
+    def prefix(self) -> bytes:
+        """Of its keys."""
+        name = hashlib.sha256(self.namespace.encode()).hexdigest()[:16]
+        return KEY_PREFIX + f"{name}:{self.digest.hex()[:8]}:".encode()
+
+
+class RespMedium:
+    """A ``Medium`` over a store that other engines use, too. The store evicts, and may lose anything.
+
+    A value has a header that says what it is, with a checksum of each slot. A GET receives slots where they
+    belong and checks all of it. What is wrong is deleted there. A PUT of what is there moves no bytes; it
+    makes it live longer, as a use does, once a minute at most.
+
+    What the store does not answer in time is a failed end. A connection that is lost is made anew, with
+    growing pauses, and one line is logged. Nothing is ever scanned or flushed.
+    """
+
+    def __init__(
+        self,
+        address: StoreAddress,
+        pool: PoolSlots,
+        *,
+        whose: Whose,
+        extent_slots: int,
+        options: RespOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the threads. They connect when there is something to do.
+
+        Args:
+            address: of the store.
+            pool: whose slots are moved.
+            whose: of whom the bytes are.
+            extent_slots: slots of the largest extent.
+            options: how to work.
+            clock: in seconds.
+        """
+        self._address = address
+        self._pool = pool
+        self._options = options or RespOptions()
+        self._prefix = whose.prefix
+        self._extent_slots = extent_slots
+        self._format = ValueFormat(whose.digest, pool.slot_bytes, extent_slots)
+        self._clock = clock
+        num_bytes = pool.num_slots * pool.slot_bytes
+        self._memory = memoryview((ctypes.c_uint8 * num_bytes).from_address(pool.address)).cast("B")
+        self._connections: dict[tuple[Verb, int], Connection] = {}
+        self._lock = threading.Lock()
+        self._pause, self._down_until = 0.0, 0.0
+        self._refreshed: dict[bytes, float] = {}  # keys, and when they were made to live longer
+        self._refused: list[MediumEnd] = []
+        self._is_closed = False
+        options = self._options
+        self._runner = Runner(
+            "store",
+            self._move,
+            {Verb.GET: options.get_threads, Verb.PUT: options.put_threads, Verb.PROBE: 1},
+            slot_bytes=pool.slot_bytes,
+            hang_seconds=options.hang_seconds,
+            probe=self._probe,
+            clock=clock,
+        )
+
+    @property
+    def is_off(self) -> bool:
+        return self._is_closed or any(self._runner.hangs(verb) for verb in Verb)
+
+    def submit(self, job: MediumJob) -> None:
+        error = reason_against_named(job, self._pool, self._extent_slots)
+        if error is None:
+            self._runner.submit(job)
+        else:
+            self._refused.append(MediumEnd(job.job_id, 0, error))
+
+    def poll(self) -> list[MediumEnd]:
+        refused, self._refused = self._refused, []
+        return refused + self._runner.poll()
+
+    def close(self, seconds: float) -> bool:
+        self._is_closed = True
+        self._runner.stop()
+        if not self._runner.is_over.wait(seconds):
+            self._runner.cancel()
+        with self._lock:
+            connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            connection.close()
+        return self._runner.is_over.wait(0.1)
+
+    def check_invariants(self) -> None:
+        """Not too much is remembered."""
+        self._runner.check_invariants()
+        assert len(self._refreshed) <= _MOST_REFRESHED, f"{len(self._refreshed)} keys are remembered"
+        assert 0.0 <= self._pause <= _LONGEST_PAUSE, f"a pause of {self._pause} s"
+
+    # On the threads
+
+    def _move(self, verb: Verb, number: int, job: MediumJob, index: int) -> Checksums:
+        extent, label = job.extent(index), job.label(index)
+        assert label.name is not None
+        name = self._name(label.name)
+        move = self._get if verb is Verb.GET else self._put
+        return self._with(verb, number, lambda connection: move(connection, name, extent, label))
+
+    def _probe(self, number: int, job: MediumJob) -> int:
+        assert job.names is not None
+        keys = [self._key(self._name(name), job.suffix) for name in job.names]
+        search = _last_found if job.is_last_wanted else _num_leading
+        return int(self._with(Verb.PROBE, number, lambda connection: search(connection, keys)))
+
+    def _with(self, verb: Verb, number: int, work: Callable[[Connection], T]) -> T:
+        """Work with this thread's connection; once more if it was lost since it was used last."""
+        connection = self._connections.get((verb, number))
+        is_new = connection is None
+        while True:
+            try:
+                if connection is None:
+                    connection = self._connect(verb, number)
+                return work(connection)
+            except (OSError, StoreError) as error:
+                if isinstance(error, StoreError) and connection is not None:
+                    raise BadExtentError(f"{self._address}: {error}") from error
+                self._drop(verb, number)
+                if is_new or isinstance(error, TimeoutError):
+                    self._lost(error)
+                    raise BadExtentError(f"{self._address}: {error or type(error).__name__}") from error
+                connection, is_new = None, True
+
+    def _connect(self, verb: Verb, number: int) -> Connection:
+        if self._clock() < self._down_until:
+            raise BadExtentError(f"{self._address} is gone; it is tried again in a moment")
+        options = self._options
+        connection = Connection(
+            self._address,
+            ca_file=options.ca_file,
+            connect_seconds=options.connect_seconds,
+            io_seconds=options.io_seconds,
+        )
+        with self._lock:
+            self._connections[verb, number] = connection
+            was_gone, self._pause = self._pause > 0, 0.0
+        if was_gone:
+            logger.warning("the store %s is back", self._address)
+        return connection
+
+    def _drop(self, verb: Verb, number: int) -> None:
+        with self._lock:
+            connection = self._connections.pop((verb, number), None)
+        if connection is not None:
+            connection.close()
+
+    def _lost(self, error: Exception) -> None:
+        with self._lock:
+            is_first = not self._pause
+            self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+            self._down_until = self._clock() + self._pause
+        if is_first:
+            logger.warning(
+                "the store %s is gone (%s); it is tried again every %g s at least. Requests are served "
+                "without it",
+                *(self._address, error or type(error).__name__, _LONGEST_PAUSE),
+            )
+
+    def _put(self, connection: Connection, name: bytes, extent: Extent, label: Label) -> Checksums:
+        seals = extent.seals
+        assert seals is not None
+        key, life = self._key(name, label.suffix), self._life(label.depth)
+        self._check(extent, seals, "the pool's bytes have changed since they were sealed")
+        if self._is_refreshed(key):
+            is_there = connection.call(b"EXISTS", key) == 1
+        else:
+            is_there = connection.call(b"PEXPIRE", key, life) == 1
+        if not is_there:
+            header = self._format.header(name, seals)
+            slots = [self._slot(slot) for slot in extent.slots.tolist()]
+            num_bytes = len(header) + len(slots) * self._pool.slot_bytes
+            begin = b"*6\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s" % (len(key), key, num_bytes, header)
+            end = b"\r\n$2\r\nNX\r\n$2\r\nPX\r\n$%d\r\n%s\r\n" % (len(life), life)
+            connection.send_raw([begin, *slots, end])
+            connection.reply()
+        self._note_refreshed(key)
+        return seals
+
+    def _get(self, connection: Connection, name: bytes, extent: Extent, label: Label) -> Checksums:
+        key = self._key(name, label.suffix)
+        if self._is_refreshed(key):
+            connection.send([(b"GET", key)])
+        else:
+            connection.send([(b"GETEX", key, b"PX", self._life(label.depth))])
+        length = connection.bulk()
+        if length is None:
+            raise AbsentError("it is not there")
+        try:
+            seals = self._receive(connection, length, name, extent)
+            self._check(extent, seals, "a checksum differs")
+        except BadExtentError:
+            connection.call(b"DEL", key)
+            raise
+        self._note_refreshed(key)
+        return seals
+
+    def _receive(self, connection: Connection, length: int, name: bytes, extent: Extent) -> Checksums:
+        """Read a value into its slots. Whatever is wrong with it, all of it is read."""
+        left = length
+        try:
+            head = bytearray(min(length, HEAD_BYTES))
+            connection.receive_into(memoryview(head))
+            left -= len(head)
+            num_slots = self._format.num_slots(bytes(head), length, name)
+            rest = bytearray(8 * num_slots + 8)  # seals, and a checksum
+            connection.receive_into(memoryview(rest))
+            left -= len(rest)
+            seals = seals_in(bytes(head), bytes(rest))[extent.skip :][: len(extent.slots)]
+            if len(seals) < len(extent.slots):
+                raise BadExtentError(
+                    f"it has {num_slots} slots, {len(extent.slots)} behind {extent.skip} asked"
+                )
+            if extent.seals is not None and not np.array_equal(seals, extent.seals):
+                raise BadExtentError("it has other bytes")
+        except BadExtentError:
+            connection.discard(left)
+            connection.end_bulk()
+            raise
+        slot_bytes = self._pool.slot_bytes
+        connection.discard(extent.skip * slot_bytes)
+        for slot in extent.slots.tolist():
+            connection.receive_into(self._slot(slot))
+        connection.discard(left - (extent.skip + len(extent.slots)) * slot_bytes)
+        connection.end_bulk()
+        return seals
+
+    def _check(self, extent: Extent, seals: Checksums, error: str) -> None:
+        addresses = self._pool.addresses(extent.slots)
+        if not np.array_equal(checksums_of(addresses[:, None], [self._pool.slot_bytes]), seals):
+            raise BadExtentError(error)
+
+    def _slot(self, slot: int) -> memoryview:
+        start = slot * self._pool.slot_bytes
+        return self._memory[start : start + self._pool.slot_bytes]
+
+    def _name(self, name: Names) -> bytes:
+        plain = name.tobytes()
+        key = self._options.name_key
+        return plain if key is None else hmac.digest(key, plain, "sha256")
+
+    def _key(self, name: bytes, suffix: bytes) -> bytes:
+        key = self._prefix + name.hex().encode()
+        return key + b":" + suffix.hex().encode() if suffix else key
+
+    def _life(self, depth: int) -> bytes:
+        """Milliseconds that an extent is to live."""
+        most = int(self._options.ttl_seconds * 1000)
+        return b"%d" % max(most - _STEP_MS * depth, most // 2, 1)
+
+    def _is_refreshed(self, key: bytes) -> bool:
+        return self._clock() < self._refreshed.get(key, float("-inf")) + _REFRESH_SECONDS
+
+    def _note_refreshed(self, key: bytes) -> None:
+        if self._is_refreshed(key):
+            return
+        if len(self._refreshed) >= _MOST_REFRESHED - len(self._connections):
+            self._refreshed = {}
+        self._refreshed[key] = self._clock()
+
+
+def _num_leading(connection: Connection, keys: list[bytes]) -> int:
+    """How many leading ones are there, if none is behind one that is not. A few round trips."""
+    low, high = 0, len(keys)  # so many are there; so many may be
+    while low < high:
+        points = sorted({low + (high - low) * step // _POINTS for step in range(1, _POINTS + 1)})
+        points = [point for point in points if point > low]
+        for point, is_there in zip(
+            points, _exist(connection, [keys[each - 1] for each in points]), strict=True
+        ):
+            if not is_there:
+                high = point - 1
+                break
+            low = point
+    return low
+
+
+def _last_found(connection: Connection, keys: list[bytes]) -> int:
+    """How many there are up to the last that is there, looked for from the end."""
+    for stop in range(len(keys), 0, -_BATCH):
+        start = max(0, stop - _BATCH)
+        found = np.flatnonzero(_exist(connection, keys[start:stop]))
+        if len(found):
+            return start + int(found[-1]) + 1
+    return 0
+
+
+def _exist(connection: Connection, keys: list[bytes]) -> list[bool]:
+    connection.send([(b"EXISTS", key) for key in keys])
+    return [connection.reply() == 1 for _ in keys]

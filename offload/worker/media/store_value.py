@@ -1,0 +1,75 @@
+"""What a store keeps of an extent: a header that says what it is, and the bytes of its slots."""
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from offload.worker.media.base import BadExtentError
+from offload.worker.seals import Checksums
+
+_HEAD = struct.Struct("<4sHHI32s32s")
+"""Magic, version, slots, bytes of a slot, digest of the namespace, name. Seals follow, then a checksum."""
+_MAGIC, _VERSION = b"KVOX", 1
+
+HEAD_BYTES = _HEAD.size
+"""Of the part of a header that says how long the rest is."""
+
+
+class ValueFormat(NamedTuple):
+    """Of the values of one namespace and rank.
+
+    Attributes:
+        digest: of the namespace, with the rank; 32 bytes.
+        slot_bytes: of one slot.
+        extent_slots: slots of the largest extent.
+    """
+
+    digest: bytes
+    slot_bytes: int
+    extent_slots: int
+
+    def header(self, name: bytes, seals: Checksums) -> bytes:
+        """That of an extent with these slots."""
+        head = _HEAD.pack(_MAGIC, _VERSION, len(seals), self.slot_bytes, self.digest, name)
+        content = head + seals.astype("<u8").tobytes()
+        return content + _checksum(content)
+
+    def num_slots(self, head: bytes, length: int, name: bytes) -> int:
+        """Slots of a value of so many bytes that begins like that.
+
+        Raises:
+            BadExtentError: it is not the extent of that name.
+        """
+        if len(head) < _HEAD.size:
+            raise BadExtentError(f"it has {length} bytes")
+        magic, version, num_slots, slot_bytes, digest, its_name = _HEAD.unpack(head)
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise BadExtentError(f"it is of format {magic!r} {version}")
+        if digest != self.digest or its_name != name:
+            raise BadExtentError("it is another extent, or of another namespace")
+        is_ours = slot_bytes == self.slot_bytes and num_slots <= self.extent_slots
+        if not is_ours or length != value_bytes(num_slots, slot_bytes):
+            raise BadExtentError(f"{num_slots} slots of {slot_bytes} bytes in {length}")
+        return int(num_slots)
+
+
+def seals_in(head: bytes, rest: bytes) -> Checksums:
+    """Those in the rest of a header.
+
+    Raises:
+        BadExtentError: the header is not as it was written.
+    """
+    if _checksum(head + rest[:-8]) != rest[-8:]:
+        raise BadExtentError("the checksum of its header differs")
+    return np.frombuffer(rest[:-8], dtype="<u8").astype(np.uint64)
+
+
+def value_bytes(num_slots: int, slot_bytes: int) -> int:
+    """Bytes of a value of so many slots."""
+    return _HEAD.size + 8 * num_slots + 8 + num_slots * slot_bytes
+
+
+def _checksum(content: bytes) -> bytes:
+    return xxhash.xxh3_64_intdigest(content).to_bytes(8, "little")
