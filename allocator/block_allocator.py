@@ -5,7 +5,7 @@ from typing import Any
 
 from allocator.bags import BagState
 from allocator.conservation import check_leaves, check_slots
-from allocator.errors import CapacityError, ChainError
+from allocator.errors import ChainError
 from allocator.events import EventLog
 from allocator.node import Node, Pin, Place
 from allocator.pins import Pins
@@ -14,7 +14,7 @@ from allocator.plans import Event, Hit, StorePlan, UncachedRun
 from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
 from allocator.room import Room
-from allocator.slot_pool import SlotPool, SlotState
+from allocator.slot_pool import SlotPool, SlotState, check_sizes
 from allocator.store_plans import StorePlans
 from allocator.uncached import UncachedBlocks
 from evictor import EvictionPolicy, KeepHints, LruPolicy
@@ -46,6 +46,7 @@ class CpuOffloadingBlockAllocator:
         policy: EvictionPolicy[Any] | None = None,
         record_events: bool = False,
         bag_reach: int = 1,
+        admits_all: bool = False,
     ) -> None:
         """Make an empty pool.
 
@@ -58,11 +59,12 @@ class CpuOffloadingBlockAllocator:
                 requests are heeded by a ``HintedPolicy``.
             record_events: keep events of positions and bags for ``take_events``.
             bag_reach: positions before a checkpoint whose hashes ``BagStored`` has.
+            admits_all: evict for whatever is to be stored, even if the policy thinks it worth less.
 
         Raises:
             CapacityError: a capacity too small for a position and a bag, or neither columns nor bags.
         """
-        _check_sizes(capacity, columns, bag_slots)
+        check_sizes(capacity, columns, bag_slots)
         self._pool = SlotPool(capacity)
         self._bag_slots = bag_slots
         self._tree = PrefixTree(columns, has_checkpoints=bag_slots > 0)
@@ -71,7 +73,7 @@ class CpuOffloadingBlockAllocator:
         self._ranking = Ranking(self._tree, self._policy, self._log)
         self._uncached = UncachedBlocks()
         self._stores = StorePlans(self._tree, self._ranking, self._pool)
-        self._room = Room(self._tree, self._ranking, self._pool, self._policy, self._log)
+        self._room = Room(self._tree, self._ranking, self._pool, self._policy, self._log, admits_all)
         self._pins = Pins(self._tree, self._ranking, self._pool, self._policy, self._room)
         self._planning = Planning(
             self._tree, self._ranking, self._pool, self._policy, self._room, self._stores
@@ -292,6 +294,13 @@ class CpuOffloadingBlockAllocator:
         elif node is not None:
             self._room.remove_bag(node, plan.stop, BagState.FILLING)
 
+    def coldest(self, num_slots: int, most: int) -> list[bytes]:
+        """Last hashes of leaves that would go next, in order: ``most``, or those that have so many slots.
+
+        Of leaves that are worth the same, others may go first afterwards. O(log n) for each.
+        """
+        return [leaf.hash_at(len(leaf) - 1) for leaf in self._ranking.coldest(num_slots, most)]
+
     def evict(self, num_slots: int) -> int:
         """Evict until ``num_slots`` more are free or nothing is evictable; return how many became free.
 
@@ -388,12 +397,3 @@ class CpuOffloadingBlockAllocator:
 def _check_full(num_full: int, chain: Sequence[bytes]) -> None:
     if not 0 <= num_full <= len(chain):
         raise ChainError(f"{num_full} full blocks do not fit {len(chain)} prefix hashes")
-
-
-def _check_sizes(capacity: int, columns: int, bag_slots: int) -> None:
-    if columns < 1 and bag_slots < 1:
-        raise CapacityError(f"{columns} columns and bags of {bag_slots} slots: nothing is ever stored")
-    if 0 < capacity < columns + bag_slots and bag_slots:
-        raise CapacityError(
-            f"a pool of {capacity} slots cannot hold a position of {columns} and a bag of {bag_slots}"
-        )

@@ -117,6 +117,17 @@ class Ranking(Caller[Node]):
         leaf = admission.choose(newcomer)
         return None if leaf is None else self._bite(leaf, self._tree.bite(leaf, num_slots, slack), growing)
 
+    def coldest(self, num_slots: int, most: int) -> list[Node]:
+        """See ``CpuOffloadingBlockAllocator.coldest``."""
+        found: list[Node] = []
+        while num_slots > 0 and len(found) < most and (leaf := self._policy.choose()) is not None:
+            self._policy.leave(leaf)
+            found.append(leaf)
+            num_slots -= leaf.weight
+        for leaf in found:
+            self._policy.enter(leaf)
+        return found
+
     def trim_loose(self, growing: Node | None = None) -> Removed | None:
         """What is behind the last checkpoint of a leaf, where nobody goes on; None if there is no more.
 

@@ -22,8 +22,15 @@ class Room:
     """
 
     def __init__(
-        self, tree: PrefixTree, ranking: Ranking, pool: SlotPool, policy: EvictionPolicy[Node], log: EventLog
+        self,
+        tree: PrefixTree,
+        ranking: Ranking,
+        pool: SlotPool,
+        policy: EvictionPolicy[Node],
+        log: EventLog,
+        admits_all: bool,
     ) -> None:
+        self._admits_all = admits_all
         self._tree = tree
         self._ranking = ranking
         self._pool = pool
@@ -64,7 +71,8 @@ class Room:
             if self._pool.num_free < stop * self._tree.columns + of_bag:
                 weight = (stop - start) * self._tree.columns + of_bag
                 newcomer = Newcomer(parent, hashes[start], stop - start, weight)
-                self.make(stop * self._tree.columns + of_bag, newcomer, admission, parent)
+                asks = None if self._admits_all else newcomer
+                self.make(stop * self._tree.columns + of_bag, asks, admission, parent)
                 if self._pool.num_free < stop * self._tree.columns + of_bag:
                     break
         needed = len(hashes) * self._tree.columns + num_bag

@@ -109,3 +109,13 @@ def flat(slots: Slots) -> Slots:
     """All slots of an array of rows, without the absent columns."""
     row = slots.reshape(-1)
     return row if slots.ndim == 1 or slots.shape[1] == 1 else row[row >= 0]
+
+
+def check_sizes(capacity: int, columns: int, bag_slots: int) -> None:
+    """Refuse a pool that holds nothing. Raises CapacityError."""
+    if columns < 1 and bag_slots < 1:
+        raise CapacityError(f"{columns} columns and bags of {bag_slots} slots: nothing is ever stored")
+    if 0 < capacity < columns + bag_slots and bag_slots:
+        raise CapacityError(
+            f"a pool of {capacity} slots cannot hold a position of {columns} and a bag of {bag_slots}"
+        )

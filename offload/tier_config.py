@@ -20,9 +20,10 @@ class Admit(StrEnum):
     """What is written to a tier."""
 
     ALL = "all"
-    """All that is stored in the pool."""
+    """All that requests leave in the pool, at once."""
     POLICY = "policy"
-    """The same while the tier has room, then what its eviction policy thinks worth more than what it has."""
+    """The same while the tier has room. Then what the pool is about to evict, where the tier's own eviction
+    policy thinks it worth more than what would go."""
     SECOND_USE = "second-use"
     """What was asked for before."""
 

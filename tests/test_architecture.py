@@ -58,6 +58,7 @@ STATEFUL = {
     "offload.scheduler.stores.Stores",
     "offload.scheduler.tiers.beliefs.Beliefs",
     "offload.scheduler.tiers.budget.WriteBudget",
+    "offload.scheduler.tiers.cold_end.ColdEnd",
     "offload.scheduler.tiers.directory.Directory",
     "offload.scheduler.tiers.fetches.Fetches",
     "offload.scheduler.tiers.pace.Pace",
@@ -101,7 +102,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.tiers.fetch.Batch",  # by Fetches
     "offload.scheduler.tiers.fetch.Fetch",  # by Fetches
     "offload.scheduler.tiers.probes.Question",  # by Probes
-    "offload.scheduler.tiers.spills.Chain",  # by Spills
+    "offload.scheduler.tiers.cold_end.Chain",  # by Spills
     "offload.scheduler.tiers.spills.Spill",  # by Spills
     "offload.testing.memory_engine.MemoryBlock",  # by MemoryEngine
     "offload.testing.memory_engine.MemoryRequest",  # plain data; whoever schedules changes it

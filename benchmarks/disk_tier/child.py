@@ -29,11 +29,12 @@ def _make(has_tier: bool, num_tokens: int, num_slots: int) -> Any:
     from offload.scheduler.tiers.tier import TierLimits
     from offload.testing.media.faulty import MediumFault
     from offload.testing.virtual.tier import VirtualTier
+    from offload.tier_config import Admit
 
     logging.disable(logging.WARNING)
     places = ()
     if has_tier:  # it is asked, and nothing is ever asked for a second time
-        nothing = TierLimits(second_use=True)
+        nothing = TierLimits(admit=Admit.SECOND_USE)
         tier = VirtualTier(
             num_slots, positions=POSITIONS, limits=nothing, choose=lambda job: MediumFault.LOSE
         )

@@ -15,7 +15,7 @@ from offload.messages import POOL, Route, TierFacts
 from offload.scheduler.common import Common
 from offload.scheduler.flow import Below
 from offload.scheduler.tiers.tier import TierLimits, make_tier
-from offload.tier_config import Admit, DiskConfig
+from offload.tier_config import DiskConfig
 from offload.vllm.groups import shape_of
 from offload.vllm.namespace import namespace_of
 from offload.vllm.places import Place
@@ -74,7 +74,7 @@ def _make_flows(
     common: Common,
     facts: Sequence[TierFacts],
 ) -> Below:
-    limits = TierLimits(policy, tier.admit is Admit.SECOND_USE, tier.bytes_per_day)
+    limits = TierLimits(policy, tier.admit, tier.bytes_per_day)
     return make_tier(spill, fetch, common, facts, limits)
 
 

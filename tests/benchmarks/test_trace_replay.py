@@ -13,6 +13,7 @@ import pytest
 from benchmarks.common import report
 from benchmarks.trace_replay import __main__ as trace_replay
 from benchmarks.trace_replay import policies, rows
+from benchmarks.trace_replay.below import ALONE, BUDGET, ONE_POOL
 from benchmarks.trace_replay.native import NativePool
 from benchmarks.trace_replay.policies import find_policy, known_names
 from benchmarks.trace_replay.prefill import PrefillModel
@@ -305,3 +306,34 @@ def test_what_is_refused(
     write(tmp_path / "short.jsonl", [request(0.0)])
     (tmp_path / "bad.jsonl").write_text("no\n")
     assert message in refusal(trace_replay, *arguments)
+
+
+def test_a_tier_below_the_pool(tmp_path: Path, run: Run) -> None:
+    path = write(tmp_path / "a_trace.jsonl", list(conversations(0)))
+    found, meta, out, _ = run(trace_replay, "--trace", str(path), "--capacity", "0.1,1", "--tier", "2,20")
+    assert meta["settings"]["tier"] == [2.0, 20.0]
+    assert "written per served" in out
+    by_place: dict[tuple[float, float], dict[str, Row]] = {}
+    for row in found:
+        by_place.setdefault((row["capacity_fraction"], row["tier_pools"]), {})[row["admit"]] = row
+    assert list(by_place) == [(0.1, 2.0), (0.1, 20.0), (1.0, 2.0), (1.0, 20.0)]
+    [whole] = run(trace_replay, "--trace", str(path), "--capacity", "1", "--policy", "default").rows
+    for (fraction, times), same in by_place.items():
+        assert list(same) == [ALONE, ONE_POOL, "all", "policy", "second-use", BUDGET]
+        assert same[ALONE]["written_blocks"] == same[ONE_POOL]["fetched_blocks"] == 0
+        for name in ("all", "policy", "second-use", BUDGET):
+            row = same[name]
+            assert same[ALONE]["hit_rate"] - 0.02 <= row["hit_rate"] <= whole["hit_rate"]
+            served = row["tier_rate"] * whole["accessed_blocks"]
+            assert served <= row["fetched_blocks"] + 1
+            if row["written_per_served"] is not None:
+                assert row["written_per_served"] == pytest.approx(row["written_blocks"] / served, rel=1e-3)
+        if fraction == 1:
+            assert {row["hit_rate"] for row in same.values()} == {whole["hit_rate"]}
+        elif times == 20:  # pool and tier have room for all
+            assert same["all"]["hit_rate"] == same["policy"]["hit_rate"] > same[ALONE]["hit_rate"]
+            assert same["second-use"]["written_blocks"] < same["policy"]["written_blocks"]
+
+
+def test_what_a_tier_is_refused(refusal: Refusal) -> None:
+    assert "--tier: 0: must be" in refusal(trace_replay, "--tier", "0").replace("'0'", "0")

@@ -15,6 +15,7 @@ from offload.testing.media.store import MemoryStore
 from offload.testing.virtual import MODELS, VirtualSettings
 from offload.testing.virtual.run import run_seed
 from offload.testing.virtual.store import FETCH, PROBE, SPILL, VirtualStore
+from offload.tier_config import Admit
 from offload.worker.media.base import MediumJob, Verb
 from tests.seeds import OTHER_SEEDS
 from tests.virtual.driver import come_to_rest, forget_gpu, step_until, tokens, watch
@@ -382,7 +383,7 @@ def random_history(seed: int) -> VirtualStore:
 
     tier = VirtualStore(
         positions=rng.choice([1, 2, 4]),
-        limits=TierLimits(second_use=rng.random() < 0.3, least_tokens=4),
+        limits=TierLimits(admit=rng.choice(list(Admit)), least_tokens=4),
         choose=choose,
         disturb=disturb,
         stuck_polls=50,

@@ -13,6 +13,7 @@ from offload.testing.media.faulty import MediumFault
 from offload.testing.virtual import MODELS, VirtualEngine, VirtualSettings
 from offload.testing.virtual.run import run_seed
 from offload.testing.virtual.tier import FETCH, SPILL, VirtualTier
+from offload.tier_config import Admit
 from offload.worker.media.base import MediumJob, Verb
 from tests.seeds import OTHER_SEEDS
 from tests.virtual.driver import come_to_rest, forget_gpu, serve, step_until, tokens, watch
@@ -264,13 +265,49 @@ def test_a_full_tier_evicts(tiered: Tiered) -> None:
 
 
 def test_second_use_writes_what_is_asked_for_again() -> None:
-    tiered = Tiered(limits=LIMITS._replace(second_use=True))
+    tiered = Tiered(limits=LIMITS._replace(admit=Admit.SECOND_USE))
     tiered.ask()
     assert not tiered.tier.spills._directory.num_used
     forget_gpu(tiered.engine)
     tiered.ask()
     tiered.evict()
     assert tiered.ask() == len(PROMPT) - WHOLE
+    tiered.engine.close()
+
+
+def test_the_policy_of_a_tier_hears_of_a_request_once(tiered: Tiered) -> None:
+    uses: list[int] = []
+    directory = tiered.tier.spills._directory
+    directory.touch = lambda names: uses.append(len(names))  # type: ignore[method-assign]
+    tiered.ask()
+    tiered.evict()
+    uses.clear()
+    tiered.ask()
+    assert tiered.counts[FETCH]
+    tiered.ask(tokens(63 * BLOCK, first=30))
+    assert uses == [15, 15], "what it has, and what it has not"
+
+
+@pytest.mark.parametrize("admit", Admit)
+def test_a_full_tier_takes_what_the_pool_is_about_to_evict(admit: Admit) -> None:
+    limits = LIMITS._replace(policy="lru", admit=admit, bytes_per_day=1e12)
+    tiered = Tiered(num_places=20, limits=limits, eviction_policy="lru")
+    prompts = [tokens(20 * BLOCK + 2, first=first) for first in range(20)]
+    spills = tiered.tier.spills
+
+    def num_below(prompt: list[int]) -> int:
+        request = serve(tiered.engine, prompt)
+        forget_gpu(tiered.engine)
+        return spills._directory.depth(spills._grid.names(request.block_hashes))
+
+    for prompt in prompts[:8]:
+        for _ in range(2):
+            num_below(prompt)
+    assert not spills._directory.has_room
+    at_once = [num_below(prompt) for prompt in prompts[8:]]
+    assert at_once == [5 if admit is Admit.ALL else 0] * 12
+    # the pool has the last four and a little, and with ``ALL`` the tier has the same four
+    assert (tiered.ask(prompts[-5]) == 2) is (admit is Admit.POLICY)
     tiered.engine.close()
 
 
@@ -315,7 +352,7 @@ def random_history(seed: int) -> VirtualTier:
         rng.choice([6, 60]),
         positions=rng.choice([1, 2, 4]),
         limits=TierLimits(
-            rng.choice(["hazard", "lru"]), rng.random() < 0.3, rng.choice([None, 1e5]), least_tokens=4
+            rng.choice(["hazard", "lru"]), rng.choice(list(Admit)), rng.choice([None, 1e5]), least_tokens=4
         ),
         choose=choose,
         stuck_polls=50,

@@ -36,6 +36,10 @@ class Contents(Protocol):
     def num_used(self) -> int | None:
         """Extents that it keeps; None: nobody knows."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether nothing has to go for what is written."""
+
     def find(self, request_id: str, names: Sequence[bytes]) -> int | None:
         """How many leading extents it has, for that request; None: not known yet, ask again in a step."""
 
@@ -44,6 +48,9 @@ class Contents(Protocol):
     ) -> int | None:
         """The deepest checkpoint within the first ``limit`` positions of which it has all; 0: none; None: see
         ``find``. ``path_to`` gives the extents that it takes to go on at a depth."""
+
+    def touch(self, names: Sequence[bytes]) -> None:
+        """A request asks for these. Once for each request."""
 
     def answered(self) -> list[str]:
         """Requests of which more is known since the last call."""

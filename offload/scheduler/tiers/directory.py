@@ -59,6 +59,7 @@ class Directory:
         clock: Callable[[], float],
         has_bags: bool = False,
         is_hollow: bool = False,
+        admits_all: bool = False,
     ) -> None:
         """Know again what all ranks have kept.
 
@@ -68,6 +69,7 @@ class Directory:
             clock: in seconds.
             has_bags: some extents are of bags.
             is_hollow: all are.
+            admits_all: whatever is to be written is; else what the policy thinks worth less stays out.
         """
         self._has_bags = has_bags
         self._is_hollow = is_hollow
@@ -77,6 +79,7 @@ class Directory:
         """Whether a reset has been: what is written is of this life only."""
         self._policy = policy
         self._clock = clock
+        self._admits_all = admits_all
         self._generations: Ids = np.zeros(self.num_places, dtype=np.int64)
         self._begin(np.arange(self.num_places))
         self._recover(facts)
@@ -98,10 +101,7 @@ class Directory:
 
     def find(self, request_id: str, names: Sequence[bytes]) -> int:
         """How many leading extents it has, for that request. O(log n), and O(segments)."""
-        depth = self.depth(names)
-        if depth:
-            self.touch(names)
-        return depth
+        return self.depth(names)
 
     def find_checkpoint(
         self, request_id: str, chain: Sequence[bytes], limit: int, path_to: Callable[[int], Path]
@@ -114,7 +114,6 @@ class Directory:
         if self.depth(names) < len(names):
             self.forget_end(chain[depth - 1])
             return 0
-        self.touch(names)
         return depth
 
     def answered(self) -> list[str]:
@@ -209,7 +208,9 @@ class Directory:
         self._is_untidy = False
         self._ends: dict[bytes, None] = {}
         self._allocator: CpuOffloadingBlockAllocator = CpuOffloadingBlockAllocator(
-            self.num_places, policy=make_policy(self._policy, self.num_places, self._clock)
+            self.num_places,
+            policy=make_policy(self._policy, self.num_places, self._clock),
+            admits_all=self._admits_all,
         )
 
     def _note(self, plan: StorePlan) -> None:

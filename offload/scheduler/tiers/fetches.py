@@ -87,7 +87,7 @@ class Fetches:
             self._unsure[request_id] = (request, hints)
             return
         num_usable = self._num_usable(request, chain, 0)
-        self._spills.arrived(request_id, max(num_usable, stop))
+        self._note(request_id, chain, max(num_usable, stop), stop)
         if not stop or self._common.engine.has(chain[stop - 1]):
             return
         room = self._common.allocator.capacity // _POOL_SHARE - sum(self._ahead.values())
@@ -113,7 +113,7 @@ class Fetches:
             if stop is None:
                 return COMING
             self._unsure.pop(request_id, None)
-            self._spills.arrived(request_id, max(num_usable, stop))
+            self._note(request_id, chain, max(num_usable, stop), stop)
             wish = self._wishes[request_id] = Wish(stop, -1)
         # a checkpoint comes at its end, plain blocks one after the other
         awaited = wish.stop - 1 if self._has_bags else max(num_usable, first)
@@ -210,6 +210,14 @@ class Fetches:
             return None if depth is None else min(depth * self._grid.positions, limit)
         limit = min(limit, (request.num_tokens - 1) // size)
         return directory.find_checkpoint(request_id, chain, limit, partial(self._path, chain))
+
+    def _note(self, request_id: str, chain: Sequence[bytes], num_there: int, stop: int) -> None:
+        """Once for each request: it uses what the tier has of its chain, and would have used the rest."""
+        if self._spills.arrived(request_id, num_there):
+            if not self._has_bags:
+                self._directory.touch(self._grid.names(chain))
+            elif stop:
+                self._directory.touch(self._path(chain, stop).names)
 
     def _path(self, chain: Sequence[bytes], stop: int) -> Path:
         return self._grid.path(chain, stop, self._common.engine.groups.num_in_bag(stop))

@@ -1,8 +1,8 @@
 """The flow from the pool into a tier."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,37 +13,19 @@ from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, Step
 from offload.scheduler.flow import Job, Progress
 from offload.scheduler.tiers.budget import WriteBudget
+from offload.scheduler.tiers.cold_end import MOST_POOLS, Chain, ColdEnd
 from offload.scheduler.tiers.contents import Contents, Writing
 from offload.scheduler.tiers.names import Grid, Path
+from offload.tier_config import Admit
 
 MOST_BYTES = 64 << 20
 """In flight, on all ranks together."""
 
 _JOB_BYTES = 16 << 20
-_MOST_POOLS = 4
-"""Positions of chains that wait to be looked at, in sizes of the pool."""
-_LOOKS = 8
 _LOOKED_AT = 8
 """Chains looked at in one step."""
 _BUSY_SECONDS = 1.0
 """The engine steps on that long for what is yet to be spilled, when nobody else needs it to."""
-
-
-@dataclass(slots=True, eq=False)
-class Chain:
-    """What may be spilled of a request that is over.
-
-    Attributes:
-        hashes: its prefix hashes.
-        limits: depths within which the last checkpoint is of use.
-        num_looks: how often it is looked at although nothing of it is on its way.
-        paths: by depth.
-    """
-
-    hashes: Sequence[bytes]
-    limits: tuple[int, ...]
-    num_looks: int = _LOOKS
-    paths: dict[int, Path] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,8 +49,10 @@ class Spills:
     """What requests have left in the pool is written below it, in chain order, bit by bit.
 
     A request's chain is looked at when it is over, and again until all of it that is in the pool is in the
-    tier, too, or the tier takes no more of it. The oldest chains come first. So the cold end of the pool is
-    written below, and the pool evicts without waiting. Where there are too many, the oldest are forgotten.
+    tier, too, or the tier takes no more of it. The oldest chains come first. Where there are too many, the
+    oldest are forgotten. By ``Admit.POLICY``, a full tier is not given what may be used again before the pool
+    evicts it: such a chain waits until that is about to happen. So the cold end of the pool is written below,
+    and the pool evicts without waiting.
     """
 
     def __init__(
@@ -79,7 +63,7 @@ class Spills:
         grid: Grid,
         budget: WriteBudget,
         *,
-        second_use: bool,
+        admit: Admit,
     ) -> None:
         """Begin with nothing to spill.
 
@@ -89,7 +73,7 @@ class Spills:
             directory: of the tier.
             grid: how chains are cut.
             budget: what may be written.
-            second_use: whether to write only what was asked for before.
+            admit: what is written.
         """
         self.route = route
         self.breaker = CircuitBreaker(f"copies into the {route.target} tier", common.clock)
@@ -97,7 +81,10 @@ class Spills:
         self._directory = directory
         self._grid = grid
         self._budget = budget
-        self._second_use = second_use
+        self._second_use = admit is Admit.SECOND_USE
+        # an inner checkpoint is no end of the pool's: it is written at once
+        self._may_wait = admit is Admit.POLICY and not common.engine.groups.has_bags
+        self._cold_end = ColdEnd(common.allocator)
         self._chains: OrderedDict[bytes, Chain] = OrderedDict()  # by the last hash
         self._used_before: dict[str, int] = {}  # of requests: positions that were there when they came
         self._num_waiting = 0  # positions of these
@@ -105,11 +92,19 @@ class Spills:
         self._busy_until = -1.0
         self._show()
 
-    def arrived(self, request_id: str, num_positions: int) -> None:
-        """A request has come that has so many leading positions in the pool, or below."""
-        self._used_before.setdefault(request_id, num_positions)
+    def arrived(self, request_id: str, num_positions: int) -> bool:
+        """A request has come that has so many leading positions in the pool, or below.
+
+        Returns whether that is new.
+        """
+        if request_id in self._used_before:
+            return False
+        self._used_before[request_id] = num_positions
+        return True
 
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
+        for chain in self._cold_end.due():
+            self._put(chain)
         if not self._chains:
             return []
         orders: list[Order] = []
@@ -134,7 +129,11 @@ class Spills:
         stop = min(num_before, len(chain)) if self._second_use else len(chain)
         if stop and hints.store and hints.keep:
             prompt = min(request.num_prompt_tokens // common.block_size, stop)
-            self._put(Chain(chain[:stop], (prompt, stop)))
+            left = Chain(chain[:stop], (prompt, stop))
+            if self._may_wait and not self._directory.has_room:
+                self._cold_end.add(left)
+                return []
+            self._put(left)
             self._busy_until = common.clock() + _BUSY_SECONDS
         return []
 
@@ -164,6 +163,7 @@ class Spills:
 
     def reset(self) -> list[int]:
         self._chains.clear()
+        self._cold_end.clear()
         self._num_waiting = 0
         self._directory.reset()
         self._show()
@@ -184,6 +184,7 @@ class Spills:
         """What is in flight is counted, and the directory agrees with itself."""
         self._directory.check_invariants()
         self._budget.check_invariants()
+        self._cold_end.check_invariants()
         in_flight = sum(job.task.num_bytes for job in self._common.ledger.of(self))
         assert in_flight == self._num_bytes, f"{in_flight} bytes in flight, {self._num_bytes} counted"
         waiting = sum(len(chain.hashes) for chain in self._chains.values())
@@ -203,7 +204,7 @@ class Spills:
         self._forget(chain.hashes[-1])
         self._chains[chain.hashes[-1]] = chain
         self._num_waiting += len(chain.hashes)
-        while self._num_waiting > _MOST_POOLS * self._common.allocator.capacity:
+        while self._num_waiting > MOST_POOLS * self._common.allocator.capacity:
             self._forget(next(iter(self._chains)))
 
     def _forget(self, name: bytes) -> None:

@@ -18,6 +18,7 @@ from offload.scheduler.tiers.pace import Pace
 from offload.scheduler.tiers.probes import Probes
 from offload.scheduler.tiers.shared import SharedDirectory
 from offload.scheduler.tiers.spills import Spills
+from offload.tier_config import Admit
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +31,13 @@ class TierLimits(NamedTuple):
 
     Attributes:
         policy: name of its eviction policy.
-        second_use: whether only what was asked for before is written.
+        admit: what is written.
         bytes_per_day: that are written; None: as many as it holds.
         least_tokens: fewer are not worth a fetch.
     """
 
     policy: str = DEFAULT_POLICY
-    second_use: bool = False
+    admit: Admit = Admit.POLICY
     bytes_per_day: float | None = None
     least_tokens: int = LEAST_TOKENS
 
@@ -56,6 +57,7 @@ def make_tier(
         clock=common.clock,
         has_bags=common.engine.groups.has_bags,
         is_hollow=not grid.columns,
+        admits_all=limits.admit is not Admit.POLICY,
     )
     extent_bytes = grid.slots * common.slot_bytes
     if directory.num_used:
@@ -66,7 +68,7 @@ def make_tier(
     tier_bytes = directory.num_places * extent_bytes
     budget = WriteBudget(limits.bytes_per_day or tier_bytes, tier_bytes, common.clock)
     budget.take(directory.num_used * extent_bytes)
-    spills = Spills(spill, common, directory, grid, budget, second_use=limits.second_use)
+    spills = Spills(spill, common, directory, grid, budget, admit=limits.admit)
     pace = Pace(common.clock)
     fetches = Fetches(fetch, common, directory, grid, spills, pace, least_tokens=limits.least_tokens)
     return Below([spills, fetches], [fetches])
@@ -84,7 +86,7 @@ def make_store(
     probes = Probes(probe, common)
     directory = SharedDirectory(Beliefs(common.clock), probes, common.clock)
     budget = WriteBudget(limits.bytes_per_day or _NO_LIMIT, _NO_LIMIT, common.clock)
-    spills = Spills(spill, common, directory, grid, budget, second_use=limits.second_use)
+    spills = Spills(spill, common, directory, grid, budget, admit=limits.admit)
     pace = Pace(common.clock)
     fetches = Fetches(fetch, common, directory, grid, spills, pace, least_tokens=limits.least_tokens)
     return Below([spills, fetches, probes], [fetches])

@@ -15,6 +15,7 @@ from offload.testing.media.faulty import MediumFault
 from offload.testing.virtual.groups import CHUNK, FULL, MODELS, STATE, WINDOW, Group
 from offload.testing.virtual.settings import DRAFTERS, VirtualSettings
 from offload.testing.virtual.tier import VirtualTier
+from offload.tier_config import Admit
 from offload.worker.media.base import MediumJob
 
 HAS_EXACT_STATES = "hash_block_size" in {field.name for field in fields(KVCacheConfig)}
@@ -156,7 +157,7 @@ def with_tier(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
 
     limits = TierLimits(
         rng.choice(available_policies()),
-        rng.random() < 0.3,
+        rng.choice(list(Admit)),
         rng.choice([None, 1e5, 1e12]),
         least_tokens=rng.choice([1, 4, 20]),
     )
