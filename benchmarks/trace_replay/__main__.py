@@ -20,6 +20,9 @@ times, through a pool with room for `--pool-documents`. Its rows are also told p
 `--mix` adds workloads made of the traces given. They are all at once (`a+b`), one after the other in every
 order (`a>b`), and each with its times multiplied (`a*0.1`, `a*10`).
 
+`--tier 1,4` has a tier below each pool instead, as large as so many of it, by the default policy both:
+see `benchmarks.trace_replay.below`.
+
 Rows: `hit_rate`, of tokens in full blocks; `gap_closed`, (policy - lru) / (optimal - lru), with our
 leaf-LRU at the same capacity, null where that gap is below 0.1 percentage points, and for single passes;
 `us_per_access`, the time in all calls (lookup, touch, store with its evictions, commit) per block accessed;
@@ -43,8 +46,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import report
-from benchmarks.common.arguments import add_numbers, none_below_zero, parser_of, positive, settings_of
+from benchmarks.common.arguments import (
+    above_zero,
+    add_numbers,
+    none_below_zero,
+    parser_of,
+    positive,
+    settings_of,
+)
 from benchmarks.trace_replay import policies
+from benchmarks.trace_replay.below import format_below, rows_below
 from benchmarks.trace_replay.comparison import compare
 from benchmarks.trace_replay.plot import write_plot
 from benchmarks.trace_replay.policies import Policy, find_policy
@@ -72,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         workloads = list(_workloads(options))
     except (TraceError, OSError) as error:
         parser.error(f"--trace: {error}")
+    if options.tier:
+        return _replay_below(options, workloads)
     notes = report.load_note()
     for note in notes:
         print(note)
@@ -86,6 +99,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n" + table)
     print("\nover all traces and capacities, against leaf-LRU\n" + format_summary(lines))
     _write(options, workloads, asked, notes=notes, summary=lines, run_seconds=round(time.monotonic() - began))
+    return 0
+
+
+def _replay_below(options: argparse.Namespace, workloads: Sequence[Workload]) -> int:
+    rows = []
+    for workload in workloads:
+        for row in rows_below(workload, options.capacity, options.tier, options.block_tokens):
+            rows.append(row)
+            print(f"  {row}", file=sys.stderr, flush=True)
+    print(format_below(rows))
+    settings = {**settings_of(options), "trace": [Path(each).stem for each in options.trace]}
+    report.write(options.json, rows, settings=settings)
     return 0
 
 
@@ -159,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"of a block; each id of a trace becomes {IDS_BLOCK_TOKENS}/N (default: {IDS_BLOCK_TOKENS})",
     )
+    add("--tier", type=_times, default=[], metavar="N,...", help="sizes of tiers, in sizes of the pool")
     add("--requests", type=positive, metavar="N", help="only the first N of each trace (default: all)")
     add_numbers(parser, ("rounds", 1, "medians of their times are told"))
     add("--timer", choices=_TIMERS, default="cpu", help="of this thread, or of the wall (default: cpu)")
@@ -184,6 +210,10 @@ def _fractions(text: str) -> list[float]:
     if not all(0 < each <= 1 for each in found):
         raise argparse.ArgumentTypeError(f"{text!r}: must be fractions above 0, at most 1")
     return sorted(found)
+
+
+def _times(text: str) -> list[float]:
+    return sorted({above_zero(part) for part in text.split(",")})
 
 
 def _block_tokens(text: str) -> int:
