@@ -13,6 +13,7 @@ from offload.files.probe import probe
 from offload.files.tier_path import check_live
 from offload.provenance import own_version
 from offload.sizing.command import add_size_command
+from offload.status_command import add_status_command
 from offload.tier_command import add_tier_command
 from offload.tier_config import DiskConfig
 from offload.vllm.certification.command import add_certify_command
@@ -43,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_size_command(commands)
     add_certify_command(commands)
     add_tier_command(commands)
+    add_status_command(commands)
     options, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_REMEDIES.get(options.command, '')}")

@@ -43,6 +43,7 @@ class OffloadConfig:
             for none. See ``recorder``.
         huge_pages: ask the kernel for transparent huge pages for the pool.
         tiers: what is below the pool, asked in this order; see ``tier_config``.
+        operator_socket: the directory of operator sockets; None: the user's runtime directory.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
@@ -56,6 +57,7 @@ class OffloadConfig:
     record_trace: str | None = None
     huge_pages: bool = False
     tiers: tuple[DiskConfig, ...] = ()
+    operator_socket: str | None = None
 
     def __post_init__(self) -> None:
         size = self.cpu_gib
@@ -81,6 +83,13 @@ class OffloadConfig:
         share = self.hinted_share
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise ConfigError(f"hinted_share is {share!r}; give a part of the pool from 0 to 1, such as 0.25")
+        directory = self.operator_socket
+        if directory is not None and (
+            not isinstance(directory, str) or not os.path.isabs(directory) or "\0" in directory
+        ):
+            raise ConfigError(
+                f'operator_socket is {directory!r}; name a directory for sockets, such as "/run/user/1000/kv"'
+            )
         if self.record_trace is not None and (
             not isinstance(self.record_trace, str) or not self.record_trace
         ):

@@ -6,6 +6,7 @@
     ├── HostMemoryError        the pool's memory cannot be had or pinned
     ├── TierError              files of a tier below the pool cannot be had, or are of others
     │   └── TierFormatError    they are damaged, or of a format that is not read
+    ├── OperatorError          an operator socket cannot be had, or does not answer as one
     └── TraceError             a file that is no trace of requests
 
 At run time nothing is raised towards the engine: a fault there is a failed job, and that a cache miss.
@@ -34,6 +35,10 @@ class TierError(OffloadError):
 
 class TierFormatError(TierError):
     """Files of a tier are damaged, or of a format that this release does not read; they can be deleted."""
+
+
+class OperatorError(OffloadError):
+    """An operator socket cannot be had, or nobody answers there as an engine does; the message says where."""
 
 
 class TraceError(OffloadError):

@@ -1,5 +1,6 @@
 """What is counted, and how it is described. How it is published is the engine's business."""
 
+from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -91,6 +92,11 @@ class Metrics:
         key = _key(name, route)
         if self._shown.get(key) != value:
             self._shown[key] = self._values[key] = value
+
+    @property
+    def gauges(self) -> Mapping[str, float]:
+        """What was shown last, by key."""
+        return self._shown
 
     @property
     def has_counts(self) -> bool:

@@ -105,10 +105,32 @@ class Below(NamedTuple):
     Attributes:
         flows: of all its routes.
         sources: those of them that waiting requests ask.
+        standing: how it stands now, for operators; O(1). None: there is nothing to tell.
     """
 
     flows: Sequence[Flow[Any]]
     sources: Sequence["Source"]
+    standing: Callable[[], "Standing"] | None = None
+
+
+class Standing(NamedTuple):
+    """How a tier that one engine owns stands.
+
+    Attributes:
+        num_extents: that it has, or is about to.
+        num_places: for extents.
+        extent_bytes: of a whole extent, on all ranks.
+        epoch: of this life.
+        is_private: whether what is written is of this life only, because of a reset.
+        budget_bytes: that may be written now.
+    """
+
+    num_extents: int
+    num_places: int
+    extent_bytes: int
+    epoch: int
+    is_private: bool
+    budget_bytes: int
 
 
 class Source(Protocol):

@@ -101,10 +101,13 @@ class SchedulerSide:
         )
         self.flows: list[Flow[Any]] = [self.restores, self.stores]
         self._sources: list[Source] = []
+        self.below: list[Below] = []
+        """Places below the pool, in the order in which they are asked."""
         for make_flows in places:
-            flows, sources = make_flows(common)
-            self.flows += flows
-            self._sources += sources
+            below = make_flows(common)
+            self.below.append(below)
+            self.flows += below.flows
+            self._sources += below.sources
         self._sources.append(self.restores)
         labels = [flow.route.label for flow in self.flows]
         assert len(set(labels)) == len(labels), f"two flows have one route: {labels}"

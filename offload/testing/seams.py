@@ -20,7 +20,8 @@ def seams(places: Sequence[Place] = PLACES, join: Join = join_replicas, **instea
     Not for several threads.
     """
     ours = CpuOffloadConnector
-    before = ours.seams, ours.places, ours.join_replicas
+    before = ours.seams, ours.places, ours.join_replicas, ours.make_operator
+    ours.make_operator = staticmethod(_no_operator)
     ours.seams, ours.places = before[0]._replace(**instead), tuple(places)
     ours.join_replicas = staticmethod(join)  # type: ignore[arg-type]
     try:
@@ -28,3 +29,8 @@ def seams(places: Sequence[Place] = PLACES, join: Join = join_replicas, **instea
     finally:
         ours.seams, ours.places = before[:2]
         ours.join_replicas = staticmethod(before[2])
+        ours.make_operator = before[3]
+
+
+def _no_operator(*arguments: object) -> None:
+    """Engines of the testing kit have no operator socket."""

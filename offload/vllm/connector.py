@@ -4,7 +4,7 @@
                        "kv_connector_extra_config": {"cpu_gib": 8}}'
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.config import KVTransferConfig, VllmConfig
@@ -36,6 +36,7 @@ from offload.vllm.engine import VllmEngine, drafts_of
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.groups import event_groups, groups_of
 from offload.vllm.kv_events import KvEventStream
+from offload.vllm.operator import Operator
 from offload.vllm.places import PLACES
 from offload.vllm.regions import VllmCache
 from offload.vllm.replicas import join_replicas, replica_shape
@@ -96,7 +97,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     seams = Seams(make_copier)
     places = PLACES
     join_replicas = staticmethod(join_replicas)
-    """They are of connectors that are made from now on; the testing kit has others."""
+    make_operator: Callable[..., Operator | None] = Operator
+    """They are of connectors that are made from now on; the testing kit has others, and no operator."""
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig"
@@ -109,6 +111,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._pool_size: PoolSize | None = None
         self._tiers: list[list[TierFacts | None]] = []  # of each rank
         self._has_told = False
+        self._operator: Operator | None = None
         config = check_engine(vllm_config)
         if config is None:
             raise UnsupportedError(
@@ -125,6 +128,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._samples_late = False
         if role is KVConnectorRole.SCHEDULER:  # one per engine, however many processes it has
             warn_if_certified()
+            self._operator = self.make_operator(vllm_config, config, self._places)
         if role is KVConnectorRole.WORKER:
             self._samples_late = current_platform.is_cuda() and not vllm_config.use_v2_model_runner
             cpu_bytes = config.cpu_bytes // self._num_ranks
@@ -222,6 +226,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         side = self._scheduler
         if side is None:
             return PlanEnvelope(StepPlan(self._fingerprint))
+        if self._operator is not None:
+            self._operator.tell(side)
         return PlanEnvelope(side.build_plan(scheduler_output))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -341,10 +347,9 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return OffloadStats(data=metrics) if metrics else None
 
     def shutdown(self) -> None:
-        if self._worker is not None:
-            self._worker.close()
-        if self._side is not None:
-            self._side.close()
+        for part in (self._worker, self._side, self._operator):
+            if part is not None:
+                part.close()
 
     @property
     def _scheduler(self) -> SchedulerSide | None:

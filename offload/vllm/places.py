@@ -1,6 +1,7 @@
 """The registry of places below the pool."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from offload.messages import TierFacts
@@ -16,10 +17,12 @@ class Place(NamedTuple):
         make_flows: what decides about its routes, on the scheduler's side, when it knows what workers have
             kept.
         make_lanes: what moves their bytes, on each worker.
+        about: what operators are told of it; its values are plain.
     """
 
     make_flows: Callable[[Common, Sequence[TierFacts]], Below]
     make_lanes: MakeLanes
+    about: Mapping[str, object] = MappingProxyType({})
 
     def flows_of(self, kept: Iterable[TierFacts | None]) -> Callable[[Common], Below]:
         """Makes its flows, where each rank has kept that."""

@@ -15,7 +15,7 @@ from offload.messages import POOL, Route, TierFacts
 from offload.scheduler.common import Common
 from offload.scheduler.flow import Below
 from offload.scheduler.tiers.tier import TierLimits, make_tier
-from offload.tier_config import DiskConfig
+from offload.tier_config import DISK, DiskConfig
 from offload.vllm.groups import shape_of
 from offload.vllm.namespace import namespace_of
 from offload.vllm.places import Place
@@ -55,6 +55,14 @@ def tier_places(
                     num_engines,
                     columns,
                 ),
+                {
+                    "tier": label,
+                    "kind": DISK,
+                    "path": tier.path,
+                    "gib": tier.gib,
+                    "admit": str(tier.admit),
+                    "namespace": hashlib.sha256(namespace.encode()).hexdigest()[:16],
+                },
             )
         )
     return places

@@ -8,7 +8,7 @@ from offload.config import DEFAULT_POLICY
 from offload.errors import UnsupportedError
 from offload.messages import Route, TierFacts
 from offload.scheduler.common import Common
-from offload.scheduler.flow import Below
+from offload.scheduler.flow import Below, Standing
 from offload.scheduler.tiers.beliefs import Beliefs
 from offload.scheduler.tiers.budget import WriteBudget
 from offload.scheduler.tiers.directory import Directory
@@ -71,7 +71,13 @@ def make_tier(
     spills = Spills(spill, common, directory, grid, budget, admit=limits.admit)
     pace = Pace(common.clock)
     fetches = Fetches(fetch, common, directory, grid, spills, pace, least_tokens=limits.least_tokens)
-    return Below([spills, fetches], [fetches])
+
+    def standing() -> Standing:
+        used, places = directory.num_used, directory.num_places
+        left = max(0, int(min(budget.left, tier_bytes)))
+        return Standing(used, places, extent_bytes, directory.epoch, directory.is_private, left)
+
+    return Below([spills, fetches], [fetches], standing)
 
 
 def make_store(

@@ -1,0 +1,1 @@
+"""How whoever runs engines talks to them: a socket of each, and the command's end of it."""

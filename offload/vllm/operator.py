@@ -1,0 +1,91 @@
+"""What an engine says of itself at its operator socket."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import vllm
+from vllm.config import VllmConfig
+
+from offload.config import OffloadConfig
+from offload.errors import OperatorError
+from offload.operator.directory import runtime_directory
+from offload.operator.server import OperatorSocket
+from offload.provenance import own_version
+from offload.scheduler.side import SchedulerSide
+from offload.vllm.places import Place
+
+logger = logging.getLogger(__name__)
+
+_SECONDS = 0.5
+"""What is said is that old at most while the engine makes steps."""
+
+
+class Operator:
+    """Tells the operator socket how the scheduler's side stands; of one engine, in its scheduler's process.
+
+    Only the engine's thread calls it, and reads the scheduler's side here. What it makes of that, the
+    socket's thread gets as a whole. If there is no socket, it does nothing.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, config: OffloadConfig, places: Sequence[Place]) -> None:
+        """Open the socket. A warning says why if it cannot be had; the engine goes on without it."""
+        parallel = vllm_config.parallel_config
+        self._about: dict[str, Any] = {
+            "model": vllm_config.model_config.model,
+            "vllm": vllm.__version__,
+            "kv_offload": own_version(),
+            "num_ranks": parallel.world_size,
+            "data_parallel_rank": parallel.data_parallel_rank,
+        }
+        self._tiers = [place.about for place in places]
+        self._next = 0.0
+        self._socket: OperatorSocket | None = None
+        told: dict[str, Any] = {"about": self._about, "pool": None, "jobs": None, "routes": [], "tiers": []}
+        try:
+            self._socket = OperatorSocket(runtime_directory(config.operator_socket), told)
+        except OperatorError as error:
+            logger.warning("no operator socket: %s; kv-offload status will not find this engine", error)
+
+    def tell(self, side: SchedulerSide) -> None:
+        """A step begins: publish how things stand, if that was not done just before. O(routes)."""
+        if self._socket is None or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _SECONDS
+        self._socket.publish(self._told(side))
+
+    def close(self) -> None:
+        """The engine ends."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def check_invariants(self) -> None:
+        """It tells of the process that it is in."""
+        assert self._socket is None or self._socket.name.startswith(f"{os.getpid()}-"), "it was forked"
+
+    def _told(self, side: SchedulerSide) -> Mapping[str, Any]:
+        allocator, gauges = side.allocator, side.metrics.gauges
+        return {
+            "about": self._about,
+            "pool": {
+                "num_blocks": allocator.capacity,
+                "num_used_blocks": allocator.capacity - allocator.num_free,
+                "num_bytes": int(gauges["pool_bytes"]),
+                "num_tokens": int(gauges["pool_tokens"]),
+                "num_evicted_blocks": allocator.num_evicted,
+            },
+            "jobs": {
+                "num_in_flight": len(side.ledger),
+                "num_stuck": side.ledger.num_given_up,
+                "num_queued_blocks": side.stores.backlog.num_queued,
+            },
+            "routes": [
+                {"route": flow.route.label, "is_paused": flow.breaker.is_outage} for flow in side.flows
+            ],
+            "tiers": [
+                {**about, **({} if below.standing is None else below.standing()._asdict())}
+                for about, below in zip(self._tiers, side.below, strict=True)
+            ],
+        }
