@@ -14,9 +14,11 @@ from offload.files.tier_path import check_live
 from offload.provenance import own_version
 from offload.sizing.command import add_size_command
 from offload.status_command import add_status_command
+from offload.store_config import StoreConfig
 from offload.tier_command import add_tier_command
 from offload.tier_config import DiskConfig
 from offload.vllm.certification.command import add_certify_command
+from offload.worker.media.resp_check import probe_store
 from offload.worker.pool.host_limits import free_memory_bytes, host_memory_bytes
 
 _NEW_WEIGHTS = """\
@@ -92,7 +94,10 @@ def _check(options: argparse.Namespace) -> None:
     memory, free = host_memory_bytes() / GIB, free_memory_bytes() / GIB
     print(f"memory   {memory:.1f} GiB in all, {free:.1f} free, {config.cpu_gib} of them for the pool")
     for tier in config.tiers:
-        print(f"disk     {_disk(tier)}")
+        if isinstance(tier, DiskConfig):
+            print(f"disk     {_disk(tier)}")
+        else:
+            print(f"store    {_store(tier)}")
     print(f"vLLM     {vllm}")
     print(_NEW_WEIGHTS + ("" if arguments else _NO_ENGINE), end="")
     if settings is not None:
@@ -106,6 +111,15 @@ def _disk(tier: DiskConfig) -> str:
     kept = f" and {found.kept_bytes / GIB:.1f} of earlier engines" if found.kept_bytes else ""
     how = "with O_DIRECT" if found.is_direct else "without O_DIRECT, which the file system refuses"
     return f"{tier.path}: {tier.gib:g} GiB, {found.free_bytes / GIB:.1f} free{kept}; reads and writes {how}"
+
+
+def _store(tier: StoreConfig) -> str:
+    """What a store has to offer. Raises TierError where it cannot be had."""
+    found = probe_store(tier)
+    text = f"{tier}: answers in {1000 * found.seconds:.2f} ms, and keeps what is written"
+    if found.policy and found.policy not in ("noeviction", "volatile-ttl"):
+        text += f"; it evicts by {found.policy}, which leaves ends of chains behind: volatile-ttl does not"
+    return text
 
 
 def _read_settings(text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from evictor import available_policies
 from offload.errors import ConfigError
-from offload.tier_config import DiskConfig, read_tiers
+from offload.tier_config import TierConfig, read_tiers
 
 GIB = 1 << 30
 DEFAULT_POLICY = "hazard"
@@ -56,7 +56,7 @@ class OffloadConfig:
     hinted_share: float = 0.25
     record_trace: str | None = None
     huge_pages: bool = False
-    tiers: tuple[DiskConfig, ...] = ()
+    tiers: tuple[TierConfig, ...] = ()
     operator_socket: str | None = None
 
     def __post_init__(self) -> None:

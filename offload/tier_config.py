@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import ConfigError
+from offload.store_config import STORES, StoreConfig
 
 GIB = 1 << 30
 DISK = "disk"
-KINDS = (DISK,)
+KINDS = (DISK, *STORES)
 
 
 class Admit(StrEnum):
@@ -76,50 +77,73 @@ class DiskConfig:
         return root_of(Path(self.path))
 
 
+TierConfig = DiskConfig | StoreConfig
+
+
 def root_of(path: Path) -> Path:
     """The directory that those of all engines are in, below the path of a tier."""
     return path / "kv-offload"
 
 
-def read_tiers(value: object) -> tuple[DiskConfig, ...]:
+def read_tiers(value: object) -> tuple[TierConfig, ...]:
     """Read ``tiers`` of ``kv_connector_extra_config``.
 
     Raises:
         ConfigError: it is no list of tiers, or a tier is not as its kind says.
     """
-    if isinstance(value, tuple) and all(isinstance(each, DiskConfig) for each in value):
+    if isinstance(value, tuple) and all(isinstance(each, TierConfig) for each in value):
         return value
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
         raise ConfigError(
             f'tiers is {value!r}; give a list, such as [{{"kind": "disk", "path": "/cache", "gib": 500}}]'
         )
     tiers = tuple(_read_tier(each) for each in value)
-    paths = [os.path.normpath(tier.path) for tier in tiers]
+    paths = [os.path.normpath(tier.path) for tier in tiers if isinstance(tier, DiskConfig)]
     for path in paths:
         if paths.count(path) > 1:
             raise ConfigError(f"two tiers have the path {path!r}; give each a directory of its own")
     return tiers
 
 
-def _read_tier(value: object) -> DiskConfig:
+def _read_tier(value: object) -> TierConfig:
     if not isinstance(value, Mapping):
         raise ConfigError(f'a tier is {value!r}; give an object, such as {{"kind": "disk", ...}}')
     settings: dict[str, Any] = dict(value)
     kind = settings.pop("kind", None)
-    if kind not in KINDS:
+    if kind in STORES:
+        _check_keys(kind, settings, ["admit", *_names(StoreConfig)], {"url": '"redis://host:6379/0"'})
+        return StoreConfig(kind=kind, second_use=_second_use(settings), **settings)
+    if kind != DISK:
         raise ConfigError(f"kind of a tier is {kind!r}; use one of: {', '.join(KINDS)}")
-    known = [field.name for field in fields(DiskConfig)]
+    _check_keys(kind, settings, _names(DiskConfig), {"path": '"/var/cache/kv"', "gib": "500"})
+    return DiskConfig(**settings)
+
+
+def _names(config: type) -> list[str]:
+    return [field.name for field in fields(config) if field.name not in ("kind", "second_use")]
+
+
+def _check_keys(kind: str, settings: Mapping[str, Any], known: list[str], needed: Mapping[str, str]) -> None:
+    """Refuse unknown keys, and say which lack. ``needed`` has an example of each."""
     for key in settings:
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"known keys: kind, {', '.join(known)}"
             raise ConfigError(f"unknown key {key!r} of a {kind} tier; {hint}")
-    for key in ("path", "gib"):
+    for key in needed:
         if key not in settings:
-            raise ConfigError(
-                f'a {kind} tier lacks "{key}"; give it, as in "path": "/var/cache/kv", "gib": 500'
-            )
-    return DiskConfig(**settings)
+            example = ", ".join(f'"{name}": {each}' for name, each in needed.items())
+            raise ConfigError(f'a {kind} tier lacks "{key}"; give it, as in {example}')
+
+
+def _second_use(settings: dict[str, Any]) -> bool:
+    """What ``admit`` of a store says, which is taken out."""
+    admit = settings.pop("admit", Admit.ALL)
+    if admit not in (Admit.ALL, Admit.SECOND_USE):
+        raise ConfigError(
+            f'admit of a store is {admit!r}; use "all" or "second-use": a store decides itself what it evicts'
+        )
+    return bool(admit == Admit.SECOND_USE)
 
 
 def _check_gib(name: str, value: object) -> None:

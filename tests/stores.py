@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
-from offload.worker.media.resp import Connection, StoreAddress
+from offload.store_config import StoreAddress
+from offload.worker.media.resp import Connection
 
 REDIS, VALKEY = "redis", "valkey"
 SERVERS = (REDIS, VALKEY)
@@ -102,6 +103,17 @@ class StoreServer:
         found = self.call(b"KEYS", b"*")
         assert isinstance(found, list)
         return sorted(found)
+
+    @property
+    def num_sent(self) -> int:
+        """Bytes, to everybody."""
+        return self.stat("total_net_output_bytes")
+
+    def stat(self, name: str) -> int:
+        found = self.call(b"INFO", b"stats")
+        assert isinstance(found, bytes)
+        [line] = [each for each in found.decode().splitlines() if each.startswith(f"{name}:")]
+        return int(line.split(":")[1])
 
     def pause(self) -> None:
         """It takes connections, and answers nothing."""

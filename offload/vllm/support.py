@@ -1,5 +1,6 @@
 """What this release can serve right, checked before the model loads and again when its cache is known."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,13 +13,17 @@ from offload.config import GIB, OffloadConfig, check_record_trace
 from offload.errors import ConfigError, UnsupportedError
 from offload.files.probe import probe
 from offload.observe.recorder import check_divides
+from offload.tier_config import DiskConfig
 from offload.vllm.groups import KINDS, cached_groups, is_full, layer_specs
 from offload.vllm.namespace import check_hashes
 from offload.vllm.plugin import CONNECTOR
 from offload.vllm.replicas import most_replicas
 from offload.vllm.versions import is_on_trial
+from offload.worker.media.resp_check import StoreGoneError, probe_store
 from offload.worker.pool.host_limits import check_host_memory, host_memory_bytes
 from offload.worker.pool.pin_probe import check_pinning
+
+logger = logging.getLogger(__name__)
 
 _MULTI_CONNECTOR = "MultiConnector"
 _STATE_MODE = "align"
@@ -82,7 +87,13 @@ def check_machine(config: OffloadConfig, num_nodes: int = 1) -> None:
     """
     check_record_trace(config)
     for tier in config.tiers:
-        probe(tier.root, tier.num_bytes // num_nodes)
+        if isinstance(tier, DiskConfig):
+            probe(tier.root, tier.num_bytes // num_nodes)
+            continue
+        try:
+            probe_store(tier)
+        except StoreGoneError as error:  # it may come back, and requests are served without it
+            logger.warning("%s", error)
     if current_platform.is_cuda() and not is_on_trial():  # virtual workers pin nothing
         check_pinning()
 

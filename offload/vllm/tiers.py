@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -11,19 +12,50 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from offload.config import OffloadConfig
 from offload.errors import UnsupportedError
 from offload.files.tier_path import open_one
-from offload.messages import POOL, Route, TierFacts
+from offload.messages import POOL, SCHEDULER, Route, TierFacts
 from offload.scheduler.common import Common
 from offload.scheduler.flow import Below
-from offload.scheduler.tiers.tier import TierLimits, make_tier
-from offload.tier_config import DISK, DiskConfig
+from offload.scheduler.tiers.tier import TierLimits, make_store, make_tier
+from offload.store_config import StoreAddress, StoreConfig
+from offload.tier_config import DISK, Admit, DiskConfig
 from offload.vllm.groups import shape_of
 from offload.vllm.namespace import namespace_of
 from offload.vllm.places import Place
-from offload.worker.media.lane import LanesBelow, PoolParts, medium_lanes, tier_facts
+from offload.worker.media.lane import (
+    LanesBelow,
+    PoolParts,
+    medium_lanes,
+    store_facts,
+    store_lanes,
+    tier_facts,
+)
+from offload.worker.media.resp_medium import RespMedium, RespOptions, Whose
 from offload.worker.media.slab import SlabMedium
 from offload.worker.media.slab_file import SlabShape
+from offload.worker.media.store_value import value_bytes
 
 _EXTENT_BYTES = 1 << 20
+_VALUE_BYTES = 32
+"""What a store keeps beside a value in one piece of memory."""
+
+
+class _Engine(NamedTuple):
+    """What tiers must know of the engine."""
+
+    namespace: str
+    rank: int
+    world_size: int
+    num_engines: int
+    columns: int
+
+    def about(self, label: str, kind: str) -> dict[str, object]:
+        """What operators are told of each tier."""
+        namespace = hashlib.sha256(self.namespace.encode()).hexdigest()[:16]
+        return {"tier": label, "kind": kind, "namespace": namespace}
+
+    def rank_of(self, pool: PoolParts) -> str:
+        """Whose bytes these are."""
+        return f"rank {self.rank} of {self.world_size}, share {pool.share}"
 
 
 def tier_places(
@@ -33,39 +65,75 @@ def tier_places(
     if not config.tiers:
         return []
     groups = shape_of(kv_cache_config)
-    columns = 1 if groups is None else groups.columns
-    namespace = namespace_of(vllm_config, kv_cache_config)
     parallel = vllm_config.parallel_config
-    num_engines = max(parallel.data_parallel_size_local, 1)
+    engine = _Engine(
+        namespace_of(vllm_config, kv_cache_config),
+        parallel.rank,
+        parallel.world_size,
+        max(parallel.data_parallel_size_local, 1),
+        1 if groups is None else groups.columns,
+    )
+    kinds = [DISK if isinstance(tier, DiskConfig) else tier.kind for tier in config.tiers]
     places = []
-    for number, tier in enumerate(config.tiers):
-        label = "disk" if len(config.tiers) == 1 else f"disk{number}"
-        spill, fetch = Route("spill", POOL, label), Route("fetch", label, POOL)
-        places.append(
-            Place(
-                partial(_make_flows, spill, fetch, tier, config.eviction_policy),
-                partial(
-                    _make_lanes,
-                    spill,
-                    fetch,
-                    tier,
-                    namespace,
-                    parallel.rank,
-                    parallel.world_size,
-                    num_engines,
-                    columns,
-                ),
-                {
-                    "tier": label,
-                    "kind": DISK,
-                    "path": tier.path,
-                    "gib": tier.gib,
-                    "admit": str(tier.admit),
-                    "namespace": hashlib.sha256(namespace.encode()).hexdigest()[:16],
-                },
-            )
-        )
+    for number, (tier, kind) in enumerate(zip(config.tiers, kinds, strict=True)):
+        label = kind if kinds.count(kind) == 1 else f"{kind}{number}"
+        if isinstance(tier, DiskConfig):
+            places.append(_disk_place(label, tier, config.eviction_policy, engine))
+        else:
+            places.append(_store_place(label, tier, config.eviction_policy, engine))
     return places
+
+
+def _disk_place(label: str, tier: DiskConfig, policy: str, engine: _Engine) -> Place:
+    spill, fetch = Route("spill", POOL, label), Route("fetch", label, POOL)
+    return Place(
+        partial(_make_flows, spill, fetch, tier, policy),
+        partial(_make_lanes, spill, fetch, tier, engine),
+        {"path": tier.path, "gib": tier.gib, "admit": str(tier.admit)} | engine.about(label, DISK),
+    )
+
+
+def _store_place(label: str, tier: StoreConfig, policy: str, engine: _Engine) -> Place:
+    spill, fetch = Route("spill", POOL, label), Route("fetch", label, POOL)
+    probe = Route("probe", label, SCHEDULER)
+    admit = Admit.SECOND_USE if tier.second_use else Admit.ALL
+    limits = TierLimits(policy, admit, wait_seconds=tier.wait_seconds)
+
+    def make_flows(common: Common, facts: Sequence[TierFacts]) -> Below:
+        return make_store(spill, fetch, probe, common, facts, limits)
+
+    def make_lanes(pool: PoolParts) -> LanesBelow:
+        extent_slots = store_extent_slots(pool.slots.slot_bytes, engine.columns)
+        medium = RespMedium(
+            tier.address,
+            pool.slots,
+            whose=Whose(f"{engine.namespace}\n{extent_slots}", engine.rank_of(pool)),
+            extent_slots=extent_slots,
+            options=RespOptions(ca_file=tier.ca_file, ttl_seconds=tier.ttl_seconds, name_key=tier.name_key),
+        )
+        lanes = store_lanes(spill, fetch, probe, medium, pool)
+        return LanesBelow(lanes, store_facts(extent_slots, pool.share))
+
+    about = {"url": str(StoreAddress.of(tier.url)), "admit": str(admit)} | engine.about(label, tier.kind)
+    return Place(make_flows, make_lanes, about)
+
+
+def store_extent_slots(slot_bytes: int, columns: int) -> int:
+    """Slots of the largest extent of a store: of 1 to 2 MiB, what its allocator wastes least of.
+
+    jemalloc, which Valkey and Redis take memory from, has four sizes from one power of two to the next. A
+    value of exactly a power of two and its header would take a quarter more.
+    """
+    position = max(columns, 1)
+    least = -(-_EXTENT_BYTES // (slot_bytes * position))
+    most = max(least, 2 * _EXTENT_BYTES // (slot_bytes * position))
+
+    def waste(count: int) -> float:
+        num_bytes = value_bytes(count * position, slot_bytes) + _VALUE_BYTES
+        step = 1 << max((num_bytes - 1).bit_length() - 3, 0)
+        return -(-num_bytes // step) * step / (count * position * slot_bytes)
+
+    return min(range(least, most + 1), key=waste) * position
 
 
 def _extent_slots(slot_bytes: int, columns: int) -> int:
@@ -90,16 +158,12 @@ def _make_lanes(
     spill: Route,
     fetch: Route,
     tier: DiskConfig,
-    namespace: str,
-    rank: int,
-    world_size: int,
-    num_engines: int,
-    columns: int,
+    engine: _Engine,
     pool: PoolParts,
 ) -> LanesBelow:
-    extent_slots = _extent_slots(pool.slots.slot_bytes, columns)
+    extent_slots = _extent_slots(pool.slots.slot_bytes, engine.columns)
     shape = SlabShape(pool.slots.slot_bytes, extent_slots, 1)
-    most_bytes = tier.num_bytes // (world_size * num_engines)
+    most_bytes = tier.num_bytes // (engine.world_size * engine.num_engines)
     record_bytes = 2 * (8 * extent_slots + 128)
     num_places = (most_bytes - (1 << 23)) // (shape.place_bytes + record_bytes) - 1
     if num_places < 1:
@@ -107,7 +171,7 @@ def _make_lanes(
             f"the tier {tier.path} has {most_bytes:,} bytes for each rank, and one extent takes "
             f"{shape.place_bytes:,}; raise gib"
         )
-    full = f"{namespace}\nrank {rank} of {world_size}, share {pool.share}"
+    full = f"{engine.namespace}\n{engine.rank_of(pool)}"
     name = hashlib.sha256(full.encode()).hexdigest()[:16]
 
     def make(path: Path) -> SlabMedium:

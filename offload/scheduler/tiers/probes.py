@@ -48,17 +48,18 @@ class Question:
 
 
 class Probes:
-    """Asks for names, and hears how many there are. A request waits for ``WAIT_SECONDS`` altogether.
+    """Asks for names, and hears how many there are. A request waits a moment, altogether.
 
     What comes later is of use to the next request. When the store hangs, or fails again and again, nobody
     waits, and a single question is asked now and then.
     """
 
-    def __init__(self, route: Route, common: Common) -> None:
+    def __init__(self, route: Route, common: Common, *, wait_seconds: float = WAIT_SECONDS) -> None:
         """Begin with no question. ``route``: from the store to the scheduler."""
         self.route = route
         self.breaker = CircuitBreaker(f"questions to the {route.source} tier", common.clock)
         self._common = common
+        self._wait_seconds = wait_seconds
         self._orders: list[Order] = []
         self._open: dict[bytes, Job[Question]] = {}  # by key
         self._since: dict[str, float] = {}  # of requests that have asked: their first question
@@ -85,7 +86,7 @@ class Probes:
             is_last_wanted: the same.
         """
         now = self._common.clock()
-        until = self._since.setdefault(request_id, now) + WAIT_SECONDS
+        until = self._since.setdefault(request_id, now) + self._wait_seconds
         job = self._open.get(key)
         if job is None:
             if not self.breaker.allows or len(self._open) >= MOST_QUESTIONS:
@@ -100,7 +101,7 @@ class Probes:
         return answered
 
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
-        late = self._common.clock() - LATE_SECONDS
+        late = self._common.clock() - max(LATE_SECONDS, self._wait_seconds)
         for job in self._open.values():
             if job.task.since > late:
                 break

@@ -15,7 +15,7 @@ from offload.scheduler.tiers.directory import Directory
 from offload.scheduler.tiers.fetches import LEAST_TOKENS, Fetches
 from offload.scheduler.tiers.names import Grid
 from offload.scheduler.tiers.pace import Pace
-from offload.scheduler.tiers.probes import Probes
+from offload.scheduler.tiers.probes import WAIT_SECONDS, Probes
 from offload.scheduler.tiers.shared import SharedDirectory
 from offload.scheduler.tiers.spills import Spills
 from offload.tier_config import Admit
@@ -34,12 +34,14 @@ class TierLimits(NamedTuple):
         admit: what is written.
         bytes_per_day: that are written; None: as many as it holds.
         least_tokens: fewer are not worth a fetch.
+        wait_seconds: that a request waits for answers of a store.
     """
 
     policy: str = DEFAULT_POLICY
     admit: Admit = Admit.POLICY
     bytes_per_day: float | None = None
     least_tokens: int = LEAST_TOKENS
+    wait_seconds: float = WAIT_SECONDS
 
 
 def make_tier(
@@ -89,7 +91,7 @@ def make_store(
         UnsupportedError: ranks have extents of different sizes.
     """
     grid = _grid(fetch.source, common, facts)
-    probes = Probes(probe, common)
+    probes = Probes(probe, common, wait_seconds=limits.wait_seconds)
     directory = SharedDirectory(Beliefs(common.clock), probes, common.clock)
     budget = WriteBudget(limits.bytes_per_day or _NO_LIMIT, _NO_LIMIT, common.clock)
     spills = Spills(spill, common, directory, grid, budget, admit=limits.admit)

@@ -7,15 +7,12 @@ import socket
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
 
-from offload.errors import ConfigError
+from offload.store_config import StoreAddress
 
 CONNECT_SECONDS = 1.0
 IO_SECONDS = 2.0
 
-_PORT = 6379
 _LINE_BYTES = 1 << 16
 """No line of a reply is longer, nor is what is read at once beside bytes of a value."""
 _MOST_VIEWS = 512
@@ -32,59 +29,6 @@ class StoreError(Exception):
 
 class LostError(OSError):
     """The connection is lost, or what came over it is not of the protocol."""
-
-
-class StoreAddress(NamedTuple):
-    """Where a store listens, and who asks.
-
-    Attributes:
-        host: its name; empty: a socket in the file system.
-        port: of TCP.
-        path: of the socket in the file system.
-        is_tls: whether the connection is encrypted.
-        user: of the access control list; empty: the default one.
-        password: empty: none.
-        database: its number.
-    """
-
-    host: str = ""
-    port: int = _PORT
-    path: str = ""
-    is_tls: bool = False
-    user: str = ""
-    password: str = ""
-    database: int = 0
-
-    @classmethod
-    def of(cls, url: str) -> "StoreAddress":
-        """That of ``redis://user:password@host:6379/0``, ``rediss://`` with TLS, or ``unix:///path``.
-
-        Raises:
-            ConfigError: it is no such URL. The message has no password.
-        """
-        remedy = 'give one such as "redis://host:6379/0", "rediss://user:password@host" or "unix:///path"'
-        try:
-            parts = urlsplit(url)
-            port = parts.port or _PORT
-        except ValueError as error:
-            raise ConfigError(f"url of a store cannot be read ({error}); {remedy}") from error
-        shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
-        schemes = {"redis": False, "valkey": False, "rediss": True, "valkeys": True, "unix": False}
-        if parts.scheme not in schemes or parts.query or parts.fragment:
-            raise ConfigError(f"url of a store is {shown!r}; {remedy}")
-        user, password = unquote(parts.username or ""), unquote(parts.password or "")
-        if parts.scheme == "unix":
-            if not parts.path.startswith("/") or parts.hostname:
-                raise ConfigError(f"url of a store is {shown!r}, without a path; {remedy}")
-            return cls(path=unquote(parts.path), user=user, password=password)
-        database = parts.path.strip("/") or "0"
-        if not parts.hostname or not (database.isascii() and database.isdigit()):
-            raise ConfigError(f"url of a store is {shown!r}; {remedy}")
-        return cls(parts.hostname, port, "", schemes[parts.scheme], user, password, int(database))
-
-    def __str__(self) -> str:
-        """Without the password."""
-        return f"unix://{self.path}" if self.path else f"{self.host}:{self.port}/{self.database}"
 
 
 class Connection:

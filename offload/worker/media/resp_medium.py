@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from offload.messages import Names
+from offload.store_config import StoreAddress
 from offload.worker.media.base import (
     AbsentError,
     BadExtentError,
@@ -24,7 +25,7 @@ from offload.worker.media.base import (
     Verb,
     reason_against_named,
 )
-from offload.worker.media.resp import CONNECT_SECONDS, IO_SECONDS, Connection, StoreAddress, StoreError
+from offload.worker.media.resp import CONNECT_SECONDS, IO_SECONDS, Connection, StoreError
 from offload.worker.media.runner import Runner
 from offload.worker.media.store_value import HEAD_BYTES, ValueFormat, seals_in
 from offload.worker.seals import Checksums, checksums_of
