@@ -11,6 +11,7 @@ from typing import Any
 
 from evictor import available_policies
 from offload.errors import ConfigError
+from offload.pool_config import SharedMemoryConfig, read_pool
 from offload.tier_config import TierConfig, read_tiers
 
 GIB = 1 << 30
@@ -44,6 +45,7 @@ class OffloadConfig:
         huge_pages: ask the kernel for transparent huge pages for the pool.
         tiers: what is below the pool, asked in this order; see ``tier_config``.
         operator_socket: the directory of operator sockets; None: the user's runtime directory.
+        pool: where its memory lies; None: in private memory, which ends with the engine. See ``pool_config``.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
@@ -58,6 +60,7 @@ class OffloadConfig:
     huge_pages: bool = False
     tiers: tuple[TierConfig, ...] = ()
     operator_socket: str | None = None
+    pool: SharedMemoryConfig | None = None
 
     def __post_init__(self) -> None:
         size = self.cpu_gib
@@ -80,6 +83,7 @@ class OffloadConfig:
             raise ConfigError(f"verify_loads is {self.verify_loads!r}; use one of: {names}")
         object.__setattr__(self, "verify_loads", Verify(self.verify_loads))
         object.__setattr__(self, "tiers", read_tiers(self.tiers))
+        object.__setattr__(self, "pool", read_pool(self.pool))
         share = self.hinted_share
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise ConfigError(f"hinted_share is {share!r}; give a part of the pool from 0 to 1, such as 0.25")

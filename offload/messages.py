@@ -146,6 +146,29 @@ class Order(NamedTuple):
     extents: Extents | None = None
 
 
+class Kept(NamedTuple):
+    """What slots hold that a later life of the engine may find there. Told once it is good on all ranks.
+
+    Attributes:
+        slots: of the pool, ``int64[n]``.
+        generations: of what they hold, ``int64[n]``; a slot that has another by now is passed over.
+        names: the prefix hash of the last token that each depends on, ``uint8[n, 32]``.
+        parents: that of the position before it, zeros for the first of a chain and for bags.
+        marks: which of the slots of that name it is, ``int64[n]``; see ``offload.scheduler.lasting``.
+    """
+
+    slots: Ids
+    generations: Ids
+    names: Names
+    parents: Names
+    marks: Ids
+
+    def rows(self, which: npt.NDArray[np.bool_] | Ids) -> "Kept":
+        """Those of them."""
+        slots, generations, marks = self.slots[which], self.generations[which], self.marks[which]
+        return Kept(slots, generations, self.names[which], self.parents[which], marks)
+
+
 @dataclass(slots=True)
 class StepPlan:
     """Scheduler to workers, once a step, the same for every rank."""
@@ -154,6 +177,8 @@ class StepPlan:
     orders: list[Order] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     """Jobs in flight whose bytes are no longer wanted."""
+    kept: list[Kept] = field(default_factory=list)
+    """What a pool that outlives the engine holds since the last plan."""
 
 
 class JobReport(NamedTuple):
@@ -234,6 +259,18 @@ class TierFacts(NamedTuple):
     num_parts: int = 1
 
 
+class PoolFacts(NamedTuple):
+    """Workers to scheduler, once at start: what a pool that outlives its engine has on this rank.
+
+    Attributes:
+        epoch: this life's; no generation from before has as high a one.
+        kept: from earlier lives, ordered by slot.
+    """
+
+    epoch: int
+    kept: Kept
+
+
 @dataclass(slots=True)
 class WorkerFacts:
     """Workers to scheduler, once at start: what this rank's part of the pool is like.
@@ -244,6 +281,7 @@ class WorkerFacts:
         fingerprint: this rank's.
         num_sharing: ranks that have these slots in one memory, this one included.
         tiers: what places below the pool have kept, in their order; None for one that keeps nothing.
+        pool: what the pool has kept; None if it ends with its engine.
     """
 
     num_slots: int
@@ -251,3 +289,4 @@ class WorkerFacts:
     fingerprint: Fingerprint
     num_sharing: int = 1
     tiers: list[TierFacts | None] = field(default_factory=list)
+    pool: PoolFacts | None = None

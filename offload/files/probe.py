@@ -72,7 +72,7 @@ def probe(root: Path, num_bytes: int, *, wait_seconds: float = _WAIT_SECONDS) ->
 def _probe(root: Path, num_bytes: int) -> Probe:
     with held(root):
         kept_bytes = sum(each.disk_bytes for each in look_around(root))
-    with _a_place(root) as place:
+    with a_place(root) as place:
         with explained(root.parent, "ask how much room it has"):
             file_system = os.statvfs(place)
         free_bytes = file_system.f_bavail * file_system.f_frsize
@@ -86,7 +86,7 @@ def _probe(root: Path, num_bytes: int) -> Probe:
 
 
 @contextmanager
-def _a_place(root: Path) -> Iterator[Path]:
+def a_place(root: Path) -> Iterator[Path]:
     """A directory on the disk in question that this user may write to: ``root``, or one where it would be."""
     if os.path.lexists(root):
         with explained(root, "open this directory"):

@@ -37,7 +37,7 @@ class Found(NamedTuple):
     is_owned: bool
 
 
-def open_one(root: Path, name: str, num_bytes: int, most_bytes: int, make: Callable[[Path], T]) -> T:
+def open_one(root: Path, name: str, num_bytes: int, most_bytes: int | None, make: Callable[[Path], T]) -> T:
     """Make something in a directory of that name which nobody owns, the first of ``NAME.1``, ``NAME.2``, ...
 
     Directories that nobody owns are deleted, the one unused for longest first, until all together take no
@@ -47,21 +47,27 @@ def open_one(root: Path, name: str, num_bytes: int, most_bytes: int, make: Calla
         root: where they all are; made if it is not there.
         name: what must be equal for what lies there to be usable, in short.
         num_bytes: that this one takes.
-        most_bytes: that all of them may take.
+        most_bytes: that all of them may take. None: no bound, but a new one takes the place of all that
+            nobody owns.
         make: opens the directory and becomes its owner. One that is damaged, or of a format that is not read,
             is deleted and made anew.
 
     Raises:
         TierError: others that run leave no room, or the directory cannot be had.
     """
-    if num_bytes > most_bytes:
+    if most_bytes is not None and num_bytes > most_bytes:
         raise TierError(f"{root}: a tier of {num_bytes:,} bytes, and all may take {most_bytes:,}; raise gib")
     with _locked(root):
         for number in count(1):
             path = root / f"{name}.{number}"
             if path.exists() and _look_at(path).is_owned:
                 continue
-            _make_room(root, path, num_bytes, most_bytes)
+            if most_bytes is not None:
+                _make_room(root, path, num_bytes, most_bytes)
+            elif not path.exists():
+                for each in look_around(root):
+                    if not each.is_owned:
+                        _delete(each)
             try:
                 return make(path)
             except TierFormatError:

@@ -1,16 +1,23 @@
-"""Ranks that hold the same KV: one pool for all of them, of which each fills a part of every store."""
+"""Memory of a pool that others map, too: ranks that hold the same KV, and later lives of the engine.
+
+Ranks that hold the same KV have one pool, of which each fills a part of every store.
+"""
 
 import logging
 import mmap
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from offload.errors import ConfigError, HostMemoryError
-from offload.messages import Extents, Fingerprint, Ids, WorkerFacts
+from offload.messages import Extents, Fingerprint, Ids, Kept, PoolFacts, WorkerFacts
+from offload.worker.lasting import Lasting
 from offload.worker.pool.pages import take_pages
+from offload.worker.pool.region import Region, RegionPlan, RegionShape
 from offload.worker.pool.segment import Segment, SegmentName
+from offload.worker.pool.table import SlotTable
 from offload.worker.seals import SealTables
 
 logger = logging.getLogger(__name__)
@@ -61,6 +68,10 @@ class Replicas(NamedTuple):
         return Share(self.number, len(self.members))
 
 
+ONE = Replicas((0,), 0, lambda said: [said])
+"""A rank whose KV no other holds."""
+
+
 class Sharing(NamedTuple):
     """What a rank has of a pool that it shares.
 
@@ -68,15 +79,32 @@ class Sharing(NamedTuple):
         share: what it fills of it.
         slots: a mapping that begins with them, whose pages are all in memory; None: it has its own.
         tables: of their seals; None: it has its own.
+        lasting: there if the pool outlives its engine.
     """
 
     share: Share = Share()
     slots: mmap.mmap | None = None
     tables: SealTables | None = None
+    lasting: Lasting | None = None
 
 
 ALONE = Sharing()
 """A rank with a pool of its own."""
+
+
+class _Offer(NamedTuple):
+    """What the first member has made: a segment, and whose its table is."""
+
+    name: SegmentName
+    identity: str
+
+
+class _Attached(NamedTuple):
+    """What became of mapping it: why it failed, and of the first member the epoch and what it has found."""
+
+    error: str | None = None
+    epoch: int = 0
+    kept: Kept | None = None
 
 
 def size_pool(
@@ -106,11 +134,17 @@ def size_pool(
 
 
 def share_pool(
-    replicas: Replicas, facts: WorkerFacts, *, node: int | None = None, huge_pages: bool = False
+    replicas: Replicas,
+    facts: WorkerFacts,
+    *,
+    node: int | None = None,
+    huge_pages: bool = False,
+    plan: RegionPlan | None = None,
 ) -> Sharing:
     """Map a pool as these facts say in every member. All ranks of the exchange must call this.
 
-    Each member takes its part of the pages, which lie next to its GPU if they can.
+    Each member takes its part of the pages, which lie next to its GPU if they can. ``plan``: of a pool that
+    outlives the engine; None: it ends with the last member.
 
     Returns:
         ``ALONE`` for all members if one cannot have it, as in a container of its own.
@@ -118,57 +152,87 @@ def share_pool(
     Raises:
         HostMemoryError: there is not so much memory, here or on any rank of the exchange. None waits for one
             that has failed.
+        TierError: no region can be had as ``plan`` says.
     """
-    num_slots = facts.num_slots
-    pool_bytes = -(-num_slots * facts.slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    segments: list[Segment] = []  # this rank's, once it has it
+    shape = RegionShape(facts.num_slots, facts.slot_bytes)
+    table_bytes = SealTables.num_bytes(facts.num_slots) if plan is None else shape.table_bytes
+    regions: list[Region] = []  # this rank's, once it has it
+    segments: list[Segment] = []  # the same
     mapped: list[mmap.mmap] = []  # slots and tables, the same
+    tables: list[SlotTable] = []  # the same
 
-    def offer() -> SegmentName | str | None:
+    def offer() -> _Offer | str | None:
         if replicas.number:
             return None
+        identity = "" if plan is None else plan.identity(len(replicas.members))
         try:
-            segments.append(Segment.create(pool_bytes + SealTables.num_bytes(num_slots)))
+            if plan is None:
+                segments.append(Segment.create(shape.slots_bytes + table_bytes))
+            else:
+                regions.append(plan.open(shape, len(replicas.members)))
+                segments.append(regions[0].segment)
         except OSError as error:
             return str(error)
-        return segments[0].name
+        return _Offer(segments[0].name, identity)
 
-    def attach() -> str | None:
+    def attach() -> _Attached:
         offered = offers[replicas.members[0]]
-        if not isinstance(offered, SegmentName):
-            return offered
+        if not isinstance(offered, _Offer):
+            return _Attached(offered)
         try:
             if not segments:
-                segments.append(Segment.open(offered))
-            mapped.append(segments[0].map(0, pool_bytes))
-            mapped.append(segments[0].map(pool_bytes, SealTables.num_bytes(num_slots)))
+                segments.append(Segment.open(offered.name))
+            mapped.append(segments[0].map(0, shape.slots_bytes))
+            mapped.append(segments[0].map(shape.slots_bytes, table_bytes))
         except (OSError, ValueError, OverflowError) as error:
-            return str(error)
-        if not replicas.number:
-            SealTables.over(mapped[1], num_slots).clear()
-        return None
+            return _Attached(str(error))
+        if plan is not None:
+            tables.append(SlotTable(mapped[1], facts.num_slots, offered.identity))
+        if replicas.number:
+            return _Attached()
+        if plan is None:
+            SealTables.over(mapped[1], facts.num_slots).clear()
+            return _Attached()
+        epoch = max(regions[0].epoch, tables[0].newest_epoch) + 1
+        regions[0].begin(epoch, offered.identity, shape)
+        return _Attached(epoch=epoch, kept=tables[0].recover())
 
     def take() -> None:
-        part = replicas.share.of(0, pool_bytes // mmap.PAGESIZE)
+        part = replicas.share.of(0, shape.slots_bytes // mmap.PAGESIZE)
+        take_some = partial(take_pages, node=node, is_shared=True)
+        if plan is not None and segments[0].is_taken:
+            take_some = partial(take_some, is_taken=True)
         if part:
-            address = np.frombuffer(mapped[0], dtype=np.uint8).ctypes.data
             start, nbytes = part.start * mmap.PAGESIZE, len(part) * mmap.PAGESIZE
-            take_pages(address + start, nbytes, node=node, huge_pages=huge_pages, is_shared=True)
+            take_some(_address_of(mapped[0]) + start, nbytes, huge_pages=huge_pages)
+        if plan is not None and not replicas.number:
+            take_some(_address_of(mapped[1]), table_bytes, huge_pages=False)
 
     is_shared = False
     try:
         offers = _together(replicas, offer)
         outcomes = _together(replicas, attach)
-        reasons = [outcomes[member] for member in replicas.members if outcomes[member] is not None]
+        reasons = [error for member in replicas.members if (error := outcomes[member].error) is not None]
         _together(replicas, (lambda: None) if reasons else take)
         is_shared = not reasons
     finally:
         for segment in segments:
             segment.close()
         for mapping in [] if is_shared else mapped:
+            tables.clear()
             mapping.close()
+        for region in [] if is_shared else regions:
+            region.close()
     if is_shared:
-        return Sharing(replicas.share, mapped[0], SealTables.over(mapped[1], num_slots))
+        first = outcomes[replicas.members[0]]
+        lasting = None
+        if first.kept is not None:
+            owned = regions[0] if regions else None
+            lasting = Lasting(tables[0], PoolFacts(first.epoch, first.kept), owned)
+        sealed = SealTables.over(mapped[1], facts.num_slots)
+        return Sharing(replicas.share, mapped[0], sealed, lasting)
+    if len(replicas.members) == 1:
+        raise HostMemoryError(f"the pool cannot be mapped ({reasons[0]}); lower cpu_gib, or remove pool")
     if not replicas.number:
         logger.warning(
             "%d ranks hold the same KV and cannot share memory (%s): each keeps a copy, and the CPU pool "
@@ -177,6 +241,32 @@ def share_pool(
             reasons[0],
         )
     return ALONE
+
+
+def have_pool(
+    replicas: Replicas | None,
+    size: Callable[[int], WorkerFacts],
+    node: int | None,
+    huge_pages: bool,
+    plan: RegionPlan | None,
+) -> tuple[WorkerFacts, Sharing]:
+    """Map what a rank has in common with others, if anything. ``size``: for so many ranks that share.
+
+    Raises what ``share_pool`` raises.
+    """
+    sharing = ALONE
+    if replicas is not None:
+        facts = size(len(replicas.members))
+        sharing = share_pool(replicas, facts, node=node, huge_pages=huge_pages, plan=plan)
+    if plan is not None and sharing is ALONE:
+        sharing = share_pool(ONE, size(1), node=node, huge_pages=huge_pages, plan=plan)
+    facts = size(sharing.share.num_parts)
+    facts.pool = None if sharing.lasting is None else sharing.lasting.facts
+    return facts, sharing
+
+
+def _address_of(memory: mmap.mmap) -> int:
+    return int(np.frombuffer(memory, dtype=np.uint8).ctypes.data)
 
 
 def _together(replicas: Replicas, work: Callable[[], T]) -> list[T]:

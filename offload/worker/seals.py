@@ -19,7 +19,8 @@ Checksums = npt.NDArray[np.uint64]
 SAMPLE_EVERY = 16
 """With ``Verify.SAMPLED`` one block in so many is checked, others in every load."""
 
-_BROKEN = -1
+BROKEN = -1
+"""The generation of a slot without a seal."""
 
 _HELD_BYTES = 64 << 10
 """xxhash 4 keeps the interpreter lock while it takes up to that many bytes (before, ``update`` did not)."""
@@ -58,7 +59,7 @@ class SealTables(NamedTuple):
 
     def clear(self) -> None:
         """No slot has a seal."""
-        self.fills[:] = _BROKEN
+        self.fills[:] = BROKEN
 
 
 class Seals:
@@ -84,7 +85,8 @@ class Seals:
         *,
         of_blocks: bool = False,
         tables: SealTables | None = None,
-        for_tiers: bool = False,
+        for_others: bool = False,
+        unproven: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         """Make seals for so many slots.
 
@@ -94,14 +96,17 @@ class Seals:
             verify: which blocks are looked at.
             of_blocks: GPU blocks are host memory, take the checksums there.
             tables: those of all ranks that share the pool; None: of this one.
-            for_tiers: make checksums in any case, for what is below the pool.
+            for_others: make checksums in any case: for what is below the pool, or comes after this engine.
+            unproven: slots that earlier engines have filled, ``bool[slots]``: looked at whatever ``verify``
+                says, until they are found intact. None: there are none.
         """
         self.verify = verify
-        self.has_sums = for_tiers or verify is not Verify.NEVER
+        self.has_sums = for_others or verify is not Verify.NEVER
         """Whether slots have checksums."""
         self.of_blocks = of_blocks
         self._layout = layout
         self._sums, self._fills = tables or SealTables.of_one(num_slots)
+        self._unproven = unproven if unproven is not None and unproven.any() else None
         self._num_samples = 0
 
     def relocate(self, layout: BlockLayout) -> None:
@@ -110,7 +115,9 @@ class Seals:
 
     def unseal(self, slots: Ids) -> None:
         """Other bytes are about to come into these slots."""
-        self._fills[slots] = _BROKEN
+        self._fills[slots] = BROKEN
+        if self._unproven is not None:
+            self._unproven[slots] = False
 
     def seal(self, fill: int, block_ids: Ids | None, slots: Ids) -> int:
         """Job ``fill`` has filled these slots, from these GPU blocks or from another place.
@@ -136,11 +143,21 @@ class Seals:
         """How many leading ones of these slots still hold what those store jobs put there."""
         return _num_leading(self._fills[slots] == fills)
 
+    def are_checked(self, slots: Ids) -> bool:
+        """Whether some of these slots are looked at when they are loaded."""
+        return self.verify is not Verify.NEVER or self._are_unproven(slots)
+
     def num_intact(self, block_ids: Ids | None, slots: Ids) -> int:
         """How many leading ones of these blocks and slots are not known to have changed.
 
-        A sample begins with another block each time. One wrong block makes it look at all.
+        A sample begins with another block each time. One wrong block makes it look at all. So does one that
+        an earlier engine has filled and nobody has looked at yet.
         """
+        if self._are_unproven(slots):
+            num_intact = _num_leading(self._intact(block_ids, slots))
+            assert self._unproven is not None
+            self._unproven[slots[:num_intact]] = False
+            return num_intact
         if self.verify is Verify.SAMPLED:
             self._num_samples += 1
             sample = slice(self._num_samples % SAMPLE_EVERY % max(len(slots), 1), None, SAMPLE_EVERY)
@@ -151,8 +168,11 @@ class Seals:
     def check_invariants(self) -> None:
         """A slot has a checksum and a generation; no generation is below that of a broken seal."""
         assert len(self._sums) == len(self._fills), f"{len(self._sums)} sums of {len(self._fills)} slots"
-        wrong = np.flatnonzero(self._fills < _BROKEN)
+        wrong = np.flatnonzero(self._fills < BROKEN)
         assert not len(wrong), f"slots {wrong} have generations {self._fills[wrong]}"
+
+    def _are_unproven(self, slots: Ids) -> bool:
+        return self._unproven is not None and bool(self._unproven[slots].any())
 
     def _intact(self, block_ids: Ids | None, slots: Ids) -> npt.NDArray[np.bool_]:
         same: npt.NDArray[np.bool_] = self._checksums(block_ids, slots) == self._sums[slots]

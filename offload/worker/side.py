@@ -8,29 +8,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from offload.config import Verify
-from offload.messages import (
-    GPU,
-    Fingerprint,
-    JobReport,
-    Order,
-    StepPlan,
-    WorkerReport,
-)
+from offload.messages import GPU, Fingerprint, JobReport, Order, StepPlan, WorkerReport
 from offload.worker.copiers import Copier
 from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
+from offload.worker.gpu_cache import GpuCache
 from offload.worker.jobs import TransferEnd
 from offload.worker.lanes import gpu_lanes
-from offload.worker.layout import BlockLayout, Region
+from offload.worker.lasting import Lasting
+from offload.worker.layout import BlockLayout
 from offload.worker.media.base import PoolSlots
 from offload.worker.media.lane import MakeLanes, PoolParts
 from offload.worker.pool.memory import HostMemory
 from offload.worker.pool.numa import node_of_pci_device
-from offload.worker.replicas import ALONE, Replicas, share_pool, size_pool
+from offload.worker.pool.region import RegionPlan
+from offload.worker.replicas import Replicas, have_pool, size_pool
 from offload.worker.seals import Seals
 from offload.worker.transfer import CANCELLED, LANDED_AT_ONCE, TransferEngine, seal_thread
 
@@ -43,25 +39,6 @@ _AWAY = "the engine sleeps, and its KV cache has no memory"
 
 _still_in_use: list[HostMemory | None] = []
 """Pools that a stuck copy may use until the process ends."""
-
-
-class GpuCache(Protocol):
-    """The engine's KV cache on this rank."""
-
-    num_blocks: int
-    block_bytes: int
-    """Of one block, all layers of this rank."""
-    least_slots: int
-    """That the smallest store takes."""
-    is_divisible: bool
-    """Whether the engine can use the leading blocks of a load that fell short."""
-
-    def regions(self, kv_caches: Mapping[str, torch.Tensor]) -> list[Region]:
-        """The pieces that a block consists of, where they lie now; ``kv_caches`` by layer.
-
-        Raises:
-            UnsupportedError: the cache does not lie as its configuration says.
-        """
 
 
 class Seams(NamedTuple):
@@ -124,6 +101,7 @@ class WorkerSide:
         huge_pages: bool = False,
         make_lanes: Sequence[MakeLanes] = (),
         replicas: Replicas | None = None,
+        region: RegionPlan | None = None,
     ) -> None:
         """Size the pool.
 
@@ -136,6 +114,7 @@ class WorkerSide:
             huge_pages: whether to ask for huge pages for the pool.
             make_lanes: make the lanes between the pool and places below it.
             replicas: the ranks that hold the same KV as this one, and share the pool with it.
+            region: where the pool lies if it outlives the engine.
 
         Raises:
             ConfigError: the share does not hold the smallest store.
@@ -146,6 +125,8 @@ class WorkerSide:
         self._make_lanes = make_lanes
         self._seams = seams
         self._replicas = replicas
+        self._region = region
+        self._lasting: Lasting | None = None
         self._size = partial(size_pool, cpu_bytes, cache.block_bytes, cache.least_slots, fingerprint)
         self.facts = self._size(1 if replicas is None else len(replicas.members))
         self._memory: HostMemory | None = None
@@ -172,10 +153,8 @@ class WorkerSide:
         """
         device = next(iter(kv_caches.values())).device
         on_gpu = device.type == "cuda"
-        node, sharing = _node_of(device), ALONE
-        if self._replicas is not None:
-            sharing = share_pool(self._replicas, self.facts, node=node, huge_pages=self._huge_pages)
-            self.facts = self._size(sharing.share.num_parts)
+        node, huge = _node_of(device), self._huge_pages
+        self.facts, sharing = have_pool(self._replicas, self._size, node, huge, self._region)
         num_slots, slot_bytes = self.facts.num_slots, self.facts.slot_bytes
         self._memory = HostMemory(
             num_slots,
@@ -189,9 +168,17 @@ class WorkerSide:
         self._kv_caches = kv_caches
         layout = self._layout(self._memory)
         of_blocks = not on_gpu if self._seams.seals_of_blocks is None else self._seams.seals_of_blocks
-        has_tiers, tables = bool(self._make_lanes), sharing.tables
+        self._lasting = lasting = sharing.lasting
+        if lasting is not None:
+            lasting.begin(self._seams.make_executor)
         seals = Seals(
-            layout, num_slots, self._verify, of_blocks=of_blocks, tables=tables, for_tiers=has_tiers
+            layout,
+            num_slots,
+            self._verify,
+            of_blocks=of_blocks,
+            tables=sharing.tables,
+            for_others=bool(self._make_lanes) or lasting is not None,
+            unproven=None if lasting is None else lasting.unproven(num_slots),
         )
         copier = self._seams.make_copier(device, layout, self._cache.num_blocks, num_slots)
         lanes = gpu_lanes(layout, copier)
@@ -209,11 +196,14 @@ class WorkerSide:
             share=sharing.share,
         )
         atexit.register(self.close)  # an engine in the caller's process may never be shut down
+        num_sharing = sharing.share.num_parts
         logger.info(
             "CPU pool of %d blocks x %d bytes = %.2f GiB for %s",
             *(num_slots, slot_bytes, self._memory.nbytes / 2**30),
-            "this rank" if sharing is ALONE else f"{sharing.share.num_parts} ranks with the same KV",
+            "this rank" if num_sharing == 1 else f"{num_sharing} ranks with the same KV",
         )
+        if lasting is not None:
+            logger.info("the CPU pool outlives the engine: %s", lasting)
 
     def unregister(self) -> None:
         """The cache's memory is about to be taken away. Until ``restore`` all orders fail. Idempotent.
@@ -251,6 +241,8 @@ class WorkerSide:
         self._refusal = None
         if plan.fingerprint != self.facts.fingerprint:
             self._refusal = f"the scheduler is another one: {plan.fingerprint}, not {self.facts.fingerprint}"
+        elif self._lasting is not None:
+            self._lasting.keep(plan.kept)
         for order in plan.orders:
             (self._behind if order.route.source == GPU else self._before).append(order)
         self._fence(self._before)
@@ -327,11 +319,16 @@ class WorkerSide:
         engine, self._engine = self._engine, None
         memory, self._memory = self._memory, None
         self._kv_caches = {}
+        lasting, self._lasting = self._lasting, None
+        if lasting is not None:
+            lasting.rest()
         if engine is not None and not engine.close(_CLOSE_SECONDS):
             _still_in_use.append(memory)
             logger.warning("copies have not ended after %g s; the CPU pool stays mapped", _CLOSE_SECONDS)
         elif memory is not None:
             memory.close()
+            if lasting is not None:
+                lasting.close()
 
     def _layout(self, memory: HostMemory) -> BlockLayout:
         """The layout of the pool, and of the cache where it lies now."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from offload.config import Verify
 from offload.messages import Extents, Ids, Route
 from offload.worker.copiers.base import Copier, CopyEnd
 from offload.worker.jobs import TransferEnd, TransferJob
@@ -303,7 +302,7 @@ class TransferEngine:
             job.checked = self._begin(job.lane, self._seals.seal, job_id, job.block_ids, job.slots)
 
     def _check(self, job: TransferJob, num_blocks: int) -> None:
-        if self._seals.verify is not Verify.NEVER:
+        if self._seals.are_checked(job.slots):
             block_ids = None if job.block_ids is None else job.block_ids[:num_blocks]
             job.checked = self._begin(job.lane, self._seals.num_intact, block_ids, job.slots[:num_blocks])
 

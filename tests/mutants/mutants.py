@@ -215,7 +215,7 @@ _ROWS = [
     ("hints", "offload.scheduler.kv_hints:wishes", "actions[:MAX_ACTIONS]", "actions"),
     ("hints", "offload.scheduler.hints:RequestHints.to_keep", "now + self.pin_seconds", "self.pin_seconds"),
     ("hints", "offload.scheduler.hints:_is_priority", "value in tuple(_PRIORITIES)", "True"),
-    ("seals", f"{_SEALS}.unseal", "self._fills[slots] = _BROKEN", "pass"),
+    ("seals", f"{_SEALS}.unseal", "self._fills[slots] = BROKEN", "pass"),
     ("seals", f"{_SEALS}._intact", "self._sums[slots]", "self._sums[block_ids]"),
     ("seals", f"{_SEALS}.num_intact", "self._num_samples += 1", "pass"),
     ("seals", f"{_SEALS}.num_intact", ".all()", ".any()"),

@@ -25,7 +25,13 @@ _SHARED_THP_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
 def take_pages(
-    address: int, nbytes: int, *, node: int | None = None, huge_pages: bool = False, is_shared: bool = False
+    address: int,
+    nbytes: int,
+    *,
+    node: int | None = None,
+    huge_pages: bool = False,
+    is_shared: bool = False,
+    is_taken: bool = False,
 ) -> None:
     """Have every page of a mapping in memory when this returns: a first touch later would slow down stores.
 
@@ -39,11 +45,13 @@ def take_pages(
         node: the NUMA node its pages should lie on; None for wherever the kernel puts them.
         huge_pages: whether to ask for transparent huge pages.
         is_shared: whether other processes map it, too.
+        is_taken: all pages are in memory, and this process has yet to map them.
 
     Raises:
         HostMemoryError: there is not so much memory. The mapping is the caller's to undo.
     """
-    check_room(nbytes)
+    if not is_taken:
+        check_room(nbytes)
     if huge_pages:
         _ask_for_huge_pages(address, nbytes, is_shared)
     refusal = None if node is None else _ask_for_node(address, nbytes, node)
@@ -59,7 +67,8 @@ def take_pages(
 
     def take(offset: int) -> None:
         size = min(_PIECE_BYTES, nbytes - offset)
-        check_room(size)
+        if not is_taken:
+            check_room(size)
         _touch(address + offset, size)
 
     num_threads = min(_MOST_THREADS, len(cpus))

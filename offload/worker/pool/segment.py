@@ -1,4 +1,4 @@
-"""Memory that several processes of one machine map, and that has no name in any file system."""
+"""Memory that several processes of one machine map: nameless, or a file on a file system in memory."""
 
 import mmap
 import os
@@ -15,7 +15,7 @@ class SegmentName(NamedTuple):
         machine: the machine since its last boot, and the processes there that can see each other.
         pid: its maker.
         fd: the maker's descriptor.
-        label: what the kernel calls it; nothing else is called so.
+        label: what the kernel calls it, or its path; nothing else is called so.
         nbytes: its size.
     """
 
@@ -27,7 +27,11 @@ class SegmentName(NamedTuple):
 
 
 class Segment:
-    """An open one. It lives as long as a process has it open or mapped, however processes end."""
+    """An open one.
+
+    Without a name it lives as long as a process has it open or mapped, however processes end. A file's
+    outlives them.
+    """
 
     def __init__(self, fd: int, name: SegmentName) -> None:
         """As ``create`` and ``open`` make it."""
@@ -48,6 +52,11 @@ class Segment:
         return segment
 
     @classmethod
+    def of_file(cls, fd: int, path: Path, nbytes: int) -> "Segment":
+        """A file's, which has that size. ``fd`` belongs to the segment from now on. Raises OSError."""
+        return cls(fd, SegmentName(_machine(), os.getpid(), fd, str(path), nbytes))
+
+    @classmethod
     def open(cls, name: SegmentName) -> "Segment":
         """Another process's. Raises OSError if this one cannot have it, or finds another file there."""
         if name.machine != _machine():
@@ -59,6 +68,11 @@ class Segment:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         return cls(fd, name)
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether all of its pages are in memory already. Raises OSError."""
+        return 512 * os.fstat(self._fd).st_blocks >= self.name.nbytes
+
     def map(self, start: int, nbytes: int) -> mmap.mmap:
         """Map bytes from ``start`` on, where a page begins; not for forked children. Raises OSError."""
         mapping = mmap.mmap(self._fd, nbytes, flags=mmap.MAP_SHARED, offset=start)
@@ -67,8 +81,10 @@ class Segment:
         return mapping
 
     def close(self) -> None:
-        """What is mapped stays mapped; nobody can open it here any more."""
-        os.close(self._fd)
+        """What is mapped stays mapped; nobody can open it here any more. Calling it again does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def _machine(root: Path = Path("/")) -> str:

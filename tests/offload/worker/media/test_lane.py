@@ -47,7 +47,7 @@ class Rank:
         self.pool = Pool()
         memory = self.pool.slots
         layout = BlockLayout([Region(memory.address, memory.slot_bytes, memory.slot_bytes)], memory.address)
-        self.seals = Seals(layout, SLOTS, for_tiers=True)
+        self.seals = Seals(layout, SLOTS, for_others=True)
         self.seals.seal(1, None, np.arange(SLOTS))
         kept = MemoryMedium(memory, extent_slots=EXTENT, num_places=PLACES)
         self.medium = NotedMedium() if is_noted else kept

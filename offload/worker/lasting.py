@@ -1,0 +1,62 @@
+"""A pool that outlives its engine, on a worker: what its slots hold is written beside them."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from offload.messages import Kept, PoolFacts
+from offload.worker.pool.region import Region
+from offload.worker.pool.table import SlotTable
+
+
+class Lasting:
+    """One rank's part of it, where it is the first of those that share it, or the view that another has."""
+
+    def __init__(self, table: SlotTable, facts: PoolFacts, region: Region | None) -> None:
+        """As it was opened.
+
+        Args:
+            table: what its slots hold.
+            facts: what they held when it was opened.
+            region: owned as long as this is open; None: another rank owns it, and writes the table.
+        """
+        self.facts = facts
+        self._table = table
+        self._region = region
+        self._executor: Executor | None = None
+
+    def __str__(self) -> str:
+        where = "another rank's" if self._region is None else str(self._region.path)
+        return f"{where}, with {len(self.facts.kept.slots)} blocks from before"
+
+    def unproven(self, num_slots: int) -> npt.NDArray[np.bool_]:
+        """Slots that earlier engines have filled."""
+        found = np.zeros(num_slots, dtype=np.bool_)
+        found[self.facts.kept.slots] = True
+        return found
+
+    def begin(self, make_executor: Callable[[], Executor]) -> None:
+        """From now on ``keep`` writes, on a thread of its own."""
+        if self._region is not None:
+            self._executor = make_executor()
+
+    def keep(self, news: Sequence[Kept]) -> None:
+        """Slots hold that, also for later lives. Waits for nothing; one that owns no region does nothing."""
+        if self._executor is None:
+            return
+        for kept in news:
+            with suppress(RuntimeError):  # no more threads: later lives do without it
+                self._executor.submit(self._table.keep, kept)
+
+    def rest(self) -> None:
+        """Wait until all is written."""
+        if self._executor is not None:
+            self._executor.shutdown()
+
+    def close(self) -> None:
+        """Give the region up: nobody writes to its slots any more."""
+        if self._region is not None:
+            self._region.close()
