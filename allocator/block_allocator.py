@@ -14,7 +14,7 @@ from allocator.plans import Event, Hit, StorePlan, UncachedRun
 from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
 from allocator.room import Room
-from allocator.slot_pool import SlotPool, SlotState, check_sizes
+from allocator.slot_pool import SlotPool, SlotQueue, Slots, SlotState, check_sizes
 from allocator.store_plans import StorePlans
 from allocator.uncached import UncachedBlocks
 from evictor import EvictionPolicy, KeepHints, LruPolicy
@@ -33,8 +33,8 @@ class CpuOffloadingBlockAllocator:
                                       +--abort()--> gone   +--pin()/unpin() around each load
 
     A position is resident only if every earlier one of its chain is. Models with windows or states can go on
-    at *checkpoints* only: depths of a chain with a *bag* of slots. It moves no bytes and reads no
-    clock; every method is a function of its arguments and the calls before. Not thread-safe.
+    at *checkpoints* only: depths of a chain with a *bag* of slots. It moves no bytes and reads no clock: a
+    method is a function of its arguments and the calls before. Not thread-safe.
     """
 
     def __init__(
@@ -47,25 +47,26 @@ class CpuOffloadingBlockAllocator:
         record_events: bool = False,
         bag_reach: int = 1,
         admits_all: bool = False,
+        order: Slots | None = None,
     ) -> None:
         """Make an empty pool.
 
         Args:
             capacity: slots in the pool.
-            columns: slots per chain position; one for models with a single cache group, none for those
-                without full attention.
+            columns: slots per chain position; none for models without full attention.
             bag_slots: most slots that a bag has; none for models without windows or states.
             policy: ranks leaves; LRU by default. It must be fresh and is the allocator's alone. Hints of
                 requests are heeded by a ``HintedPolicy``.
             record_events: keep events of positions and bags for ``take_events``.
             bag_reach: positions before a checkpoint whose hashes ``BagStored`` has.
             admits_all: evict for whatever is to be stored, even if the policy thinks it worth less.
+            order: of slots as they are handed out at first, for a ``SlotQueue``; None: ascending.
 
         Raises:
             CapacityError: a capacity too small for a position and a bag, or neither columns nor bags.
         """
         check_sizes(capacity, columns, bag_slots)
-        self._pool = SlotPool(capacity)
+        self._pool = SlotPool(capacity) if order is None else SlotQueue(capacity, order)
         self._bag_slots = bag_slots
         self._tree = PrefixTree(columns, has_checkpoints=bag_slots > 0)
         self._policy: EvictionPolicy[Node] = LruPolicy() if policy is None else policy

@@ -53,9 +53,8 @@ class SlotPool:
     def take(self, num_slots: int) -> Slots:
         """Turn ``num_slots`` free slots into filling ones and return them. Needs that many free ones."""
         assert 0 <= num_slots <= self.num_free, f"asked for {num_slots} of {self.num_free} free slots"
-        rest = self.num_free - num_slots
-        slots: Slots = self._stack[rest : self.num_free][::-1].copy()
-        self.num_free = rest
+        slots = self._pop(num_slots)
+        self.num_free -= num_slots
         self._count[SlotState.FILLING] += num_slots
         return slots
 
@@ -66,7 +65,7 @@ class SlotPool:
         if source is SlotState.LEAVING or target is SlotState.LEAVING:
             self._is_leaving[slots] = target is SlotState.LEAVING
         if target is SlotState.FREE:
-            self._stack[self.num_free : self.num_free + num_slots] = slots[::-1]
+            self._push(slots)
             self.num_free += num_slots
         else:
             self._count[target] += num_slots
@@ -103,6 +102,46 @@ class SlotPool:
         assert not np.isin(leaving, free).any(), "a slot that is leaving is in the free list"
         read = np.flatnonzero(self._num_readers)
         assert np.array_equal(read, leaving), f"{leaving} are leaving, {read} are read"
+
+    def _pop(self, num_slots: int) -> Slots:
+        """Those that are to be handed out next, of as many as are free."""
+        slots: Slots = self._stack[self.num_free - num_slots : self.num_free][::-1].copy()
+        return slots
+
+    def _push(self, slots: Slots) -> None:
+        """These are free, beside those that are."""
+        self._stack[self.num_free : self.num_free + len(slots)] = slots[::-1]
+
+
+class SlotQueue(SlotPool):
+    """Prefers the slots given back longest ago: what they held can be found again for as long as possible.
+
+    That is of use where memory outlives the engine. Of slots given back together the last ones go first, as
+    ends of chains are worth less than their beginnings.
+    """
+
+    def __init__(self, capacity: int, order: Slots) -> None:
+        """``order``: all slots, in which they are handed out at first. Raises CapacityError without any."""
+        super().__init__(capacity)
+        self._stack = order.copy()
+        self._first = 0
+
+    def free(self) -> Slots:
+        slots: Slots = self._stack[self._at(0, self.num_free)]
+        return slots
+
+    def _pop(self, num_slots: int) -> Slots:
+        slots: Slots = self._stack[self._at(0, num_slots)]
+        self._first = (self._first + num_slots) % self.capacity
+        return slots
+
+    def _push(self, slots: Slots) -> None:
+        self._stack[self._at(self.num_free, len(slots))] = slots[::-1]
+
+    def _at(self, start: int, count: int) -> Slots:
+        """Where so many lie, from that place in the queue on."""
+        at: Slots = (self._first + start + np.arange(count)) % self.capacity
+        return at
 
 
 def flat(slots: Slots) -> Slots:

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from allocator import CpuOffloadingBlockAllocator
+from allocator import CpuOffloadingBlockAllocator, StorePlan
 from offload.messages import Ids, Route
 from offload.observe.metrics import Metrics
-from offload.scheduler.engine import Engine
+from offload.scheduler.engine import Engine, Request
 from offload.scheduler.jobs import JobLedger
+from offload.scheduler.lasting import Lasting
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Common:
         slot_bytes: bytes of a block in the pool, on all ranks.
         block_bytes: the same on the GPU, where ranks may have copies.
         filled_by: for every slot the job that filled it, ``int64[slots]``.
+        lasting: told what the pool holds if it outlives the engine.
     """
 
     allocator: CpuOffloadingBlockAllocator
@@ -35,8 +37,18 @@ class Common:
     slot_bytes: int
     block_bytes: int
     filled_by: Ids
+    lasting: Lasting | None = None
 
     def count_failed(self, route: Route) -> None:
         """A job of that route, or a restore, has failed."""
         self.metrics.count("failed_jobs")
         self.metrics.count("route_failed_jobs", 1, route)
+
+    def may_last(self, request: Request) -> bool:
+        """Whether what is stored of that request may outlive the engine."""
+        return self.lasting is not None and self.lasting.is_meant(request)
+
+    def note_kept(self, plan: StorePlan) -> None:
+        """That plan was committed, and what it fills may outlive the engine."""
+        if self.lasting is not None:
+            self.lasting.committed(plan, self.filled_by[plan.all_slots])

@@ -14,9 +14,10 @@ class JobLedger:
     one rank falls short, and ends when all have let go of its memory.
     """
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, first_id: int = 0) -> None:
+        """Ranks that report each job, and the id of the first one."""
         self._num_ranks = num_ranks
-        self._ids = count()
+        self._ids = count(first_id)
         self._jobs: dict[int, Job[Any]] = {}
         self.num_given_up = 0
         """Jobs in flight past their deadline."""

@@ -8,6 +8,7 @@ One step of the engine, top to bottom::
     receive             workers report: commit or abort stores, unpin loads, release blocks
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,19 +19,30 @@ import numpy as np
 from allocator import CpuOffloadingBlockAllocator
 from evictor import HintedPolicy, make_policy
 from offload.config import OffloadConfig
-from offload.messages import Fingerprint, JobReport, StepPlan, WorkerReport
+from offload.messages import (
+    EPOCH_SHIFT,
+    Fingerprint,
+    JobReport,
+    PoolFacts,
+    StepPlan,
+    WorkerReport,
+)
 from offload.observe.metrics import Metrics
 from offload.observe.recorder import TraceRecorder
 from offload.scheduler import amounts
 from offload.scheduler.adapters import Adapters
+from offload.scheduler.adoption import adopt
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Engine, Request, Step
 from offload.scheduler.flow import Below, Flow, Progress, Source
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.jobs import JobLedger
+from offload.scheduler.lasting import Lasting
 from offload.scheduler.offer import COMING, NOTHING, Offer, Why
 from offload.scheduler.restores import Restores
 from offload.scheduler.stores import Stores
+
+logger = logging.getLogger(__name__)
 
 
 class SchedulerSide:
@@ -51,8 +63,9 @@ class SchedulerSide:
         fingerprint: Fingerprint,
         clock: Callable[[], float] = time.monotonic,
         places: Sequence[Callable[[Common], Below]] = (),
+        kept: Sequence[PoolFacts] = (),
     ) -> None:
-        """Begin with an empty pool.
+        """Begin with an empty pool, or with what one that outlived its engine has.
 
         Args:
             config: the user's.
@@ -67,10 +80,12 @@ class SchedulerSide:
             fingerprint: the engine's.
             clock: in seconds.
             places: make the flows of places below the pool.
+            kept: what ranks have found in a pool that outlives its engine; nothing if it ends with it.
         """
         self.block_size = block_size
         self._clock = clock
         policy = make_policy(config.eviction_policy, num_slots, clock)
+        adoption = adopt(kept, num_slots, engine.groups) if kept else None
         self.allocator = CpuOffloadingBlockAllocator(
             num_slots,
             columns=engine.groups.columns,
@@ -78,8 +93,10 @@ class SchedulerSide:
             policy=HintedPolicy(policy, int(num_slots * config.hinted_share), clock),
             record_events=record_events,
             bag_reach=engine.groups.reach + 1,  # events tell what comes before the first block, too
+            order=None if adoption is None else adoption.order,
         )
-        self.ledger = JobLedger(num_ranks)
+        self.ledger = JobLedger(num_ranks, 0 if adoption is None else adoption.epoch << EPOCH_SHIFT)
+        self._lasting = None if adoption is None else Lasting()
         self.metrics = Metrics()
         common = Common(
             self.allocator,
@@ -90,8 +107,12 @@ class SchedulerSide:
             block_size,
             slot_bytes,
             block_bytes,
-            filled_by=np.full(num_slots, -1, dtype=np.int64),
+            filled_by=np.full(num_slots, -1, dtype=np.int64) if adoption is None else adoption.generations,
+            lasting=self._lasting,
         )
+        if adoption is not None:
+            adoption.into(self.allocator)
+            logger.info("%d blocks of the CPU pool are adopted", adoption.num_slots)
         self.adapters = Adapters(self.allocator, engine)
         self.stores = Stores(
             common, self.adapters, step_tokens=step_tokens, store_answers=config.store_answers
@@ -196,6 +217,8 @@ class SchedulerSide:
         for flow in self.flows:
             plan.orders += flow.plan(step, len(self._admitted))
         self._has_news = self._has_news or bool(plan.orders or had_queue)
+        if self._lasting is not None:
+            plan.kept = self._lasting.take()
         return plan
 
     def receive(self, report: WorkerReport | None, invalid_block_ids: set[int]) -> None:
@@ -241,6 +264,8 @@ class SchedulerSide:
     def reset(self) -> None:
         """Forget all KV: weights may have changed. Nothing computed before this is ever stored."""
         self.allocator.reset()
+        if self._lasting is not None:
+            self._lasting.reset()
         for flow in self.flows:
             self._next.cancelled += flow.reset()
         self._has_news = True
@@ -253,7 +278,8 @@ class SchedulerSide:
         queue moves, or is given up when its time is over.
         """
         is_moving = len(self.ledger) > self.ledger.num_given_up
-        return is_moving or any(flow.is_busy for flow in self.flows)
+        has_news = self._lasting is not None and self._lasting.has_news
+        return is_moving or has_news or any(flow.is_busy for flow in self.flows)
 
     def take_metrics(self) -> dict[str, float]:
         """Counts since the last call, and the gauges; nothing if nothing has happened."""

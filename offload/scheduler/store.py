@@ -13,8 +13,10 @@ class Store:
         plan: into which slots.
         is_spoiled: what it copies may be no KV.
         is_dropped: a reset has made it worthless.
+        is_lasting: what it fills may outlive the engine.
     """
 
     plan: StorePlan
     is_spoiled: bool = False
     is_dropped: bool = False
+    is_lasting: bool = False

@@ -361,7 +361,8 @@ class Stores:
     def _begin(self, pending: Pending, plan: StorePlan, blocks: list[Any]) -> Order:
         """Copy these blocks, which are held for it, into the slots of ``plan``."""
         self._adapters.stored(pending.request)
-        job = self._ledger.open(self, Store(plan), len(blocks), blocks)
+        store = Store(plan, is_lasting=self._common.may_last(pending.request))
+        job = self._ledger.open(self, store, len(blocks), blocks)
         self.holds.begin(job, pending)
         self.breaker.began(job.job_id)
         slots = plan.all_slots
@@ -387,6 +388,8 @@ class Stores:
             self.breaker.succeeded(job.job_id)
             if not self._allocator.commit(store.plan):
                 self.holds.count_unstored(num_left, "reset" if store.is_dropped else "cut_off")
+            elif store.is_lasting:
+                self._common.note_kept(store.plan)
             return
         self._allocator.abort(store.plan)
         self.holds.count_unstored(num_left, "outage")

@@ -1,12 +1,14 @@
 """The slot pool beside a dict of states."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from allocator import CapacityError
-from allocator.slot_pool import SlotPool, Slots, SlotState
+from allocator.slot_pool import SlotPool, SlotQueue, Slots, SlotState
 from tests.models import SlotPoolModel
 from tests.strategies import thorough
 
@@ -91,6 +93,37 @@ def _array(slots: list[int]) -> Slots:
 
 TestSlotPoolMachine = SlotPoolMachine.TestCase
 TestSlotPoolMachine.settings = thorough(80)
+
+
+class QueueModel(SlotPoolModel):
+    """Those given back wait behind those that are free."""
+
+    def move(self, slots: Iterable[int], target: SlotState) -> None:
+        before = self.free
+        self.free = []
+        super().move(list(slots)[::-1], target)
+        self.free += before
+
+
+class SlotQueueMachine(SlotPoolMachine):
+    @initialize(order=st.integers(1, 12).flatmap(lambda capacity: st.permutations(range(capacity))))
+    def make(self, order: list[int]) -> None:
+        self.pool = SlotQueue(len(order), _array(order))
+        self.model = QueueModel(len(order))
+        self.model.free = order[::-1]
+        self.loads = []
+
+
+TestSlotQueueMachine = SlotQueueMachine.TestCase
+TestSlotQueueMachine.settings = thorough(80)
+
+
+def test_a_queue_hands_out_the_ends_of_what_was_given_back_longest_ago() -> None:
+    pool = SlotQueue(6, _array([5, 0, 1, 2, 3, 4]))
+    slots = pool.take(4)
+    assert slots.tolist() == [5, 0, 1, 2]
+    pool.move(slots[:3], FILLING, FREE)
+    assert pool.take(5).tolist() == [3, 4, 1, 0, 5]
 
 
 def test_a_fresh_pool_hands_out_ascending_slots() -> None:

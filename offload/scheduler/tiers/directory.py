@@ -153,7 +153,8 @@ class Directory:
     def extents(self, writing: Writing, job_id: int, starts: Ids) -> Extents:
         """What workers must know of it: ``starts`` as in ``Extents``."""
         plan, num_extents = writing.plan, len(writing.places)
-        generations = np.full(num_extents, self.epoch << EPOCH_SHIFT | (job_id + 1), dtype=np.int64)
+        number = job_id % (1 << EPOCH_SHIFT) + 1  # the pool may have put an epoch of its own in front
+        generations = np.full(num_extents, self.epoch << EPOCH_SHIFT | number, dtype=np.int64)
         self._generations[writing.places] = generations
         names = rows(plan.hashes)
         parents = rows([plan.parent_hash or ROOT, *plan.hashes[:-1]])

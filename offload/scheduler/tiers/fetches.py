@@ -350,7 +350,8 @@ class Fetches:
             common.allocator.abort(fetch.plan)
         else:
             self._release(fetch)
-            common.allocator.commit(fetch.plan)
+            if common.allocator.commit(fetch.plan):
+                common.note_kept(fetch.plan)
         if not fetch.batch.num_left:
             num_bytes = fetch.batch.num_blocks * common.slot_bytes
             self._pace.fetched(num_bytes, common.clock() - fetch.batch.since)

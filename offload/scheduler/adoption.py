@@ -1,0 +1,262 @@
+"""What a pool that outlived its engine holds: what all ranks have alike, as chains that make sense."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain as chain_up
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from allocator import CpuOffloadingBlockAllocator
+from offload.messages import NAME_BYTES, Ids, Kept, Names, PoolFacts
+from offload.scheduler.groups import Groups
+from offload.scheduler.lasting import BAG, WIDTH_SHIFT
+
+_NO_PARENT, _MISSING = -1, -2
+"""In the place of a position before another: it is the first of a chain, or that one is not there."""
+_FACTORS = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63)
+_UNSEEN, _LOST = -3, -4
+"""In the place of a chain: not known yet, or there is a hole before it."""
+
+
+class Stretch(NamedTuple):
+    """Positions of a chain to be stored at once, and the bag of a checkpoint behind them.
+
+    Attributes:
+        hashes: prefix hashes, from the first of the chain on.
+        num_bag: slots of the bag; None: there is no checkpoint.
+        slots: that are to be filled, in the order in which a fresh pool hands them out.
+    """
+
+    hashes: list[bytes]
+    num_bag: int | None
+    slots: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What is adopted.
+
+    Attributes:
+        epoch: of this life.
+        generations: of each slot, ``int64[slots]``; -1: it holds nothing.
+        stretches: in the order in which they are to be stored.
+        order: of all slots, those of the stretches first.
+    """
+
+    epoch: int
+    generations: Ids
+    stretches: Sequence[Stretch]
+    order: Ids
+
+    @property
+    def num_slots(self) -> int:
+        """That hold something."""
+        return int((self.generations >= 0).sum())
+
+    def into(self, allocator: CpuOffloadingBlockAllocator) -> None:
+        """Let a fresh pool, which hands out slots in that order, have it."""
+        for hashes, num_bag, slots in self.stretches:
+            plan = allocator.plan_store(hashes, len(hashes), num_bag=num_bag)
+            is_so = plan is not None and np.array_equal(plan.all_slots, slots)
+            assert plan is not None and is_so, f"{slots} are adopted as {plan}"
+            allocator.commit(plan)
+
+
+def adopt(facts: Sequence[PoolFacts], num_slots: int, groups: Groups) -> Adoption:
+    """Find out what a pool of so many slots holds. O(slots), some loops in Python; once, at start.
+
+    Of several slots of one name the newest count. What has no parent is free, and so is what is behind the
+    last checkpoint of a model that needs one.
+    """
+    kept = _agreed(facts, num_slots)
+    stretches = list(_stretches(kept, groups))
+    taken: Ids = np.concatenate([np.zeros(0, dtype=np.int64), *(each.slots for each in stretches)])
+    is_free = np.ones(num_slots, dtype=np.bool_)
+    is_free[taken] = False
+    generations: Ids = np.full(num_slots, -1, dtype=np.int64)
+    generations[kept.slots] = kept.generations
+    generations[is_free] = -1
+    epoch = max(fact.epoch for fact in facts)
+    return Adoption(epoch, generations, stretches, np.concatenate([taken, np.flatnonzero(is_free)]))
+
+
+def _agreed(facts: Sequence[PoolFacts], num_slots: int) -> Kept:
+    """What all ranks say alike."""
+    first, *others = (_within(fact.kept, num_slots) for fact in facts)
+    for other in others:
+        if not np.array_equal(first.slots, other.slots):
+            both = np.intersect1d(first.slots, other.slots, assume_unique=True)
+            first, other = first.rows(np.isin(first.slots, both)), other.rows(np.isin(other.slots, both))
+        same = (first.generations == other.generations) & (first.marks == other.marks)
+        same &= (first.names == other.names).all(axis=1) & (first.parents == other.parents).all(axis=1)
+        first = first if same.all() else first.rows(same)
+    return first
+
+
+def _within(kept: Kept, num_slots: int) -> Kept:
+    is_there = kept.slots < num_slots
+    return kept if is_there.all() else kept.rows(is_there)
+
+
+class _Positions(NamedTuple):
+    """Positions that have all of their slots, each name once, the oldest first.
+
+    Attributes:
+        hashes: prefix hash of each.
+        parents: which of them is before it; one of the constants above if none is.
+        slots: of each, ``int64[n, columns]``.
+        bags: slots of the bags behind some of them.
+    """
+
+    hashes: list[bytes]
+    parents: list[int]
+    slots: Ids
+    bags: dict[int, Ids]
+
+
+class _Index:
+    """Finds names among others, by a hash of 64 bits and then in full."""
+
+    def __init__(self, names: Names) -> None:
+        """``names``: each once, or one of those that are equal is found."""
+        self._names = names
+        keys = _keys(names)
+        self._order = np.argsort(keys)
+        self._keys = keys[self._order]
+
+    def find(self, names: Names) -> Ids:
+        """Where each is, ``int64[n]``; one of the constants above if it is not there."""
+        found: Ids = np.full(len(names), _MISSING, dtype=np.int64)
+        found[~names.any(axis=1)] = _NO_PARENT
+        if not len(self._keys):
+            return found
+        keys = _keys(names)
+        at = self._order[np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)]
+        is_there = (self._names[at] == names).all(axis=1)
+        found[is_there] = at[is_there]
+        return found
+
+
+def _keys(names: Names) -> npt.NDArray[np.uint64]:
+    """As good as different for different names."""
+    words = np.ascontiguousarray(names).view(np.uint64)
+    keys = np.zeros(len(words), dtype=np.uint64)
+    for column, factor in enumerate(_FACTORS):
+        keys = (keys ^ words[:, column]) * np.uint64(factor)
+        keys ^= keys >> np.uint64(29)
+    return keys
+
+
+def _positions(kept: Kept, columns: int) -> _Positions:
+    """Put slots together that are of one name and one job."""
+    numbers, is_bag = kept.marks & (BAG - 1), (kept.marks & BAG) != 0
+    order = np.lexsort((numbers, _keys(kept.names), kept.generations, is_bag))
+    kept, numbers, is_bag = kept.rows(order), numbers[order], is_bag[order]
+    is_first = np.ones(len(order), dtype=np.bool_)
+    is_first[1:] = (kept.names[1:] != kept.names[:-1]).any(axis=1)
+    is_first[1:] |= (kept.generations[1:] != kept.generations[:-1]) | (is_bag[1:] != is_bag[:-1])
+    starts = np.flatnonzero(is_first)
+    sizes = np.diff(np.append(starts, len(order)))
+    is_next = numbers == np.arange(len(order)) - np.repeat(starts, sizes)
+    is_whole = np.logical_and.reduceat(is_next, starts) if len(starts) else is_next
+
+    firsts = starts[is_whole & ~is_bag[starts] & (sizes == columns)]
+    newest = _keys(kept.names[firsts])[::-1]
+    firsts = firsts[np.sort(len(firsts) - 1 - np.unique(newest, return_index=True)[1])]
+    names = kept.names[firsts]
+    index = _Index(names)
+    bags = is_whole & is_bag[starts]
+    ends = index.find(kept.names[starts[bags]])
+    content, width = names.tobytes(), int(kept.marks[firsts[:1]].sum()) >> WIDTH_SHIFT
+    return _Positions(
+        [content[at : at + width] for at in range(0, len(content), NAME_BYTES)],
+        index.find(kept.parents[firsts]).tolist(),
+        kept.slots[firsts[:, None] + np.arange(columns)],
+        {
+            end: kept.slots[start : start + size]
+            for end, start, size in zip(
+                ends.tolist(), starts[bags].tolist(), sizes[bags].tolist(), strict=True
+            )
+            if end >= 0
+        },
+    )
+
+
+def _stretches(kept: Kept, groups: Groups) -> Iterator[Stretch]:
+    positions = _positions(kept, groups.columns)
+    is_placed = bytearray(len(positions.hashes))
+    num_in_bag = cache(groups.num_in_bag)
+    nothing: Ids = np.zeros(0, dtype=np.int64)
+    for chain, start in _chains(positions.parents):
+        depths = [len(chain)]
+        if groups.has_bags:  # it takes a bag to go on, or none is needed there
+            behind = enumerate(chain[start:], start + 1)
+            depths = [depth for depth, at in behind if len(positions.bags.get(at, ())) == num_in_bag(depth)]
+        hashes = [positions.hashes[each] for each in chain]
+        for depth in depths:
+            first = depth
+            while first and not is_placed[chain[first - 1]]:
+                first -= 1
+                is_placed[chain[first]] = True
+            slots = positions.slots[chain[first:depth]].reshape(-1)
+            bag = positions.bags.get(chain[depth - 1], nothing) if groups.has_bags else nothing
+            num_bag = len(bag) if groups.has_bags else None
+            yield Stretch(hashes[:depth], num_bag, np.concatenate([slots, bag]))
+
+
+def _chains(parents: Sequence[int]) -> Iterator[tuple[list[int], int]]:
+    """Each chain from its first position to a last one, and how much of it came before, with another.
+
+    The one whose last position is the oldest comes first. What comes behind a hole is left out.
+    """
+    is_parent = bytearray(len(parents))
+    for parent in parents:
+        if parent >= 0:
+            is_parent[parent] = True
+    chain_of = [_UNSEEN] * len(parents)
+    depths = [0] * len(parents)
+    tails: list[_Tail] = []
+    for end in range(len(parents)):
+        if is_parent[end]:
+            continue
+        tail, at = [], end
+        while at >= 0 and chain_of[at] == _UNSEEN:
+            chain_of[at] = _LOST
+            tail.append(at)
+            at = parents[at]
+        before = chain_of[at] if at >= 0 else at
+        if before in (_LOST, _MISSING):
+            continue
+        tail.reverse()
+        start = depths[at] + 1 if at >= 0 else 0
+        for depth, each in enumerate(tail, start):
+            chain_of[each], depths[each] = len(tails), depth
+        tails.append(_Tail(before, start, tail))
+        yield _whole(tails, len(tails) - 1), start
+
+
+class _Tail(NamedTuple):
+    """The positions of a chain that no chain before it has.
+
+    Attributes:
+        before: the chain that it leaves; negative: none.
+        start: where it leaves that.
+        positions: from there on.
+    """
+
+    before: int
+    start: int
+    positions: list[int]
+
+
+def _whole(tails: Sequence[_Tail], number: int) -> list[int]:
+    """All positions of a chain."""
+    parts, stop = [], None
+    while number >= 0:
+        before, start, positions = tails[number]
+        parts.append(positions if stop is None else positions[: stop - start])
+        number, stop = before, start
+    return list(chain_up.from_iterable(reversed(parts)))
