@@ -9,8 +9,11 @@ from typing import Any
 
 from offload.config import GIB, OffloadConfig
 from offload.errors import OffloadError, without_vllm
+from offload.files.memory_path import look_for_room
 from offload.files.probe import probe
 from offload.files.tier_path import check_live
+from offload.pool_command import add_pool_command
+from offload.pool_config import SharedMemoryConfig
 from offload.provenance import own_version
 from offload.sizing.command import add_size_command
 from offload.status_command import add_status_command
@@ -47,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_certify_command(commands)
     add_tier_command(commands)
     add_status_command(commands)
+    add_pool_command(commands)
     options, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_REMEDIES.get(options.command, '')}")
@@ -93,6 +97,8 @@ def _check(options: argparse.Namespace) -> None:
         config = check_settings(settings)
     memory, free = host_memory_bytes() / GIB, free_memory_bytes() / GIB
     print(f"memory   {memory:.1f} GiB in all, {free:.1f} free, {config.cpu_gib} of them for the pool")
+    if config.pool is not None:
+        print(f"pool     {_pool(config.pool, config.cpu_bytes)}")
     for tier in config.tiers:
         if isinstance(tier, DiskConfig):
             print(f"disk     {_disk(tier)}")
@@ -102,6 +108,13 @@ def _check(options: argparse.Namespace) -> None:
     print(_NEW_WEIGHTS + ("" if arguments else _NO_ENGINE), end="")
     if settings is not None:
         print(f"flag     --kv-transfer-config {shlex.quote(flag_value(settings))}")
+
+
+def _pool(pool: SharedMemoryConfig, num_bytes: int) -> str:
+    """What a pool's path has to offer. Raises TierError where the start would."""
+    room = look_for_room(pool.root, num_bytes, pool.num_bytes)
+    kept = f" and {room.kept_bytes / GIB:.1f} of earlier engines" if room.kept_bytes else ""
+    return f"{pool.path}: {room.free_bytes / GIB:.1f} GiB free{kept}; it outlives the engine"
 
 
 def _disk(tier: DiskConfig) -> str:

@@ -230,7 +230,7 @@ def _row(listed: _Listed) -> dict[str, Any]:
         "num_places": contents.shape.num_places,
         "epoch": contents.superblock.epoch,
         "rank": rank.partition(",")[0].removeprefix("rank "),
-        "model": _model(facts),
+        "model": model_of(told),
         "vllm": facts.get("vllm"),
         "namespace": contents.superblock.namespace,
     }
@@ -245,9 +245,9 @@ def _facts(told: str) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _model(facts: dict[str, Any]) -> str | None:
+def model_of(told: str) -> str | None:
     """By which name a namespace knows its model."""
-    model = facts.get("model")
+    model = _facts(told).get("model")
     if not isinstance(model, dict):
         return None
     return str(model.get("_name_or_path") or model.get("model_type") or "") or None

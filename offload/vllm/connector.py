@@ -4,8 +4,8 @@
                        "kv_connector_extra_config": {"cpu_gib": 8}}'
 """
 
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_events import KVCacheEvent
@@ -29,15 +29,17 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import KVConnectorOutput
 
 from offload.errors import UnsupportedError
-from offload.messages import StepPlan, TierFacts, WorkerFacts, WorkerReport
+from offload.messages import PoolFacts, StepPlan, TierFacts, WorkerFacts, WorkerReport
 from offload.scheduler.side import SchedulerSide
 from offload.vllm.copy_paths import make_copier
 from offload.vllm.engine import VllmEngine, drafts_of
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.groups import event_groups, groups_of
 from offload.vllm.kv_events import KvEventStream
+from offload.vllm.lasting_pool import region_plan
 from offload.vllm.operator import Operator
 from offload.vllm.places import PLACES
+from offload.vllm.pool_size import PoolSize
 from offload.vllm.regions import VllmCache
 from offload.vllm.replicas import join_replicas, replica_shape
 from offload.vllm.stats import OffloadPromMetrics, OffloadStats
@@ -61,35 +63,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-class PoolSize(NamedTuple):
-    """Of all ranks together.
-
-    Attributes:
-        num_slots: the least that any rank has.
-        slot_bytes: bytes of a slot on all ranks, of which those count once that share it.
-        block_bytes: bytes of a GPU block on all ranks.
-    """
-
-    num_slots: int
-    slot_bytes: int
-    block_bytes: int
-
-    @classmethod
-    def of(cls, facts: Collection[WorkerFacts], num_ranks: int) -> "PoolSize":
-        """What ``num_ranks`` have together.
-
-        A handshake knows ranks of prefill context parallelism by one name. They have the same layers, so the
-        one that is heard of speaks for them all.
-        """
-        slot_bytes = sum(fact.slot_bytes / fact.num_sharing for fact in facts)
-        block_bytes = sum(fact.slot_bytes for fact in facts)
-        return cls(
-            min(fact.num_slots for fact in facts),
-            round(slot_bytes * num_ranks / len(facts)),
-            block_bytes * num_ranks // len(facts),
-        )
-
-
 class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     """A CPU tier below vLLM's prefix cache. One object in the scheduler, one in each worker."""
 
@@ -110,6 +83,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._facts: list[WorkerFacts] = []
         self._pool_size: PoolSize | None = None
         self._tiers: list[list[TierFacts | None]] = []  # of each rank
+        self._kept: list[PoolFacts] = []  # the same
         self._has_told = False
         self._operator: Operator | None = None
         config = check_engine(vllm_config)
@@ -121,6 +95,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._config = config
         self._seams = self.seams
         self._places = [*self.places, *tier_places(vllm_config, kv_cache_config, config)]
+        region = region_plan(vllm_config, kv_cache_config, config)
         self._num_ranks = vllm_config.parallel_config.world_size
         self._fingerprint = take_fingerprint(vllm_config, kv_cache_config)
         # A failed load is a cache miss. vLLM's default would fail the request.
@@ -141,6 +116,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 config.huge_pages,
                 [place.make_lanes for place in self._places],
                 self.join_replicas(replica_shape(vllm_config, kv_cache_config)),
+                region,
             )
 
     # Both sides
@@ -194,7 +170,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         if not facts:
             return
         asked = PoolSize.of(facts.values(), self._num_ranks)
-        self._tiers = [fact.tiers for fact in facts.values()]
+        self._take_kept(facts.values())
         if self._side is not None and asked != self._pool_size:
             raise UnsupportedError(
                 f"the workers' pool is {asked} now and was {self._pool_size} before; restart the engine"
@@ -372,7 +348,12 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._facts += facts
         if self._pool_size is None and len(self._facts) == self._num_ranks:
             self._pool_size = PoolSize.of(self._facts, self._num_ranks)
-            self._tiers = [fact.tiers for fact in self._facts]
+            self._take_kept(self._facts)
+
+    def _take_kept(self, facts: Iterable[WorkerFacts]) -> None:
+        """What ranks have found of earlier engines."""
+        self._tiers = [fact.tiers for fact in facts]
+        self._kept = [fact.pool for fact in facts if fact.pool is not None]
 
     def _make_scheduler_side(self, size: PoolSize) -> SchedulerSide:
         events = self._vllm_config.kv_events_config
@@ -397,4 +378,5 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 place.flows_of(kept)
                 for place, kept in zip(self._places, zip(*self._tiers, strict=True), strict=True)
             ],
+            kept=self._kept,
         )

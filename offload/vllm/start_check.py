@@ -15,7 +15,13 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from offload.config import OffloadConfig
 from offload.errors import ConfigError, OffloadError, UnsupportedError
 from offload.vllm.plugin import CONNECTOR, PLUGIN, register
-from offload.vllm.support import check_connector, check_engine, check_machine, pool_bytes_here
+from offload.vllm.support import (
+    bytes_to_take,
+    check_connector,
+    check_engine,
+    check_machine,
+    pool_bytes_here,
+)
 from offload.worker.pool.host_limits import check_host_memory, check_room
 
 try:
@@ -55,7 +61,7 @@ def check_settings(settings: Mapping[str, Any]) -> OffloadConfig:
     assert config is not None
     check_host_memory(config)
     check_machine(config)
-    check_room(config.cpu_bytes)
+    check_room(bytes_to_take(config, config.cpu_bytes))
     return config
 
 
@@ -84,7 +90,7 @@ def check_arguments(arguments: Sequence[str], settings: Mapping[str, Any] | None
     config = check_engine(vllm_config)
     if config is None:
         raise UnsupportedError(f"--kv-transfer-config does not name {CONNECTOR}; add it, or use --config")
-    check_room(pool_bytes_here(vllm_config, config))
+    check_room(bytes_to_take(config, pool_bytes_here(vllm_config, config)))
     return config
 
 

@@ -11,6 +11,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.config import GIB, OffloadConfig, check_record_trace
 from offload.errors import ConfigError, UnsupportedError
+from offload.files.memory_path import look_for_room
 from offload.files.probe import probe
 from offload.observe.recorder import check_divides
 from offload.tier_config import DiskConfig
@@ -71,21 +72,25 @@ def check_before_start(vllm_config: VllmConfig) -> None:
     """
     config = check_engine(vllm_config)
     if config is not None:
-        check_machine(config, vllm_config.parallel_config.nnodes_within_dp)
+        num_nodes = vllm_config.parallel_config.nnodes_within_dp
+        check_machine(config, num_nodes, pool_bytes_here(vllm_config, config))
 
 
-def check_machine(config: OffloadConfig, num_nodes: int = 1) -> None:
+def check_machine(config: OffloadConfig, num_nodes: int = 1, pool_bytes: int | None = None) -> None:
     """Refuse what can be seen on this machine not to work, before memory is taken.
 
     Args:
         config: of our connector.
         num_nodes: that the engine's ranks are spread over.
+        pool_bytes: of the pools of all replicas here; None: of one engine.
 
     Raises:
-        OffloadError: ConfigError for a trace that cannot be written here; TierError for a tier whose path
-            cannot be used; HostMemoryError if CUDA may not pin memory.
+        OffloadError: ConfigError for a trace that cannot be written here; TierError for a tier or a pool
+            whose path cannot be used; HostMemoryError if CUDA may not pin memory.
     """
     check_record_trace(config)
+    if config.pool is not None:
+        look_for_room(config.pool.root, pool_bytes or config.cpu_bytes, config.pool.num_bytes)
     for tier in config.tiers:
         if isinstance(tier, DiskConfig):
             probe(tier.root, tier.num_bytes // num_nodes)
@@ -143,7 +148,7 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
     _check_auxiliary_outputs(vllm_config)
     _check_parallelism(vllm_config)
     _check_one_block_fits(vllm_config, config)
-    if config.tiers:
+    if config.tiers or config.pool is not None:
         check_hashes(vllm_config)
     if config.record_trace is not None and vllm_config.cache_config.block_size:
         dcp = vllm_config.parallel_config.decode_context_parallel_size
@@ -205,6 +210,18 @@ def pool_bytes_here(vllm_config: VllmConfig, config: OffloadConfig) -> int:
     parallel = vllm_config.parallel_config
     replicas, nodes = max(parallel.data_parallel_size_local, 1), parallel.nnodes_within_dp
     return int(config.cpu_bytes * replicas // nodes)
+
+
+def bytes_to_take(config: OffloadConfig, pool_bytes: int) -> int:
+    """Memory that pools of so many bytes take beside what is in use: regions of earlier engines are adopted.
+
+    Raises:
+        TierError: their path cannot be used.
+    """
+    if config.pool is None:
+        return pool_bytes
+    room = look_for_room(config.pool.root, pool_bytes, config.pool.num_bytes)
+    return max(0, pool_bytes - room.kept_bytes)
 
 
 def _check_memory(vllm_config: VllmConfig, config: OffloadConfig) -> None:

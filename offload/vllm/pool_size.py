@@ -1,0 +1,35 @@
+"""How large the pool is, of all ranks together."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from offload.messages import WorkerFacts
+
+
+class PoolSize(NamedTuple):
+    """Of all ranks together.
+
+    Attributes:
+        num_slots: the least that any rank has.
+        slot_bytes: bytes of a slot on all ranks, of which those count once that share it.
+        block_bytes: bytes of a GPU block on all ranks.
+    """
+
+    num_slots: int
+    slot_bytes: int
+    block_bytes: int
+
+    @classmethod
+    def of(cls, facts: Collection[WorkerFacts], num_ranks: int) -> "PoolSize":
+        """What ``num_ranks`` have together.
+
+        A handshake knows ranks of prefill context parallelism by one name. They have the same layers, so the
+        one that is heard of speaks for them all.
+        """
+        slot_bytes = sum(fact.slot_bytes / fact.num_sharing for fact in facts)
+        block_bytes = sum(fact.slot_bytes for fact in facts)
+        return cls(
+            min(fact.num_slots for fact in facts),
+            round(slot_bytes * num_ranks / len(facts)),
+            block_bytes * num_ranks // len(facts),
+        )
