@@ -47,9 +47,16 @@ class Audit(SchedulerAudit):
         self._inputs: dict[bytes, Inputs] = {}
         self._load_epochs: dict[int, int] = {}
         self._load_slots: dict[int, list[int]] = {}
-        self._slot_epochs: dict[int, int] = {}
+        filled_by = engine.side.restores._common.filled_by
+        self._slot_epochs = dict.fromkeys(np.flatnonzero(filled_by >= 0).tolist(), self.pool_epoch)
         self._failed: list[_FailedBlock] = []
         self._cancelled: set[int] = set()
+
+    def remember(self, before: SchedulerAudit) -> None:
+        """What requests of an earlier engine over the same pool have told."""
+        assert isinstance(before, Audit)
+        before._learn()
+        self._tags, self._inputs = dict(before._tags), dict(before._inputs)
 
     def follow(self, request: Request) -> None:
         """Remember the request, whose prefix hashes name what slots should hold."""
@@ -171,6 +178,8 @@ class Audit(SchedulerAudit):
         tier = engine.settings.tier
         done_to_it = engine.counts["rot"] or any(copier.num_faults for copier in engine.copiers)
         done_to_it = done_to_it or (tier is not None and tier.num_faults > 0)
+        region = engine.settings.region
+        done_to_it = done_to_it or (region is not None and region.num_corrupted > 0)
         unwanted = ended.given_up or job.given_up or job.job_id in self._cancelled or ended.is_sound
         if ended.num_good < job.num_blocks and not (done_to_it or unwanted):
             raise WrongBytesError(f"job {job.job_id} failed though nothing was done to it: {ended}")

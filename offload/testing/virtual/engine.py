@@ -114,6 +114,8 @@ class VirtualEngine:
         if settings.connector == "offload":
             self._find_side()
             self.audit = Audit(self)
+        if settings.region is not None:
+            settings.region.begin(self)
 
     @property
     def num_steps(self) -> int:
@@ -334,6 +336,8 @@ class VirtualEngine:
 
     def close(self) -> None:
         """Release threads and memory."""
+        if self.settings.region is not None:
+            self.settings.region.end(self)
         for rank in self.ranks:
             rank.close()
         self.scheduler.shutdown()

@@ -1,5 +1,6 @@
 """One rank: a GPU cache in host memory, the connector's worker side, and the copier between."""
 
+import copy
 import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,7 +47,7 @@ class VirtualRank:
         """Our connector's; None with another one."""
         if settings.connector != "none":
             self.connector = make_worker(
-                vllm_config,
+                _of_rank(vllm_config, index) if settings.region is not None else vllm_config,
                 kv_cache_config,
                 settings.places,
                 meeting.join(index % settings.stage_ranks),
@@ -173,7 +174,7 @@ class VirtualRank:
 
         Behind its layers come those of larger groups, or those that draft.
         """
-        slot_bytes, places = self._slot_bytes, self.groups[group].cells.shape[2]
+        slot_bytes, places = self.slot_bytes, self.groups[group].cells.shape[2]
         raw = ctypes.string_at(self.pool_address + slot * slot_bytes, slot_bytes)
         pages = np.frombuffer(raw, dtype=np.uint64).reshape(len(self._pages), -1)
         return pages[:, : places * _WORDS].reshape(len(pages), places, _WORDS)
@@ -184,12 +185,13 @@ class VirtualRank:
         return self.side._memory.address
 
     @property
-    def _slot_bytes(self) -> int:
+    def slot_bytes(self) -> int:
+        """Of a block in this rank's pool."""
         return len(self._pages) * self._settings.page_bytes
 
     def rot(self, slot: int, offset: int) -> None:
         """One byte of that slot changes by itself."""
-        address = self.pool_address + slot * self._slot_bytes + offset
+        address = self.pool_address + slot * self.slot_bytes + offset
         ctypes.c_uint8.from_address(address).value ^= 0xFF
         self.copier.corrupted.append(address)
 
@@ -199,7 +201,7 @@ class VirtualRank:
 
     def rotten_slots(self) -> set[int]:
         """Slots with a wrong byte in them."""
-        slot_bytes = self._slot_bytes
+        slot_bytes = self.slot_bytes
         addresses = self.copier.corrupted + [
             address - shift for copier, shift in self.copier.mirrors for address in copier.corrupted
         ]
@@ -236,3 +238,11 @@ def end_step(connector: Any, finished_req_ids: set[str]) -> KVConnectorOutput:
     )
     connector.clear_connector_metadata()
     return output
+
+
+def _of_rank(vllm_config: VllmConfig, rank: int) -> VllmConfig:
+    """As the worker of that rank has it."""
+    own = copy.copy(vllm_config)
+    own.parallel_config = copy.copy(vllm_config.parallel_config)
+    own.parallel_config.rank = rank
+    return own

@@ -86,7 +86,8 @@ def run_seed(
     began = time.perf_counter()
     rng = random.Random(seed)
     settings = draw_kind(kind, seed, rng) if settings is None else settings
-    num_lives = 1 if settings.tier is None else settings.tier.num_lives
+    outliving = [each.num_lives for each in (settings.tier, settings.region) if each is not None]
+    num_lives = max(outliving, default=1)
     make = Leavers if seed % LEAVERS_EVERY == LEAVERS_EVERY - 1 else Workload
     num_steps = num_checked = 0
     counts = Counter[str]()

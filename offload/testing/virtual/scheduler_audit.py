@@ -22,6 +22,9 @@ class SchedulerAudit:
         self.explain_failures = False
         """Whether the copiers' own faults are the only ones."""
 
+    def remember(self, before: "SchedulerAudit") -> None:
+        """An earlier engine was over the same memory; of this one there is nothing to remember."""
+
     def follow(self, request: Request) -> None:
         """A request was sent."""
         self._gpu_cache.follow(request)

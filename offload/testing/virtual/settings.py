@@ -17,6 +17,7 @@ from offload.config import DEFAULT_POLICY, GIB
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.engines.environment import transfer_config
 from offload.testing.virtual.groups import FULL, STATE, Group
+from offload.testing.virtual.region import VirtualRegion
 from offload.testing.virtual.tier import VirtualTier
 from offload.vllm import plugin
 from offload.vllm.places import Place
@@ -92,6 +93,7 @@ class VirtualSettings:
         eviction_policy: as in the connector's configuration.
         places: below the pool.
         tier: that one of the places is of; engines of one run have it one after the other.
+        region: where the pool lies, if it outlives the engine; the same.
         log_stats: let the scheduler collect statistics as a served engine does.
         drafter: a method of speculative decoding of ``DRAFTERS``, or "" for none. "mtp" has a module for each
             draft.
@@ -136,6 +138,7 @@ class VirtualSettings:
     eviction_policy: str = DEFAULT_POLICY
     places: tuple[Place, ...] = ()
     tier: VirtualTier | None = None
+    region: VirtualRegion | None = None
     log_stats: bool = False
     drafter: str = ""
     num_drafts: int = 0
@@ -341,6 +344,8 @@ def _transfer_config(settings: VirtualSettings) -> dict[str, Any] | None:
             "record_trace": settings.record_trace,
             "eviction_policy": settings.eviction_policy,
         }
+        if settings.region is not None:
+            extra["pool"] = {"kind": "shared-memory", "path": str(settings.region.path)}
     return transfer_config(extra, name)
 
 
