@@ -89,6 +89,7 @@ CHECKED_BY_THEIR_OWNER = {
     "allocator.ranking.Ranking",  # by CpuOffloadingBlockAllocator: it has no state but the tree and policy
     "allocator.node.Pin",  # by PrefixTree and Pins
     "allocator.planning.Planning",  # it has no state but the tree, the pool and the policy
+    "allocator.slot_pool.SlotQueue",  # by SlotPool: what is free is asked of it
     "allocator.room.Room",  # by CpuOffloadingBlockAllocator: its own state are two counts
     "offload.files.private.PrivateDirectory",  # the kernel's; its tests read modes and locks
     "offload.files.records.RecordLog",  # its state is the file; its tests read it back
@@ -118,6 +119,11 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.worker.media.runner._Task",  # by Runner
     "offload.worker.media.slab_file.Bounce",  # it has no state but memory that is written before it is read
     "offload.worker.media.slab_file.SlabFile",  # the kernel's, too; see the contract of media
+    "offload.scheduler.adoption._Index",  # does not change
+    "offload.scheduler.lasting.Lasting",  # all it has is a list of news
+    "offload.worker.lasting.Lasting",  # the kernel's, and the table's; the tests of tables read both back
+    "offload.worker.pool.region.Region",  # the kernel's; its tests read files and locks
+    "offload.worker.pool.table.SlotTable",  # its state is the memory; its tests read it back
     "offload.worker.layout.BlockLayout",  # does not change
     "offload.worker.pool.segment.Segment",  # the kernel's, too
     "offload.worker.pool.memory.HostMemory",  # the kernel's; its tests read what is mapped and pinned
