@@ -15,6 +15,7 @@ from offload.store_config import STORES, StoreConfig
 GIB = 1 << 30
 DISK = "disk"
 KINDS = (DISK, *STORES)
+SHUTDOWN_SECONDS = 10.0
 
 
 class Admit(StrEnum):
@@ -38,6 +39,7 @@ class DiskConfig:
         gib: room that it takes at most, of all engines together that name this path.
         admit: what is written.
         write_gib_per_day: how much is written per day; None: ``gib``. The first fill is free.
+        shutdown_seconds: how long a shutdown takes at most to write the best of what is yet to be written.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
@@ -47,6 +49,7 @@ class DiskConfig:
     gib: float
     admit: Admit = Admit.POLICY
     write_gib_per_day: float | None = None
+    shutdown_seconds: float = SHUTDOWN_SECONDS
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not os.path.isabs(self.path) or "\0" in self.path:
@@ -56,6 +59,11 @@ class DiskConfig:
         _check_gib("gib", self.gib)
         if self.write_gib_per_day is not None:
             _check_gib("write_gib_per_day", self.write_gib_per_day)
+        seconds = self.shutdown_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+            raise ConfigError(
+                f"shutdown_seconds of a disk tier is {seconds!r}; give seconds, such as 10, or 0"
+            )
         if self.admit not in tuple(Admit):
             names = ", ".join(Admit)
             raise ConfigError(f"admit of a disk tier is {self.admit!r}; use one of: {names}")

@@ -127,6 +127,9 @@ class _Engine:
     def has(self, prefix_hash: bytes) -> bool:
         return False
 
+    def is_ending(self) -> bool:
+        return False
+
     def share(self, request: _Request, num_tokens: int) -> None:
         pass
 

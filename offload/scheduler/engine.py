@@ -153,5 +153,8 @@ class Engine(Protocol):
     def has(self, prefix_hash: bytes) -> bool:
         """Whether its prefix cache has the block of full attention with that hash."""
 
+    def is_ending(self) -> bool:
+        """Whether the engine shuts down, and makes steps for as long as there is work."""
+
     def share(self, request: Any, num_tokens: int) -> None:
         """Give the leading blocks of a request to the GPU's prefix cache: ``num_tokens`` of it are there."""

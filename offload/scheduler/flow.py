@@ -105,11 +105,13 @@ class Below(NamedTuple):
     Attributes:
         flows: of all its routes.
         sources: those of them that waiting requests ask.
+        ending: the engine shuts down, and steps on for a while; None: that changes nothing.
         standing: how it stands now, for operators; O(1). None: there is nothing to tell.
     """
 
     flows: Sequence[Flow[Any]]
     sources: Sequence["Source"]
+    ending: Callable[[], None] | None = None
     standing: Callable[[], "Standing"] | None = None
 
 

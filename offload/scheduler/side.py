@@ -146,6 +146,7 @@ class SchedulerSide:
         self.metrics.show("pool_bytes", num_slots * slot_bytes)
         self._paused = [False] * len(self.flows)
         self._show_paused()
+        self._is_ending = False  # the engine shuts down, and tiers know
         self._has_losses = False  # a job of the report at hand fell short, so something left the pool
         self._has_news = True  # something may have changed a figure since the last take_metrics
 
@@ -275,8 +276,14 @@ class SchedulerSide:
         """Whether the engine must keep stepping: ends of jobs travel on steps, and so do the queue's stores.
 
         Not for jobs past their deadline, which would keep it from ever coming to rest or shutting down. The
-        queue moves, or is given up when its time is over.
+        queue moves, or is given up when its time is over. When the engine begins to shut down, tiers are
+        told: they have something to do for a while.
         """
+        if self.below and not self._is_ending and self._engine.is_ending():
+            self._is_ending = True
+            for below in self.below:
+                if below.ending is not None:
+                    below.ending()
         is_moving = len(self.ledger) > self.ledger.num_given_up
         has_news = self._lasting is not None and self._lasting.has_news
         return is_moving or has_news or any(flow.is_busy for flow in self.flows)

@@ -209,6 +209,10 @@ class MemoryEngine:
         """How many blocks of these prefix hashes the cache has that nobody holds."""
         return sum(each in self._cached and not self._cached[each].num_holds for each in hashes)
 
+    def is_ending(self) -> bool:
+        """It does not."""
+        return False
+
     def share(self, request: MemoryRequest, num_tokens: int) -> None:
         """Give the leading blocks of a request to the prefix cache: ``num_tokens`` of it are there."""
         num_full = num_tokens // self.block_size

@@ -17,7 +17,7 @@ from offload.scheduler.common import Common
 from offload.scheduler.flow import Below
 from offload.scheduler.tiers.tier import TierLimits, make_store, make_tier
 from offload.store_config import StoreAddress, StoreConfig
-from offload.tier_config import DISK, Admit, DiskConfig
+from offload.tier_config import DISK, SHUTDOWN_SECONDS, Admit, DiskConfig
 from offload.vllm.groups import shape_of
 from offload.vllm.namespace import namespace_of
 from offload.vllm.places import Place
@@ -35,6 +35,8 @@ from offload.worker.media.slab_file import SlabShape
 from offload.worker.media.store_value import value_bytes
 
 _EXTENT_BYTES = 1 << 20
+_TEARDOWN_SECONDS = 2.5
+"""That a shutdown takes beside."""
 _VALUE_BYTES = 32
 """What a store keeps beside a value in one piece of memory."""
 
@@ -47,6 +49,7 @@ class _Engine(NamedTuple):
     world_size: int
     num_engines: int
     columns: int
+    ending_seconds: float
 
     def about(self, label: str, kind: str) -> dict[str, object]:
         """What operators are told of each tier."""
@@ -72,6 +75,7 @@ def tier_places(
         parallel.world_size,
         max(parallel.data_parallel_size_local, 1),
         1 if groups is None else groups.columns,
+        _ending_seconds(vllm_config),
     )
     kinds = [DISK if isinstance(tier, DiskConfig) else tier.kind for tier in config.tiers]
     places = []
@@ -87,7 +91,7 @@ def tier_places(
 def _disk_place(label: str, tier: DiskConfig, policy: str, engine: _Engine) -> Place:
     spill, fetch = Route("spill", POOL, label), Route("fetch", label, POOL)
     return Place(
-        partial(_make_flows, spill, fetch, tier, policy),
+        partial(_make_flows, spill, fetch, tier, policy, min(tier.shutdown_seconds, engine.ending_seconds)),
         partial(_make_lanes, spill, fetch, tier, engine),
         {"path": tier.path, "gib": tier.gib, "admit": str(tier.admit)} | engine.about(label, DISK),
     )
@@ -97,7 +101,8 @@ def _store_place(label: str, tier: StoreConfig, policy: str, engine: _Engine) ->
     spill, fetch = Route("spill", POOL, label), Route("fetch", label, POOL)
     probe = Route("probe", label, SCHEDULER)
     admit = Admit.SECOND_USE if tier.second_use else Admit.ALL
-    limits = TierLimits(policy, admit, wait_seconds=tier.wait_seconds)
+    seconds = min(SHUTDOWN_SECONDS, engine.ending_seconds)
+    limits = TierLimits(policy, admit, wait_seconds=tier.wait_seconds, shutdown_seconds=seconds)
 
     def make_flows(common: Common, facts: Sequence[TierFacts]) -> Below:
         return make_store(spill, fetch, probe, common, facts, limits)
@@ -136,6 +141,15 @@ def store_extent_slots(slot_bytes: int, columns: int) -> int:
     return min(range(least, most + 1), key=waste) * position
 
 
+def _ending_seconds(vllm_config: VllmConfig) -> float:
+    """Of a shutdown, for what is yet to be written: vLLM kills an engine that takes longer.
+
+    Without ``shutdown_timeout``, offline engines have 5 seconds; servers have none and are killed at once.
+    """
+    seconds: float = vllm_config.shutdown_timeout
+    return max(seconds - _TEARDOWN_SECONDS, _TEARDOWN_SECONDS)
+
+
 def _extent_slots(slot_bytes: int, columns: int) -> int:
     """Slots of the largest extent: the least power of two of positions that makes it a MiB on a rank."""
     position = max(columns, 1)
@@ -147,10 +161,11 @@ def _make_flows(
     fetch: Route,
     tier: DiskConfig,
     policy: str,
+    seconds: float,
     common: Common,
     facts: Sequence[TierFacts],
 ) -> Below:
-    limits = TierLimits(policy, tier.admit, tier.bytes_per_day)
+    limits = TierLimits(policy, tier.admit, tier.bytes_per_day, shutdown_seconds=seconds)
     return make_tier(spill, fetch, common, facts, limits)
 
 

@@ -4,8 +4,10 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -33,9 +35,15 @@ _SPILL_SECONDS = 1.0
 
 
 def start(
-    path: Path, number: int, *, cpu_gib: float = 0.0625, gib: float = 0.1, **arguments: Any
+    path: Path,
+    number: int,
+    *,
+    cpu_gib: float = 0.0625,
+    gib: float = 0.1,
+    more: Mapping[str, Any] = MappingProxyType({}),
+    **arguments: Any,
 ) -> EngineProcess:
-    tier = {"kind": "disk", "path": str(path / "tier"), "gib": gib}
+    tier = {"kind": "disk", "path": str(path / "tier"), "gib": gib, **more}
     settings = {"cpu_gib": cpu_gib, "tiers": [tier]}
     return EngineProcess(path / f"engine{number}.log", settings, **{"fork": True} | arguments)
 
@@ -74,6 +82,27 @@ def test_a_killed_engine_is_followed_by_one_that_serves_from_disk(tmp_path: Path
         assert restored.num_cached == WHOLE
         assert difference(first, restored) == 0
         assert ask(engine, OTHER).num_cached == 0
+
+
+def test_a_full_disk_is_given_the_best_of_the_pool_at_the_end(tmp_path: Path) -> None:
+    """What was asked last is in the pool alone: nothing was about to evict it."""
+    sizes: dict[str, Any] = {
+        "gib": 0.03,
+        "more": {"write_gib_per_day": 1000},
+    }  # room for two prompts or three
+    with start(tmp_path, 1, **sizes) as engine:
+        for seed in range(10, 15):
+            ask(engine, prompt_of(len(PROMPT), seed))
+            engine.run(Engine.settle)
+            time.sleep(_SPILL_SECONDS)
+        cold = ask(engine)
+        before = engine.run(Engine.settle)["route_bytes"]
+        time.sleep(_SPILL_SECONDS)
+        assert engine.run(Engine.settle)["route_bytes"] == before, "idle, and it is not written"
+    with start(tmp_path, 2, **sizes) as engine:
+        first = ask(engine)
+    assert first.num_cached == WHOLE
+    assert difference(first, cold) < TOLERANCE
 
 
 def test_other_weights_find_nothing(tmp_path: Path) -> None:

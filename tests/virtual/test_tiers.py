@@ -311,6 +311,40 @@ def test_a_full_tier_takes_what_the_pool_is_about_to_evict(admit: Admit) -> None
     tiered.engine.close()
 
 
+def _with_one_that_waits(**limits: Any) -> tuple[Tiered, Any, list[bytes]]:
+    """A full tier, and the extents of ``PROMPT``, which wait until the pool is about to evict them."""
+    more = {"policy": "lru", "bytes_per_day": 1e12} | limits
+    tiered = Tiered(num_places=30, limits=LIMITS._replace(**more), eviction_policy="lru")
+    for first in (20, 21):
+        tiered.ask(tokens(63 * BLOCK, first=first))
+        forget_gpu(tiered.engine)
+    request, spills = serve(tiered.engine, PROMPT), tiered.tier.spills
+    come_to_rest(tiered.engine)
+    names = spills._grid.names(request.block_hashes)
+    assert not spills._directory.depth(names)
+    return tiered, spills, names
+
+
+def test_a_shutdown_writes_what_waits() -> None:
+    tiered, spills, names = _with_one_that_waits()
+    tiered.engine.side._engine.is_ending = lambda: True  # type: ignore[method-assign]
+    assert tiered.engine.side.has_pending_work, "it steps on"
+    come_to_rest(tiered.engine)
+    assert spills._directory.depth(names) == 15
+    assert not tiered.engine.side.has_pending_work
+    tiered.restart()
+    assert tiered.ask() == len(PROMPT) - WHOLE
+    tiered.engine.close()
+
+
+def test_a_shutdown_takes_no_longer_than_it_may() -> None:
+    tiered, spills, names = _with_one_that_waits(shutdown_seconds=0.0)
+    tiered.engine.side._engine.is_ending = lambda: True  # type: ignore[method-assign]
+    assert not tiered.engine.side.has_pending_work
+    assert not spills._directory.depth(names)
+    tiered.engine.close()
+
+
 def test_a_budget_bounds_what_is_written() -> None:
     tiered = Tiered(num_places=10, limits=LIMITS._replace(bytes_per_day=1.0))
     tiered.ask()

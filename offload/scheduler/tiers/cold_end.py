@@ -79,6 +79,12 @@ class ColdEnd:
                 found.append(chain)
         return found
 
+    def take(self) -> list[Chain]:
+        """All of them, what was used last first; none is left here."""
+        found = list(dict.fromkeys(reversed(self._chains.values())))
+        self.clear()
+        return found
+
     def clear(self) -> None:
         """Nothing is to be written."""
         self._chains.clear()

@@ -62,8 +62,8 @@ class Spills:
         directory: Contents,
         grid: Grid,
         budget: WriteBudget,
-        *,
         admit: Admit,
+        shutdown_seconds: float,
     ) -> None:
         """Begin with nothing to spill.
 
@@ -74,6 +74,7 @@ class Spills:
             grid: how chains are cut.
             budget: what may be written.
             admit: what is written.
+            shutdown_seconds: that a shutdown takes at most for what is yet to be written.
         """
         self.route = route
         self.breaker = CircuitBreaker(f"copies into the {route.target} tier", common.clock)
@@ -81,6 +82,7 @@ class Spills:
         self._directory = directory
         self._grid = grid
         self._budget = budget
+        self._shutdown_seconds = shutdown_seconds
         self._second_use = admit is Admit.SECOND_USE
         # an inner checkpoint is no end of the pool's: it is written at once
         self._may_wait = admit is Admit.POLICY and not common.engine.groups.has_bags
@@ -136,6 +138,12 @@ class Spills:
             self._put(left)
             self._busy_until = common.clock() + _BUSY_SECONDS
         return []
+
+    def ending(self) -> None:
+        """The engine shuts down, and steps on for what is yet to be written: first what was used last."""
+        for chain in self._cold_end.take():
+            self._put(chain)
+        self._busy_until = self._common.clock() + self._shutdown_seconds
 
     def advance(self, job: Job[Spill], progress: Progress) -> None:
         spill = job.task

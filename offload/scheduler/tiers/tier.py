@@ -18,7 +18,7 @@ from offload.scheduler.tiers.pace import Pace
 from offload.scheduler.tiers.probes import WAIT_SECONDS, Probes
 from offload.scheduler.tiers.shared import SharedDirectory
 from offload.scheduler.tiers.spills import Spills
-from offload.tier_config import Admit
+from offload.tier_config import SHUTDOWN_SECONDS, Admit
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class TierLimits(NamedTuple):
         bytes_per_day: that are written; None: as many as it holds.
         least_tokens: fewer are not worth a fetch.
         wait_seconds: that a request waits for answers of a store.
+        shutdown_seconds: that a shutdown takes at most for what is yet to be written.
     """
 
     policy: str = DEFAULT_POLICY
@@ -42,6 +43,7 @@ class TierLimits(NamedTuple):
     bytes_per_day: float | None = None
     least_tokens: int = LEAST_TOKENS
     wait_seconds: float = WAIT_SECONDS
+    shutdown_seconds: float = SHUTDOWN_SECONDS
 
 
 def make_tier(
@@ -70,7 +72,7 @@ def make_tier(
     tier_bytes = directory.num_places * extent_bytes
     budget = WriteBudget(limits.bytes_per_day or tier_bytes, tier_bytes, common.clock)
     budget.take(directory.num_used * extent_bytes)
-    spills = Spills(spill, common, directory, grid, budget, admit=limits.admit)
+    spills = Spills(spill, common, directory, grid, budget, limits.admit, limits.shutdown_seconds)
     pace = Pace(common.clock)
     fetches = Fetches(fetch, common, directory, grid, spills, pace, least_tokens=limits.least_tokens)
 
@@ -79,7 +81,7 @@ def make_tier(
         left = max(0, int(min(budget.left, tier_bytes)))
         return Standing(used, places, extent_bytes, directory.epoch, directory.is_private, left)
 
-    return Below([spills, fetches], [fetches], standing)
+    return Below([spills, fetches], [fetches], spills.ending, standing)
 
 
 def make_store(
@@ -94,10 +96,10 @@ def make_store(
     probes = Probes(probe, common, wait_seconds=limits.wait_seconds)
     directory = SharedDirectory(Beliefs(common.clock), probes, common.clock)
     budget = WriteBudget(limits.bytes_per_day or _NO_LIMIT, _NO_LIMIT, common.clock)
-    spills = Spills(spill, common, directory, grid, budget, admit=limits.admit)
+    spills = Spills(spill, common, directory, grid, budget, limits.admit, limits.shutdown_seconds)
     pace = Pace(common.clock)
     fetches = Fetches(fetch, common, directory, grid, spills, pace, least_tokens=limits.least_tokens)
-    return Below([spills, fetches, probes], [fetches])
+    return Below([spills, fetches, probes], [fetches], spills.ending)
 
 
 def _grid(name: str, common: Common, facts: Sequence[TierFacts]) -> Grid:

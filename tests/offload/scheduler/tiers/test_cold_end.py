@@ -89,6 +89,18 @@ def test_a_chain_that_is_stored_in_part_is_found_by_where_it_ends() -> None:
     assert [each.hashes for each in cold_end.due()] == [chain]
 
 
+def test_what_was_used_last_is_taken_first() -> None:
+    allocator = pool("lru")
+    cold_end, chains = ColdEnd(allocator), [chain_of(number) for number in range(4)]
+    for chain in chains:
+        serve(allocator, chain)
+        cold_end.add(Chain([*chain, chain[-1] + b"more"], (SIZE,)))
+    cold_end.add(Chain(chains[1], (SIZE,)))
+    assert [each.hashes[:SIZE] for each in cold_end.take()][:3] == [chains[1], chains[3], chains[2]]
+    cold_end.check_invariants()
+    assert cold_end.take() == []
+
+
 def test_the_oldest_are_forgotten() -> None:
     allocator = pool("lru")
     cold_end = ColdEnd(allocator)
