@@ -1,6 +1,7 @@
 """Settings of random engines."""
 
 import random
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -12,8 +13,10 @@ from offload.scheduler.tiers.tier import TierLimits
 from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.media.faulty import MediumFault
+from offload.testing.media.store import MemoryStore
 from offload.testing.virtual.groups import CHUNK, FULL, MODELS, STATE, WINDOW, Group
 from offload.testing.virtual.settings import DRAFTERS, VirtualSettings
+from offload.testing.virtual.store import VirtualStore
 from offload.testing.virtual.tier import VirtualTier
 from offload.tier_config import Admit
 from offload.worker.media.base import MediumJob
@@ -147,14 +150,7 @@ def with_tier(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
     changes = [with_drafts, with_replicas, with_shared_blocks, with_stages]
     if rng.random() < 0.5:
         settings = rng.choice(changes)(settings, rng)
-    kinds = [fault for fault in MediumFault if fault is not MediumFault.NONE]
-    if settings.verify_loads != "always":  # nothing less finds a medium that lies
-        kinds.remove(MediumFault.WRONG_BYTES)
-    rate = rng.choice([0.0, 0.0, 0.1, 0.3])
-
-    def choose(job: MediumJob) -> MediumFault:
-        return rng.choice(kinds) if rng.random() < rate else MediumFault.NONE
-
+    choose = _choosing(settings, rng)
     limits = TierLimits(
         rng.choice(available_policies()),
         rng.choice(list(Admit)),
@@ -170,6 +166,61 @@ def with_tier(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
         num_lives=rng.choice([1, 2, 3]),
     )
     return replace(settings, tier=tier)
+
+
+def with_store(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
+    """The same with a store that engines share, and models of any kind.
+
+    It loses what it has, at random or the ends of chains, it changes bytes, and it is gone for a while.
+    """
+    model = rng.choice(list(MODELS)) if rng.random() < 0.5 else "plain"
+    if model != "plain":
+        settings = with_varied_model(settings, model, rng)
+    elif rng.random() < 0.5:
+        settings = rng.choice([with_replicas, with_shared_blocks, with_stages])(settings, rng)
+    lost, changed = rng.choice([0.0, 0.05, 0.3]), rng.choice([0.0, 0.0, 0.02])
+    gone = rng.choice([0.0, 0.0, 0.02])
+
+    def disturb(store: MemoryStore) -> None:
+        keys = list(store.kept)
+        if keys and rng.random() < lost:
+            if rng.random() < 0.5:
+                store.evict_deepest()
+            else:
+                store.evict(rng.choice(keys))
+        if keys and rng.random() < changed:
+            content = store.kept[rng.choice(keys)].content
+            content[rng.randrange(len(content))] ^= 1
+            tier.num_faults += 1
+        if rng.random() < gone:
+            for medium in tier.media:
+                medium.is_gone = not medium.is_gone
+            tier.num_faults += 1
+
+    tier = VirtualStore(
+        positions=rng.choice([1, 2, 4]) if model == "plain" else rng.choice([8, 16]),
+        limits=TierLimits(
+            admit=rng.choice([Admit.ALL, Admit.SECOND_USE]), least_tokens=rng.choice([1, 4, 20])
+        ),
+        choose=_choosing(settings, rng),
+        disturb=disturb,
+        stuck_polls=50,
+        num_lives=rng.choice([1, 2, 3]),
+    )
+    return replace(settings, tier=tier, step_seconds=rng.choice([0.005, 0.05, 1.0]))
+
+
+def _choosing(settings: VirtualSettings, rng: random.Random) -> Callable[[MediumJob], MediumFault]:
+    """Chooses the fault of each job of a medium."""
+    kinds = [fault for fault in MediumFault if fault is not MediumFault.NONE]
+    if settings.verify_loads != "always":  # nothing less finds a medium that lies
+        kinds.remove(MediumFault.WRONG_BYTES)
+    rate = rng.choice([0.0, 0.0, 0.1, 0.3])
+
+    def choose(job: MediumJob) -> MediumFault:
+        return rng.choice(kinds) if rng.random() < rate else MediumFault.NONE
+
+    return choose
 
 
 def _with_groups(settings: VirtualSettings, groups: tuple[Group, ...], rng: random.Random) -> VirtualSettings:

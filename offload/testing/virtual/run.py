@@ -13,6 +13,7 @@ from offload.testing.virtual.drawing import (
     with_replicas,
     with_shared_blocks,
     with_stages,
+    with_store,
     with_tier,
     with_varied_model,
 )
@@ -28,12 +29,13 @@ _CHANGES: Mapping[str, Callable[..., VirtualSettings]] = {
     "dcp": with_shared_blocks,
     "pipeline": with_stages,
     "tier": with_tier,
+    "store": with_store,
     **{model: partial(with_varied_model, model=model) for model in MODELS if model != "plain"},
 }
 
 KINDS = ("plain", *_CHANGES)
-"""Of engines: as they come, with speculative decoding, with other ranks, with a tier below the pool, or with
-a hybrid model's groups."""
+"""Of engines: as they come, with speculative decoding, with other ranks, with a tier below the pool, with
+a store that they share, or with a hybrid model's groups."""
 
 LEAVERS_EVERY = 8
 """In one seed of so many, requests leave chains that are being restored, and do nothing else."""
