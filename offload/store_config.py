@@ -150,9 +150,14 @@ class StoreConfig:
             )
         return key
 
+    @property
+    def shown(self) -> str:
+        """Where it listens, without secrets."""
+        return str(StoreAddress.of(self.url))
+
     def __str__(self) -> str:
         """Its kind and address, without secrets."""
-        return f"{self.kind} at {StoreAddress.of(self.url)}"
+        return f"{self.kind} at {self.shown}"
 
 
 def _read(path: str, setting: str) -> bytes:

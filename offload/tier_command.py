@@ -19,6 +19,7 @@ from offload.files.tier_path import (
     look_around,
 )
 from offload.sizing.tables import format_table
+from offload.store_command import run_on_store
 from offload.tier_config import GIB, root_of
 from offload.worker.media.inspection import Contents, look_into, verify
 
@@ -37,7 +38,7 @@ def add_tier_command(commands: Any) -> None:
     tier: argparse.ArgumentParser = commands.add_parser(
         "tier",
         help="look at the directories of a disk tier, check them, and delete them",
-        description="Looks after what engines keep below a path that is the path of a disk tier.",
+        description="Looks after what engines keep below the path of a disk tier, or in a store.",
     )
     verbs = tier.add_subparsers(dest="verb", required=True)
     _add(verbs, "ls", _ls, "list directories: size, when opened last, owner, model, extents")
@@ -60,10 +61,19 @@ def _add(
         name, help=text, description=f"{text[0].upper()}{text[1:]}."
     )
     parser.add_argument(
-        "path", type=Path, metavar="PATH", help="the tier's path, as the configuration has it"
+        "path", metavar="PATH", help="the tier's path, or the url of a store, as the configuration has it"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+    parser.add_argument("--password-file", metavar="FILE", help="has the password of a store")
+    parser.add_argument("--ca-file", metavar="FILE", help="has certificates that vouch for a store's")
+
+    def run_where(options: argparse.Namespace) -> int:
+        if "://" in options.path:
+            return run_on_store(name, options)
+        options.path = Path(options.path)
+        return run(options)
+
+    parser.set_defaults(run=run_where)
     return parser
 
 

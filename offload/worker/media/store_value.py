@@ -66,6 +66,24 @@ def seals_in(head: bytes, rest: bytes) -> Checksums:
     return np.frombuffer(rest[:-8], dtype="<u8").astype(np.uint64)
 
 
+def is_whole(value: bytes) -> bool:
+    """Whether a value, of whomever, is as it was written."""
+    if len(value) < _HEAD.size:
+        return False
+    magic, version, num_slots, slot_bytes, _, _ = _HEAD.unpack_from(value)
+    if (magic, version) != (_MAGIC, _VERSION) or len(value) != value_bytes(num_slots, slot_bytes):
+        return False
+    end = _HEAD.size + 8 * num_slots + 8
+    try:
+        seals = seals_in(value[: _HEAD.size], value[_HEAD.size : end])
+    except BadExtentError:
+        return False
+    slots = (value[end + slot_bytes * index : end + slot_bytes * (index + 1)] for index in range(num_slots))
+    return all(
+        xxhash.xxh3_64_intdigest(slot) == seal for slot, seal in zip(slots, seals.tolist(), strict=True)
+    )
+
+
 def value_bytes(num_slots: int, slot_bytes: int) -> int:
     """Bytes of a value of so many slots."""
     return _HEAD.size + 8 * num_slots + 8 + num_slots * slot_bytes
