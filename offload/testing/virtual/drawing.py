@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -15,6 +16,7 @@ from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.media.faulty import MediumFault
 from offload.testing.media.store import MemoryStore
 from offload.testing.virtual.groups import CHUNK, FULL, MODELS, STATE, WINDOW, Group
+from offload.testing.virtual.region import VirtualRegion
 from offload.testing.virtual.settings import DRAFTERS, VirtualSettings
 from offload.testing.virtual.store import VirtualStore
 from offload.testing.virtual.tier import VirtualTier
@@ -221,6 +223,16 @@ def _choosing(settings: VirtualSettings, rng: random.Random) -> Callable[[Medium
         return rng.choice(kinds) if rng.random() < rate else MediumFault.NONE
 
     return choose
+
+
+def with_region(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
+    """The same with a pool that outlives the engine, of models and ranks of any kind that it can be of."""
+    models = [partial(with_varied_model, model=each) for each in ("columns", "window", "chunked", "mixed")]
+    changes: list[Callable[..., VirtualSettings]] = [*models, with_drafts, with_replicas]
+    changes += [with_shared_blocks, with_stages]
+    if rng.random() < 0.7:
+        settings = rng.choice(changes)(settings, rng=rng)
+    return replace(settings, region=VirtualRegion(rng.choice([2, 3, 5])))
 
 
 def _with_groups(settings: VirtualSettings, groups: tuple[Group, ...], rng: random.Random) -> VirtualSettings:

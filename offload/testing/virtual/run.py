@@ -10,6 +10,7 @@ from functools import partial
 from offload.testing.virtual.drawing import (
     draw_settings,
     with_drafts,
+    with_region,
     with_replicas,
     with_shared_blocks,
     with_stages,
@@ -30,12 +31,13 @@ _CHANGES: Mapping[str, Callable[..., VirtualSettings]] = {
     "pipeline": with_stages,
     "tier": with_tier,
     "store": with_store,
+    "region": with_region,
     **{model: partial(with_varied_model, model=model) for model in MODELS if model != "plain"},
 }
 
 KINDS = ("plain", *_CHANGES)
 """Of engines: as they come, with speculative decoding, with other ranks, with a tier below the pool, with
-a store that they share, or with a hybrid model's groups."""
+a store that they share, with a pool that outlives them, or with a hybrid model's groups."""
 
 LEAVERS_EVERY = 8
 """In one seed of so many, requests leave chains that are being restored, and do nothing else."""
@@ -74,7 +76,8 @@ def run_seed(
 ) -> RunReport:
     """Drive an engine through ``turns`` turns of a random workload, then let it come to rest.
 
-    With a tier, engines follow each other: the last one comes to rest, and those before it are killed.
+    With a tier, or a pool that outlives them, engines follow each other. The last one comes to rest, and
+    those before it are killed.
 
     Args:
         seed: decides everything.
