@@ -12,7 +12,7 @@ from offload.errors import TierError, TierFormatError
 from offload.files.private import PrivateDirectory
 
 SUPERBLOCK = "superblock"
-FORMAT = 1
+FORMAT = 2
 """Of all files of a tier's directory."""
 
 _MAGIC = b"kv-offload tier"

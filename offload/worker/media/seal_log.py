@@ -17,6 +17,8 @@ SEALS = "seals"
 
 _COLUMNS = ("place", "generation", "num_slots")
 _NAMES = ("name", "parent")
+_PLAIN = 0
+"""The codec of bytes that lie there as they were. There is no other yet."""
 _NONE = 0
 """The generation of a place that holds nothing. Those of jobs are at least 1."""
 
@@ -124,7 +126,7 @@ class SealLog:
         record = self._log.blank(1)
         record["place"], record["generation"], record["num_slots"] = place, generation, len(seals)
         record["sums"][0, : len(seals)] = seals
-        record["is_private"] = label.is_private
+        record["is_private"], record["codec"] = label.is_private, _PLAIN
         for field, value in zip(_NAMES, (label.name, label.parent), strict=True):
             if value is not None:
                 record[field][0] = value
@@ -189,7 +191,7 @@ def _fields(shape: SlabShape) -> np.dtype[Any]:
     """Of a record."""
     return np.dtype(
         [
-            *((name, "<i8") for name in (*_COLUMNS, "is_private")),
+            *((name, "<i8") for name in (*_COLUMNS, "is_private", "codec")),
             *((name, "u1", (NAME_BYTES,)) for name in _NAMES),
             ("sums", "<u8", (shape.extent_slots,)),
         ]
@@ -204,7 +206,7 @@ def _of_places(records: Records, shape: SlabShape) -> Records:
     """Those that such a slab can have, the newest of each place behind its others."""
     places, sizes = records["place"], records["num_slots"]
     good = (places >= 0) & (places < shape.num_places) & (records["generation"] > _NONE)
-    good &= (sizes >= 1) & (sizes <= shape.extent_slots)
+    good &= (sizes >= 1) & (sizes <= shape.extent_slots) & (records["codec"] == _PLAIN)
     records = records[good]
     ordered: Records = records[np.argsort(records["generation"], kind="stable")]
     return ordered

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from offload.errors import TierError, TierFormatError
+from offload.files.superblock import FORMAT
 from offload.worker.media import inspection
 from offload.worker.media.inspection import look_into, verify
 from offload.worker.media.slab import SlabMedium
@@ -194,7 +195,7 @@ def test_files_that_are_not_there(name: str, path: Path) -> None:
 
 
 def test_damaged_superblocks(path: Path) -> None:
-    (path / "superblock").write_bytes(b"kv-offload tier 1\n{}\nx\n")
+    (path / "superblock").write_bytes(b"kv-offload tier %d\n{}\nx\n" % FORMAT)
     with pytest.raises(TierFormatError, match="it is damaged"):
         look_into(path)
     (path / "superblock").unlink()

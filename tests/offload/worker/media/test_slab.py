@@ -16,7 +16,7 @@ import pytest
 from offload.errors import TierError, TierFormatError
 from offload.files import system
 from offload.messages import EPOCH_SHIFT
-from offload.worker.media import slab_file
+from offload.worker.media import seal_log, slab_file
 from offload.worker.media.slab_file import ALIGNMENT, SlabShape
 from tests.offload.worker.media.bench import (
     EXTENT,
@@ -257,6 +257,17 @@ def test_seals_of_another_namespace_are_not_seen(tmp_path: Path, pool: Pool) -> 
     before = filled(tmp_path / "y", pool, namespace="other weights")
     (tmp_path / "x" / "seals").rename(tmp_path / "z")
     (tmp_path / "y" / "seals").rename(tmp_path / "x" / "seals")
+    assert survivors(tmp_path / "x", pool, before) == []
+
+
+def test_extents_of_a_codec_that_is_not_read_are_not_there(
+    tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a later release has compressed is a miss, never bytes as they lie there."""
+    with monkeypatch.context() as patch:
+        patch.setattr(seal_log, "_PLAIN", 1)
+        before = filled(tmp_path / "x", pool)
+        assert survivors(tmp_path / "x", pool, before) == ALL
     assert survivors(tmp_path / "x", pool, before) == []
 
 

@@ -1,0 +1,1 @@
+"""How much smaller lossless codecs make KV, and how fast."""
