@@ -68,6 +68,7 @@ STATEFUL = {
     "offload.scheduler.waiting.Waiting",
     "offload.testing.memory_engine.MemoryEngine",
     "offload.worker.media.resp_medium.RespMedium",
+    "offload.worker.allowance.Allowance",
     "offload.worker.media.runner.Runner",
     "offload.worker.media.seal_log.SealLog",
     "offload.worker.media.slab.SlabMedium",

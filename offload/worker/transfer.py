@@ -7,6 +7,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from offload.messages import Extents, Ids, Route
+from offload.worker.allowance import Allowance
 from offload.worker.copiers.base import Copier, CopyEnd
 from offload.worker.jobs import TransferEnd, TransferJob
 from offload.worker.lanes import CopyLane, Lane
@@ -19,13 +20,6 @@ logger = logging.getLogger(__name__)
 CANCELLED = "cancelled"
 """The error of a job whose bytes were no longer wanted."""
 
-STORE_BYTES_PER_SECOND = 4 << 30
-"""What stores may take of memory and link while loads are under way: a sixth of PCIe 4.0 with 16 lanes."""
-
-HOLD_SECONDS = 0.5
-"""No store is held back for longer than that: it holds GPU blocks."""
-
-_STORE_BURST_BYTES = 32 << 20
 _PAUSE_SECONDS = 0.001
 
 DEADLINE_SECONDS = 30.0
@@ -90,8 +84,7 @@ class TransferEngine:
         self._jobs: dict[int, TransferJob] = {}
         self._held: dict[int, None] = {}  # jobs that wait for their turn, in order
         self._awaited: set[int] = set()  # jobs of awaited lanes that are copying, and not given up
-        self._allowance = float(_STORE_BURST_BYTES)  # what the others may take now
-        self._allowed_at = clock()
+        self._allowance = Allowance(clock())  # of the others
         self._checking: list[int] = []
         self._fence_errors: dict[Route, str] = {}
         self._ended: list[TransferEnd] = []
@@ -236,7 +229,7 @@ class TransferEngine:
         given_up = {end.job_id for end in self._ended if not end.is_over}
         for job_id in given_up.difference(ends):
             assert self._jobs[job_id].is_given_up, f"{job_id} was given up, and will never be over"
-        assert self._allowance <= _STORE_BURST_BYTES, f"those held may take {self._allowance} bytes now"
+        self._allowance.check_invariants()
 
     # Private
 
@@ -253,16 +246,13 @@ class TransferEngine:
         """Begin those that are held back whose turn has come."""
         if not self._held:
             return
-        now = self._clock()
-        gained = (now - self._allowed_at) * STORE_BYTES_PER_SECOND
-        self._allowance = min(self._allowance + gained, float(_STORE_BURST_BYTES))
-        self._allowed_at = now
+        self._allowance.refresh(self._clock())
         for job_id in list(self._held):
             job = self._jobs[job_id]
             if self._awaited:
-                if self._allowance <= 0 and now < job.since + HOLD_SECONDS:
+                if not self._allowance.has_turn(job.since):
                     return
-                self._allowance -= float(job.lane.num_bytes(job.batch))
+                self._allowance.take(job.lane.num_bytes(job.batch))
             del self._held[job_id]
             self._begin_copy(job_id, job)
 

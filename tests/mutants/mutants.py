@@ -24,6 +24,7 @@ _LEDGER = "offload.scheduler.jobs:JobLedger"
 _JOBS_OF_STORES = "offload.scheduler.stores:Stores"
 _HOLDS = "offload.scheduler.holds:Holds"
 _RESTORES = "offload.scheduler.restores:Restores"
+_ALLOWANCE = "offload.worker.allowance:Allowance"
 _TRANSFER = "offload.worker.transfer:TransferEngine"
 _SEALS = "offload.worker.seals:Seals"
 _REUSE = "offload.scheduler.answers:AnswerReuse"
@@ -237,8 +238,8 @@ _ROWS = [
     ("seals", f"{_TRANSFER}._give_up", "self._awaited.discard(job_id)", "pass"),
     ("seals", f"{_TRANSFER}._give_up", "is_over=False", "is_over=True"),
     ("seals", f"{_TRANSFER}._begin_copy", "job.since = self._clock()", "pass"),
-    ("seals", f"{_TRANSFER}._begin_held", "self._allowance -= float(job.lane.num_bytes(job.batch))", "pass"),
-    ("seals", f"{_TRANSFER}._begin_held", "and now < job.since + HOLD_SECONDS", ""),
+    ("seals", f"{_TRANSFER}._begin_held", "self._allowance.take(job.lane.num_bytes(job.batch))", "pass"),
+    ("seals", f"{_ALLOWANCE}.has_turn", "or self._at >= since + HOLD_SECONDS", ""),
     ("seals", f"{_TRANSFER}.cancel", "if job_id in self._held", "if False"),
     ("answers", f"{_REUSE}.arrived", "num_found + 1, num_prompt", "num_found, num_prompt"),
     ("answers", f"{_REUSE}.arrived", "int(stop == num_prompt)", "0"),

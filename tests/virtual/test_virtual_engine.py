@@ -7,7 +7,7 @@ import pytest
 
 from offload.testing.virtual import RunFailedError, VirtualEngine, VirtualSettings, draw_settings, run_seed
 from offload.testing.virtual.history import WrongBytesError
-from offload.worker import transfer
+from offload.worker import allowance, transfer
 from tests.virtual.driver import make_engine, step_until, table_of, tokens
 
 
@@ -20,8 +20,8 @@ def test_random_runs(first: int) -> None:
 @pytest.mark.parametrize("first", [2000, 2010])
 def test_random_runs_with_stores_held_back(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as loads are under way, or for ``HOLD_SECONDS``: what stores may take is nothing."""
-    monkeypatch.setattr(transfer, "STORE_BYTES_PER_SECOND", 0)
-    monkeypatch.setattr(transfer, "_STORE_BURST_BYTES", 0)
+    monkeypatch.setattr(allowance, "STORE_BYTES_PER_SECOND", 0)
+    monkeypatch.setattr(allowance, "_BURST_BYTES", 0)
     held = []
     begin_stores = transfer.TransferEngine._begin_held
 

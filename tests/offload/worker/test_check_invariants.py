@@ -9,12 +9,13 @@ import pytest
 from offload.config import Verify
 from offload.messages import LOAD, STORE, Fingerprint, JobReport, Order, Part, Route, StepPlan
 from offload.testing.copiers.inline import InlineExecutor
+from offload.worker.allowance import STORE_BYTES_PER_SECOND
 from offload.worker.copiers import CopyEnd
 from offload.worker.lanes import gpu_lanes
 from offload.worker.layout import BlockLayout, CopyBatch, Region
 from offload.worker.seals import Seals
 from offload.worker.side import Seams, WorkerSide
-from offload.worker.transfer import STORE_BYTES_PER_SECOND, TransferEngine
+from offload.worker.transfer import TransferEngine
 
 NUM_SLOTS = 8
 MEMORY = np.zeros(1024, dtype=np.uint8)
@@ -49,7 +50,7 @@ def busy() -> TransferEngine:
     engine = TransferEngine(lanes, seals, clock=lambda: 0.0, make_executor=InlineExecutor)
     engine.submit(1, STORE, IDS + 2, IDS + 2)
     engine.submit(2, LOAD, IDS, IDS, np.full(2, 77))
-    engine._allowance = 0.0
+    engine._allowance._left = 0.0
     engine.submit(3, STORE, IDS + 4, IDS + 4)
     engine.check_invariants()
     assert list(engine._held) == [3]
@@ -86,7 +87,7 @@ def given_up_for_ever(engine: TransferEngine) -> None:
 
 
 def too_much_at_once(engine: TransferEngine) -> None:
-    engine._allowance = float(STORE_BYTES_PER_SECOND)
+    engine._allowance._left = float(STORE_BYTES_PER_SECOND)
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,14 @@ from offload.config import Verify
 from offload.messages import GPU_ROUTES, LOAD, STORE, Route
 from offload.testing.copiers.faulty import Fault, FaultyCopier
 from offload.testing.copiers.inline import InlineExecutor, RefusingExecutor
-from offload.worker import transfer
+from offload.worker import allowance, transfer
+from offload.worker.allowance import HOLD_SECONDS
 from offload.worker.copiers import CopyEnd
 from offload.worker.jobs import TransferEnd
 from offload.worker.lanes import gpu_lanes
 from offload.worker.layout import BlockLayout, CopyBatch, Region
 from offload.worker.seals import SAMPLE_EVERY, Seals
-from offload.worker.transfer import DEADLINE_SECONDS, HOLD_SECONDS, TransferEngine
+from offload.worker.transfer import DEADLINE_SECONDS, TransferEngine
 from tests.offload.places import (
     ALL_PLACES,
     Bytes,
@@ -405,10 +406,10 @@ LONG_STORE = Job(STORE, [0, 1, 2, 3, 4], [4, 3, 2, 1, 0], Fault.NONE, cancelled=
 @pytest.fixture
 def loading(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Load 1 is under way, stores may take 20 bytes per second beside it and have taken what they may."""
-    monkeypatch.setattr(transfer, "STORE_BYTES_PER_SECOND", 20)
+    monkeypatch.setattr(allowance, "STORE_BYTES_PER_SECOND", 20)
     bench.copier.holding = True
     bench.submit(1, A_LOAD)
-    bench.engine._allowance = 0.0
+    bench.engine._allowance._left = 0.0
     return bench
 
 
@@ -447,7 +448,7 @@ def test_with_the_last_load_all_stores_begin(loading: Bench) -> None:
 def test_a_load_that_was_given_up_holds_nobody_back(loading: Bench) -> None:
     loading.now = DEADLINE_SECONDS
     assert [(end.job_id, end.is_over) for end in loading.engine.poll()] == [(1, False)]
-    loading.engine._allowance, loading.engine._allowed_at = 0.0, loading.now
+    loading.engine._allowance._left, loading.engine._allowance._at = 0.0, loading.now
     loading.submit(2, LONG_STORE)
     loading.submit(3, SHORT_STORE)
     assert loading.copier.submitted == [1, 2, 3]
@@ -459,13 +460,13 @@ def test_stores_take_beside_loads_what_they_may_and_wait_no_longer_than_that(
 ) -> None:
     """A model of 15 stores of one to six blocks of nine bytes each; load 0 stays under way."""
     rate, burst, rng = 100.0, 50.0, np.random.default_rng(seed)
-    monkeypatch.setattr(transfer, "STORE_BYTES_PER_SECOND", rate)
-    monkeypatch.setattr(transfer, "_STORE_BURST_BYTES", burst)
+    monkeypatch.setattr(allowance, "STORE_BYTES_PER_SECOND", rate)
+    monkeypatch.setattr(allowance, "_BURST_BYTES", burst)
     with HostPlaces(NUM_BYTES) as places:
         bench = Bench(places, LAYOUTS["one piece and a gap"])
         bench.copier.holding = True
         bench.submit(0, A_LOAD)
-        allowance, before = burst, 0.0
+        left, before = burst, 0.0
         waiting: dict[int, tuple[float, int]] = {}  # since when, and how many bytes
         begun, num_waited, num_too_long = [0], 0, 0
         for job_id in range(1, 60):
@@ -473,15 +474,15 @@ def test_stores_take_beside_loads_what_they_may_and_wait_no_longer_than_that(
             if is_store := job_id <= 15 and job_id % 3 != 2:
                 size = int(rng.integers(1, 7))
                 waiting[job_id] = bench.now, 9 * size
-            allowance = min(burst, allowance + rate * (bench.now - before))
+            left = min(burst, left + rate * (bench.now - before))
             before = bench.now
             for waiter, (since, num_bytes) in list(waiting.items()):
                 is_too_long = bench.now >= since + HOLD_SECONDS
-                if allowance <= 0 and not is_too_long:
+                if left <= 0 and not is_too_long:
                     num_waited += 1
                     break
-                num_too_long += allowance <= 0
-                allowance -= num_bytes
+                num_too_long += left <= 0
+                left -= num_bytes
                 begun.append(waiter)
                 del waiting[waiter]
             if is_store:
@@ -511,7 +512,7 @@ def test_a_load_that_is_only_to_be_checked_holds_nobody_back(loading: Bench) -> 
     for job_id in (1, 2):
         loading.copier.release(job_id)
     assert [end.job_id for end in loading.settle()] == [1]
-    loading.engine._allowance = 0.0
+    loading.engine._allowance._left = 0.0
     loading.submit(3, LONG_STORE)
     loading.submit(4, SHORT_STORE)
     assert loading.copier.submitted == [1, 2, 3, 4]
@@ -522,7 +523,7 @@ def test_a_load_that_is_only_to_be_checked_holds_nobody_back(loading: Bench) -> 
 def test_a_pause_between_two_looks_at_the_clock_gives_no_held_store_up(loading: Bench) -> None:
     """As when the process stands still: poll found that its turn had not come, and then 40 s were over."""
     loading.submit(2, LONG_STORE)
-    loading.engine._allowance = -9.0
+    loading.engine._allowance._left = -9.0
     times = iter([0.1, DEADLINE_SECONDS + 10])
     loading.engine._clock = lambda: next(times, loading.now)
     assert [(end.job_id, end.is_over) for end in loading.engine.poll()] == [(1, False)]
@@ -557,7 +558,7 @@ def test_nothing_of_a_store_that_is_held_back_is_lost_with_the_device(loading: B
     lost = "RuntimeError: the device is lost"
     assert ends == {1: (lost, False), 2: (lost, True)}
     loading.copier.broken_poll = False
-    loading.engine._allowance = -1.0
+    loading.engine._allowance._left = -1.0
     loading.submit(3, SHORT_STORE)
     assert loading.copier.submitted == [1, 3], "no load is waited for any more"
 
