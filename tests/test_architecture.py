@@ -126,6 +126,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.worker.pool.region.Region",  # the kernel's; its tests read files and locks
     "offload.worker.pool.table.SlotTable",  # its state is the memory; its tests read it back
     "offload.worker.media.store_inspection.StoredNamespace",  # counts
+    "offload.worker.checker.Checker",  # it has no state but its threads
     "offload.worker.layout.BlockLayout",  # does not change
     "offload.worker.pool.segment.Segment",  # the kernel's, too
     "offload.worker.pool.memory.HostMemory",  # the kernel's; its tests read what is mapped and pinned

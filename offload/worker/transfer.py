@@ -3,11 +3,11 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from typing import Any
+from concurrent.futures import Executor
 
 from offload.messages import Extents, Ids, Route
 from offload.worker.allowance import Allowance
+from offload.worker.checker import Checker, seal_thread
 from offload.worker.copiers.base import Copier, CopyEnd
 from offload.worker.jobs import TransferEnd, TransferJob
 from offload.worker.lanes import CopyLane, Lane
@@ -25,16 +25,8 @@ _PAUSE_SECONDS = 0.001
 DEADLINE_SECONDS = 30.0
 """A copy takes milliseconds. One that has not ended by then has failed, whatever it does later."""
 
-CHECK_SECONDS = 0.001
-"""What ``poll`` waits at most for checks of loads that have been copied. The next one is a step later."""
-
 LANDED_AT_ONCE = 64
 """Loads that ``poll`` tells as done at most. What they leave to do, and admit, makes the next step longer."""
-
-
-def seal_thread() -> Executor:
-    """A thread that makes and checks seals, in order."""
-    return ThreadPoolExecutor(1, "kv-offload-seal")
 
 
 class TransferEngine:
@@ -80,7 +72,7 @@ class TransferEngine:
         self._seals = seals
         self._share = share
         self._clock = clock
-        self._executors = {lane.route: make_executor() for lane in lanes}
+        self._checker = Checker(seals, [lane.route for lane in lanes], make_executor)
         self._jobs: dict[int, TransferJob] = {}
         self._held: dict[int, None] = {}  # jobs that wait for their turn, in order
         self._awaited: set[int] = set()  # jobs of awaited lanes that are copying, and not given up
@@ -149,7 +141,7 @@ class TransferEngine:
             self._held[job_id] = None
             self._begin_held()
         if not (lane.fills_pool or lane.checks_slots or self._seals.of_blocks) and job_id in self._jobs:
-            self._check(job, num_wanted)  # beside the copy
+            self._checker.check(job, num_wanted)  # beside the copy
 
     def refuse(self, job_id: int, route: Route, targets: Ids, error: str) -> None:
         """That job ends as failed, with nothing copied."""
@@ -171,7 +163,7 @@ class TransferEngine:
         for copied in (each for copier in self._copiers for each in self._poll(copier)):
             self._after_copy(copied)
         self._begin_held()
-        self._await_checks()
+        self._checker.wait(self._jobs[job_id] for job_id in self._checking if job_id in self._jobs)
         checking, self._checking = self._checking, []
         for job_id in checking:
             self._end_if_checked(job_id)
@@ -206,8 +198,7 @@ class TransferEngine:
 
         Returns False if something may still be copying: then the memory it uses must stay.
         """
-        for executor in self._executors.values():
-            executor.shutdown(cancel_futures=True)
+        self._checker.close()
         until = time.monotonic() + seconds
         closed = [_close(copier, max(0.0, until - time.monotonic())) for copier in self._copiers]
         return all(closed)
@@ -278,39 +269,12 @@ class TransferEngine:
             job.num_current = self._seals.num_current(job.slots, job.fills)
         if not job.lane.fills_pool:
             if self._seals.of_blocks and not job.lane.checks_slots:
-                self._check(job, num_blocks)
+                self._checker.check(job, num_blocks)
         elif copied.sums is not None:
             self._seals.adopt(copied.job_id, job.slots[: len(copied.sums)], copied.sums)
         elif num_blocks == len(job.slots):
-            self._seal(copied.job_id, job)
+            self._checker.seal(copied.job_id, job)
         self._end_if_checked(copied.job_id)
-
-    def _seal(self, job_id: int, job: TransferJob) -> None:
-        if not self._seals.has_sums:
-            self._seals.seal(job_id, job.block_ids, job.slots)
-        else:
-            job.checked = self._begin(job.lane, self._seals.seal, job_id, job.block_ids, job.slots)
-
-    def _check(self, job: TransferJob, num_blocks: int) -> None:
-        if self._seals.are_checked(job.slots):
-            block_ids = None if job.block_ids is None else job.block_ids[:num_blocks]
-            job.checked = self._begin(job.lane, self._seals.num_intact, block_ids, job.slots[:num_blocks])
-
-    def _begin(self, lane: Lane, work: Callable[..., int], *arguments: Any) -> Future[int]:
-        try:
-            return self._executors[lane.route].submit(work, *arguments)
-        except RuntimeError as error:  # no more threads: the job fails, and none but it
-            failed = Future[int]()
-            failed.set_exception(error)
-            return failed
-
-    def _await_checks(self) -> None:
-        """Checks of loaded blocks begin when the copy has ended, and a sample takes much less than a step."""
-        if self._checking and self._seals.of_blocks:
-            jobs = [self._jobs[job_id] for job_id in self._checking if job_id in self._jobs]
-            checks = [job.checked for job in jobs if job.checked and not job.lane.fills_pool]
-            if checks:
-                wait(checks, CHECK_SECONDS)
 
     def _end_if_checked(self, job_id: int) -> None:
         job = self._jobs.get(job_id)

@@ -223,7 +223,7 @@ _ROWS = [
     ("seals", f"{_SEALS}._checksums", "if self.of_blocks", "if not self.of_blocks"),
     ("seals", "offload.worker.seals:_num_leading", "int(good.argmin())", "int(good.sum())"),
     ("seals", f"{_TRANSFER}.submit", "self._seals.unseal(targets)", "pass"),
-    ("seals", f"{_TRANSFER}.submit", "self._check(job, num_wanted)", "pass"),
+    ("seals", f"{_TRANSFER}.submit", "self._checker.check(job, num_wanted)", "pass"),
     ("seals", f"{_TRANSFER}.submit", "self._seals.num_current(sources, fills)", "len(sources)"),
     ("seals", f"{_TRANSFER}._after_copy", "self._seals.num_current(job.slots, job.fills)", "job.num_current"),
     ("seals", f"{_TRANSFER}._after_copy", "elif num_blocks == len(job.slots):", "else:"),

@@ -374,7 +374,7 @@ def test_without_threads_for_checksums_no_other_job_is_ended(engines: Engines) -
         engine = engines(gpu_blocks=60, cpu_slots=200, seals_of_blocks=of_blocks)
         warm(engine, PROMPT)
         assert engine.ranks[0].side is not None and engine.ranks[0].side._engine is not None
-        engine.ranks[0].side._engine._executors = dict.fromkeys((LOAD, STORE), RefusingExecutor())
+        engine.ranks[0].side._engine._checker._executors = dict.fromkeys((LOAD, STORE), RefusingExecutor())
         served = serve(engine, PROMPT, 3)
         assert served.num_output_tokens == 3
         engine.audit.check_drained()

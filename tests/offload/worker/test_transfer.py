@@ -15,7 +15,7 @@ from offload.config import Verify
 from offload.messages import GPU_ROUTES, LOAD, STORE, Route
 from offload.testing.copiers.faulty import Fault, FaultyCopier
 from offload.testing.copiers.inline import InlineExecutor, RefusingExecutor
-from offload.worker import allowance, transfer
+from offload.worker import allowance, checker
 from offload.worker.allowance import HOLD_SECONDS
 from offload.worker.copiers import CopyEnd
 from offload.worker.jobs import TransferEnd
@@ -507,7 +507,7 @@ def test_a_store_that_was_held_back_has_all_of_its_time_to_copy(loading: Bench) 
 def test_a_load_that_is_only_to_be_checked_holds_nobody_back(loading: Bench) -> None:
     """Its copy has ended."""
     checksum = Future[int]()
-    loading.engine._executors[LOAD] = Late(checksum)
+    loading.engine._checker._executors[LOAD] = Late(checksum)
     loading.submit(2, Job(LOAD, [10], [10], Fault.NONE, cancelled=False))
     for job_id in (1, 2):
         loading.copier.release(job_id)
@@ -689,14 +689,14 @@ def test_a_check_that_takes_no_time_costs_no_step(
     with HostPlaces(NUM_BYTES) as places:
         bench = Bench(places, LAYOUTS["one piece"], of_blocks=True)
         checksum = Future[int]()
-        bench.engine._executors[LOAD] = Late(checksum)
+        bench.engine._checker._executors[LOAD] = Late(checksum)
 
         def wait(checks: list[Future[int]], seconds: float) -> None:
             assert checks == [checksum] and 0 < seconds <= 0.001
             if is_done_in_time:
                 checksum.set_result(3)
 
-        monkeypatch.setattr(transfer, "wait", wait)
+        monkeypatch.setattr(checker, "wait", wait)
         bench.submit(1, A_LOAD)
         bench.copier.drain()
         assert [end.job_id for end in bench.engine.poll()] == [1] * is_done_in_time
@@ -708,7 +708,7 @@ def test_a_check_that_takes_no_time_costs_no_step(
 def test_a_slot_filled_again_after_the_copy_has_ended_is_no_fault(bench: Bench) -> None:
     """Its checksum may be late; the bytes that were copied are the right ones."""
     checksum = Future[int]()
-    bench.engine._executors[LOAD] = Late(checksum)
+    bench.engine._checker._executors[LOAD] = Late(checksum)
     bench.submit(1, A_LOAD)
     assert bench.settle() == [], "it has not been checked"
     bench.submit(2, Job(STORE, [0], [A_LOAD.slots[1]], Fault.NONE, cancelled=False))
@@ -822,7 +822,7 @@ def test_slots_of_a_failed_store_are_nobodys(bench: Bench, fault: Fault) -> None
 
 def test_a_load_that_ended_in_time_is_not_given_up_for_a_late_checksum(bench: Bench) -> None:
     checksum = Future[int]()
-    bench.engine._executors[LOAD] = Late(checksum)
+    bench.engine._checker._executors[LOAD] = Late(checksum)
     bench.submit(1, A_LOAD)
     bench.copier.drain()
     assert bench.engine.poll() == []
@@ -838,15 +838,15 @@ def test_a_copy_that_ended_in_time_is_not_given_up_for_a_late_checksum() -> None
     """As when the engine makes no steps for a while."""
     with HostPlaces(NUM_BYTES) as places:
         bench = Bench(places, LAYOUTS["one piece"])
-        bench.engine._executors = {way: ThreadPoolExecutor(1) for way in GPU_ROUTES}
+        bench.engine._checker._executors = {way: ThreadPoolExecutor(1) for way in GPU_ROUTES}
         go = threading.Event()
-        bench.engine._executors[STORE].submit(go.wait)
+        bench.engine._checker._executors[STORE].submit(go.wait)
         bench.submit(1, A_STORE)
         bench.copier.drain()
         bench.now = 2 * DEADLINE_SECONDS
         assert bench.engine.poll() == []
         go.set()
-        bench.engine._executors[STORE].shutdown()
+        bench.engine._checker._executors[STORE].shutdown()
         (end,) = bench.engine.poll()
         assert (end.num_good, end.error, end.is_over) == (2, None, True)
 
@@ -862,7 +862,7 @@ class Late(Executor):
 
 
 def test_without_threads_for_checksums_those_jobs_fail_and_no_others(bench: Bench) -> None:
-    bench.engine._executors[STORE] = RefusingExecutor()
+    bench.engine._checker._executors[STORE] = RefusingExecutor()
     bench.submit(1, A_STORE)
     bench.submit(2, A_LOAD)
     assert sorted((end.job_id, end.num_good, end.error) for end in bench.settle()) == [
@@ -882,15 +882,15 @@ def test_jobs_end_once_their_checksums_are_made() -> None:
     """With real threads, held back by a job before them."""
     with HostPlaces(NUM_BYTES) as places:
         bench = Bench(places, LAYOUTS["one piece"])
-        bench.engine._executors = {way: ThreadPoolExecutor(1) for way in GPU_ROUTES}
+        bench.engine._checker._executors = {way: ThreadPoolExecutor(1) for way in GPU_ROUTES}
         go = threading.Event()
-        for executor in bench.engine._executors.values():
+        for executor in bench.engine._checker._executors.values():
             executor.submit(go.wait)
         bench.submit(1, A_STORE)
         bench.submit(2, A_LOAD)
         assert bench.settle() == [] and len(bench.engine) == 2
         go.set()
-        for executor in bench.engine._executors.values():
+        for executor in bench.engine._checker._executors.values():
             executor.shutdown()
         assert sorted((end.job_id, end.num_good) for end in bench.engine.poll()) == [(1, 2), (2, 3)]
 
