@@ -69,6 +69,7 @@ STATEFUL = {
     "offload.testing.memory_engine.MemoryEngine",
     "offload.worker.media.resp_medium.RespMedium",
     "offload.worker.allowance.Allowance",
+    "offload.worker.following.Following",
     "offload.worker.media.runner.Runner",
     "offload.worker.media.seal_log.SealLog",
     "offload.worker.media.slab.SlabMedium",

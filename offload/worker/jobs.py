@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from offload.messages import Ids, Route
+from offload.messages import Extents, Ids, Route
 from offload.worker.copiers.base import CopyEnd
 from offload.worker.lanes import Lane
 
@@ -45,12 +45,13 @@ class TransferJob:
         lane: that of its route.
         sources: as submitted, of this part.
         targets: the same.
-        batch: the copies of its first ``num_wanted`` blocks.
-        num_wanted: leading blocks that the batch copies.
         since: when it was handed to the copier, and before that, when it began to wait for its turn.
         fills: the jobs that must have filled the slots it reads, and no other since.
+        extents: where a tier keeps them.
         own: which blocks of the whole job these are, ``int64[n]``.
         num_blocks: those of the whole job.
+        batch: the copies of its first ``num_wanted`` blocks, once it has begun.
+        num_wanted: leading blocks that the batch copies.
         is_cancelled: nobody wants its bytes.
         is_given_up: its copy is past its deadline.
         copied: how the copy has ended.
@@ -61,12 +62,13 @@ class TransferJob:
     lane: Lane
     sources: Ids
     targets: Ids
-    batch: Any
-    num_wanted: int
     since: float
     fills: Ids | None
+    extents: Extents | None
     own: Ids
     num_blocks: int
+    batch: Any = None
+    num_wanted: int = 0
     is_cancelled: bool = False
     is_given_up: bool = False
     copied: CopyEnd | None = None

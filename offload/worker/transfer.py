@@ -5,10 +5,13 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
+import numpy as np
+
 from offload.messages import Extents, Ids, Route
 from offload.worker.allowance import Allowance
 from offload.worker.checker import Checker, seal_thread
 from offload.worker.copiers.base import Copier, CopyEnd
+from offload.worker.following import Following
 from offload.worker.jobs import TransferEnd, TransferJob
 from offload.worker.lanes import CopyLane, Lane
 from offload.worker.layout import BlockLayout
@@ -41,6 +44,8 @@ class TransferEngine:
     generations of its slots are asked before its copy begins and once it has ended. A job that fills slots
     takes their generations away when it is submitted, on this same thread and before it copies, also if it is
     held back. So slots that have theirs when the copy has ended were written by nobody while it ran.
+
+    A job that reads slots which another one under way is to fill begins when that one has ended.
 
     Where ranks share the pool, each copies and seals its part of what fills it, and nothing else of it.
 
@@ -77,6 +82,7 @@ class TransferEngine:
         self._held: dict[int, None] = {}  # jobs that wait for their turn, in order
         self._awaited: set[int] = set()  # jobs of awaited lanes that are copying, and not given up
         self._allowance = Allowance(clock())  # of the others
+        self._following = Following()
         self._checking: list[int] = []
         self._fence_errors: dict[Route, str] = {}
         self._ended: list[TransferEnd] = []
@@ -124,24 +130,13 @@ class TransferEngine:
             fills = None if fills is None else fills[own]
         if lane.fills_pool:
             self._seals.unseal(targets)
-        num_wanted = len(sources) if fills is None else self._seals.num_current(sources, fills)
-        if extents is not None and num_wanted < len(sources):
-            num_wanted = 0  # extents move as a whole
-        batch = lane.batch(sources[:num_wanted], targets[:num_wanted], extents)
-        job = TransferJob(lane, sources, targets, batch, num_wanted, self._clock(), fills, own, num_blocks)
+        job = TransferJob(lane, sources, targets, self._clock(), fills, extents, own, num_blocks)
         self._jobs[job_id] = job
-        filled = "its slots were filled by other stores" if num_wanted == 0 < len(sources) else None
-        error = self._fence_errors.get(route) or filled
-        if error is not None:
-            self._end(job_id, 0, error)
-        elif lane.is_awaited:
-            self._awaited.add(job_id)
-            self._begin_copy(job_id, job)
+        fillers = [] if fills is None else self._fillers(job)
+        if fillers:
+            self._following.wait(job_id, fillers)
         else:
-            self._held[job_id] = None
-            self._begin_held()
-        if not (lane.fills_pool or lane.checks_slots or self._seals.of_blocks) and job_id in self._jobs:
-            self._checker.check(job, num_wanted)  # beside the copy
+            self._start(job_id, job)
 
     def refuse(self, job_id: int, route: Route, targets: Ids, error: str) -> None:
         """That job ends as failed, with nothing copied."""
@@ -151,7 +146,7 @@ class TransferEngine:
         """The bytes of that job are no longer wanted: it will end as failed, with no block copied."""
         if job_id in self._jobs:
             self._jobs[job_id].is_cancelled = True
-            if job_id in self._held:
+            if job_id in self._held or job_id in self._following:
                 self._end(job_id, 0, CANCELLED)
         elif job_id in self._landed:
             self._ended.append(_void(self._landed.pop(job_id)))
@@ -213,7 +208,9 @@ class TransferEngine:
             job = self._jobs.get(job_id)
             assert job is not None and not job.lane.is_awaited, f"{job_id} waits, and is awaited: {job}"
             assert job.is_copying, f"{job_id} waits, and was begun: {job}"
-        copying = {job_id for job_id, job in self._jobs.items() if job.is_copying and job.lane.is_awaited}
+        self._following.check_invariants(self._jobs.keys())
+        begun = {job_id: job for job_id, job in self._jobs.items() if job_id not in self._following}
+        copying = {job_id for job_id, job in begun.items() if job.is_copying and job.lane.is_awaited}
         assert copying == self._awaited, f"{copying} are awaited, known are {self._awaited}"
         copied = {job_id for job_id, job in self._jobs.items() if job.copied is not None}
         assert copied <= set(self._checking), f"{copied} are copied, {self._checking} are being checked"
@@ -229,9 +226,43 @@ class TransferEngine:
             return copier.poll()
         except Exception as error:  # a broken device: who knows what it still does
             for job_id, job in list(self._jobs.items()):
-                if job.lane.copier is copier:
+                if job.lane.copier is copier and job_id in self._jobs:
                     self._give_up(job_id, job, _describe(error))
             return []
+
+    def _fillers(self, job: TransferJob) -> list[int]:
+        """Jobs under way that fill slots which it reads."""
+        assert job.fills is not None, f"{job} reads slots that nobody has filled"
+        num_current = self._seals.num_current(job.sources, job.fills)
+        missing = np.unique(job.fills[num_current:]).tolist()
+        return [each for each in missing if each in self._jobs]
+
+    def _start(self, job_id: int, job: TransferJob) -> None:
+        """What it reads is there, or will never be: copy what can be copied."""
+        lane, num_wanted = job.lane, len(job.sources)
+        if job.fills is not None:
+            num_wanted = self._seals.num_current(job.sources, job.fills)
+        if job.extents is not None and num_wanted < len(job.sources):
+            num_wanted = 0  # extents move as a whole
+        job.batch = lane.batch(job.sources[:num_wanted], job.targets[:num_wanted], job.extents)
+        job.num_wanted, job.since = num_wanted, self._clock()
+        filled = "its slots were filled by other stores" if num_wanted == 0 < len(job.sources) else None
+        error = self._fence_errors.get(lane.route) or filled
+        if error is not None:
+            self._end(job_id, 0, error)
+        elif lane.is_awaited:
+            self._awaited.add(job_id)
+            self._begin_copy(job_id, job)
+        else:
+            self._held[job_id] = None
+            self._begin_held()
+        if not (lane.fills_pool or lane.checks_slots or self._seals.of_blocks) and job_id in self._jobs:
+            self._checker.check(job, num_wanted)  # beside the copy
+
+    def _start_followers(self, job_id: int) -> None:
+        """That job is over, or given up: it fills nothing any more that anybody could wait for."""
+        for follower in self._following.over(job_id):
+            self._start(follower, self._jobs[follower])
 
     def _begin_held(self) -> None:
         """Begin those that are held back whose turn has come."""
@@ -304,6 +335,7 @@ class TransferEngine:
         job = self._jobs.pop(job_id)
         self._held.pop(job_id, None)
         self._awaited.discard(job_id)
+        self._following.leave(job_id)
         if job.is_cancelled:
             num_good, error = 0, CANCELLED
         elif job.is_given_up:
@@ -319,21 +351,24 @@ class TransferEngine:
             self._landed[job_id] = end
         else:
             self._ended.append(end)
+        self._start_followers(job_id)
 
     def _give_up_overdue(self) -> None:
         """A checksum that is late is no reason."""
         late = self._clock() - DEADLINE_SECONDS
-        for job_id, job in self._jobs.items():
-            if job.since <= late and job.copied is None and job_id not in self._held:
+        for job_id, job in list(self._jobs.items()):
+            is_begun = job_id in self._jobs and job_id not in self._held and job_id not in self._following
+            if is_begun and job.since <= late and job.copied is None:
                 self._give_up(job_id, job, f"the copy has not ended after {DEADLINE_SECONDS:g} s")
 
     def _give_up(self, job_id: int, job: TransferJob, error: str) -> None:
-        if job_id in self._held:  # nothing of it is under way
+        if job_id in self._held or job_id in self._following:  # nothing of it is under way
             self._end(job_id, 0, error)
         elif not job.is_given_up:
             job.is_given_up = True
             self._awaited.discard(job_id)
             self._ended.append(TransferEnd(job_id, job.lane.route, 0, job.targets, error, is_over=False))
+            self._start_followers(job_id)
 
 
 def _close(copier: Copier, seconds: float) -> bool:
