@@ -46,6 +46,8 @@ class OffloadConfig:
         tiers: what is below the pool, asked in this order; see ``tier_config``.
         operator_socket: the directory of operator sockets; None: the user's runtime directory.
         pool: where its memory lies; None: in private memory, which ends with the engine. See ``pool_config``.
+        fetch_gpu_share: the part of the GPU's blocks, 0 to 1, that restores may hold while a tier still
+            brings what they wait for; others begin once it is in the pool.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
@@ -61,6 +63,7 @@ class OffloadConfig:
     tiers: tuple[TierConfig, ...] = ()
     operator_socket: str | None = None
     pool: SharedMemoryConfig | None = None
+    fetch_gpu_share: float = 0.1
 
     def __post_init__(self) -> None:
         size = self.cpu_gib
@@ -84,9 +87,8 @@ class OffloadConfig:
         object.__setattr__(self, "verify_loads", Verify(self.verify_loads))
         object.__setattr__(self, "tiers", read_tiers(self.tiers))
         object.__setattr__(self, "pool", read_pool(self.pool))
-        share = self.hinted_share
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise ConfigError(f"hinted_share is {share!r}; give a part of the pool from 0 to 1, such as 0.25")
+        _check_share("hinted_share", self.hinted_share, "the pool", 0.25)
+        _check_share("fetch_gpu_share", self.fetch_gpu_share, "the GPU's blocks", 0.1)
         directory = self.operator_socket
         if directory is not None and (
             not isinstance(directory, str) or not os.path.isabs(directory) or "\0" in directory
@@ -129,6 +131,11 @@ class OffloadConfig:
                 'kv_connector_extra_config lacks "cpu_gib", the pool size in GiB; add, say, "cpu_gib": 8'
             )
         return cls(**settings)
+
+
+def _check_share(name: str, share: object, whole: str, example: float) -> None:
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise ConfigError(f"{name} is {share!r}; give a part of {whole} from 0 to 1, such as {example}")
 
 
 def check_record_trace(config: OffloadConfig) -> None:

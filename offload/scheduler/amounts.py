@@ -1,5 +1,6 @@
 """What to move, as pure functions of what the engine says. Tokens and blocks in, block counts out."""
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 _FIRST_PART_BYTES = 16 << 20  # less than a millisecond of PCIe
@@ -105,6 +106,16 @@ def load_parts(num_blocks: int, first_part: int) -> list[tuple[int, int]]:
     while stops[-1] < num_blocks:
         stops.append(min(max(2 * stops[-1], first_part), num_blocks))
     return list(pairwise(stops))
+
+
+def following_parts(num_blocks: int, first_part: int, cuts: Iterable[int]) -> list[tuple[int, int]]:
+    """Split a load into parts ``(start, stop)`` that begin where jobs do which fill what it reads.
+
+    Before the first of these ``cuts`` all is there, and it is split as any load.
+    """
+    inner = sorted({cut for cut in cuts if 0 <= cut < num_blocks})
+    before = inner[0] if inner else num_blocks
+    return load_parts(before, first_part) + list(pairwise([*inner, num_blocks]))
 
 
 def first_part_blocks(block_bytes: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from allocator import CpuOffloadingBlockAllocator, StorePlan
 from offload.messages import Ids, Route
 from offload.observe.metrics import Metrics
+from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.engine import Engine, Request
 from offload.scheduler.jobs import JobLedger
 from offload.scheduler.lasting import Lasting
@@ -25,6 +26,7 @@ class Common:
         slot_bytes: bytes of a block in the pool, on all ranks.
         block_bytes: the same on the GPU, where ranks may have copies.
         filled_by: for every slot the job that filled it, ``int64[slots]``.
+        arrivals: what is on its way into the pool from below.
         lasting: told what the pool holds if it outlives the engine.
     """
 
@@ -37,6 +39,7 @@ class Common:
     slot_bytes: int
     block_bytes: int
     filled_by: Ids
+    arrivals: Arrivals
     lasting: Lasting | None = None
 
     def count_failed(self, route: Route) -> None:

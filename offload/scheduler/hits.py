@@ -4,7 +4,6 @@ import logging
 
 import numpy as np
 
-from allocator import Pin
 from offload.messages import Ids
 from offload.scheduler import amounts
 from offload.scheduler.common import Common
@@ -23,16 +22,20 @@ class Hits:
         self._groups = common.engine.groups
         self._block_size = common.block_size
 
-    def num_tokens(self, request: Request, num_local: int, most: int | None) -> int:
+    def num_tokens(self, request: Request, num_local: int, most: int | None, coming: int = 0) -> int:
         """Tokens that can be restored behind the ``num_local`` leading tokens that the GPU has, perhaps 0.
 
-        ``most``: that the request allows; None: it does not say.
+        Args:
+            request: who asks.
+            num_local: leading tokens that the GPU has.
+            most: that the request allows; None: it does not say.
+            coming: leading positions that are resident or on their way; 0: only what is resident counts.
         """
         if self._groups.has_bags:
-            return self._tokens_to_checkpoint(request, num_local, most)
+            return self._tokens_to_checkpoint(request, num_local, most, coming)
         drafts, size, columns = self._engine.drafts, self._block_size, self._groups.columns
         depth = amounts.restorable_blocks(
-            self._allocator.resident_depth(self._engine.chain(request)),
+            coming or self._allocator.resident_depth(self._engine.chain(request)),
             self._engine.num_blocks // columns,
             drafts.num_volatile_blocks,
             drafts.step_blocks(size),
@@ -50,17 +53,23 @@ class Hits:
         if known > beyond:
             self._engine.retain(request, known * self._block_size)
 
-    def pairs(self, pin: Pin, request_id: str, positions: range) -> tuple[Ids, Ids, bool]:
+    def pairs(self, held: Ids, bag: Ids | None, request_id: str, positions: range) -> tuple[Ids, Ids, bool]:
         """Which slot goes into which block: those of these positions, then what the request lacks of the bag.
+
+        Args:
+            held: slots of the positions, ``int64[positions, columns]``.
+            bag: slots of the bag behind them, ``int64[num_bag]``; None without one.
+            request_id: who has the blocks.
+            positions: of the chain.
 
         Returns:
             Slots, blocks, and whether every block that the request computes with gets a slot. If not, none of
             them may be used.
         """
         tables = self._engine.tables(request_id)
-        slots, fits = [pin.slots.reshape(-1)], True
+        slots, fits = [held.reshape(-1)], True
         block_ids = [self._engine.ids(self._groups.prefix(tables, positions))]
-        if pin.bag is None:
+        if bag is None:
             return slots[0], block_ids[0], fits
         for table, num_holes, entries in self._groups.missing(tables, positions.start, positions.stop):
             holes, blocks = table[:num_holes], table[num_holes:]
@@ -70,7 +79,7 @@ class Hits:
                 fits = False
             else:
                 block_ids.append(ids)
-                slots.append(pin.bag[entries.start : entries.stop])
+                slots.append(bag[entries.start : entries.stop])
         return np.concatenate(slots), np.concatenate(block_ids), fits
 
     def _are_holes(self, blocks: GpuBlocks) -> bool:
@@ -79,7 +88,9 @@ class Hits:
             not self._engine.ids(blocks[:1]).any() and blocks.count(blocks[0]) == len(blocks)
         )
 
-    def _tokens_to_checkpoint(self, request: Request, num_local: int, most: int | None) -> int:
+    def _tokens_to_checkpoint(
+        self, request: Request, num_local: int, most: int | None, coming: int = 0
+    ) -> int:
         """As ``num_tokens``, up to a checkpoint. Where there is none, one is made if others come this way.
 
         One token at least is left to compute: what windows and states need at the end of a prompt is gone
@@ -92,7 +103,10 @@ class Hits:
         limit = min(limit, room // groups.columns if groups.columns else limit)
         if most is not None:
             limit = min(limit, first + most // size)
-        depth = self._allocator.usable_depth(chain, limit, first) if limit > first and room >= 0 else 0
+        depth = 0
+        if limit > first and room >= 0:
+            depth = coming if coming <= limit else 0
+            depth = depth or self._allocator.usable_depth(chain, limit, first)
         if not depth:
             self.retain_known(request, first)
             return 0

@@ -9,6 +9,7 @@ class Why(StrEnum):
 
     RESIDENT = "the pool has it"
     COMING = "another restore brings the next block"
+    FOLLOWING = "it is on its way into the pool"
     GPU_HAS_ALL = "the GPU has all of its full blocks"
     ABSENT = "the pool has no more of it than the GPU"
     UNWANTED = "its client asked for none"
@@ -20,10 +21,17 @@ class Why(StrEnum):
 
 
 class Offer(NamedTuple):
-    """How many tokens behind those that the GPU has; None: ask again in the next step."""
+    """What is there for a request.
+
+    Attributes:
+        tokens: behind those that the GPU has; None: ask again in the next step.
+        why: there are so many.
+        stop: leading chain positions that are resident, or on their way into the pool and may be followed.
+    """
 
     tokens: int | None
     why: Why
+    stop: int = 0
 
 
 COMING = Offer(None, Why.COMING)

@@ -17,11 +17,13 @@ class Restore:
         restore_id: the id of its first job.
         request: who gets the KV.
         first: chain position of the first block.
-        pin: holds the slots.
         chain: prefix hashes of the request's positions, up to the last one loaded.
         block_ids: GPU blocks that are filled: ``columns`` for each position, then those of a bag.
         columns: blocks for a chain position.
         is_whole: nobody can use less than all of it.
+        pin: holds the slots; None while a plan under way does, and where nothing is left to hold.
+        follows: it began while some of its slots were being filled.
+        num_coming: plans that fill some of them.
         parts_left: its load jobs in flight.
         num_blocks_landed: leading blocks that are complete on all ranks.
         num_shared: leading positions that the GPU's prefix cache has been given.
@@ -34,11 +36,13 @@ class Restore:
 
     request: Any
     first: int
-    pin: Pin
     chain: list[bytes]
     block_ids: Ids
     columns: int = 1
     is_whole: bool = False
+    pin: Pin | None = None
+    follows: bool = False
+    num_coming: int = 0
     restore_id: int = -1
     parts_left: int = 0
     num_blocks_landed: int = 0

@@ -69,6 +69,7 @@ class Restores:
         self._engine = common.engine
         self._groups = common.engine.groups
         self._hits = Hits(common)
+        self._arrivals = common.arrivals
         self._block_size = common.block_size
         self.carryover = Carryover(common.allocator)
         self.shared_at_once = self._may_share = SHARED_AT_ONCE
@@ -103,9 +104,12 @@ class Restores:
     def arrived(self, request: Request, hints: RequestHints) -> None:
         """It has no blocks yet that a restore could fill."""
 
-    def offer(self, request: Request, num_local: int, hints: RequestHints) -> Offer:
-        """What the pool has behind the ``num_local`` leading tokens of the GPU. The last to be asked."""
-        num_tokens = self._hits.num_tokens(request, num_local, hints.max_load_tokens)
+    def offer(self, request: Request, num_local: int, hints: RequestHints, coming: int = 0) -> Offer:
+        """What the pool has behind the ``num_local`` leading tokens of the GPU. The last to be asked.
+
+        ``coming``: leading positions that are resident, or on their way and may be followed.
+        """
+        num_tokens = self._hits.num_tokens(request, num_local, hints.max_load_tokens, coming)
         if not num_tokens:
             return NOTHING[Why.ABSENT]
         num_blocks = num_tokens // self._block_size * self._groups.columns + self._groups.bag_slots
@@ -179,21 +183,23 @@ class Restores:
         return self.carryover.tidy()
 
     def open(self, request: Request, positions: range) -> Order:
-        """Begin to load these chain positions, all resident, for a request that has blocks for them.
+        """Begin to load these chain positions for a request that has blocks for them.
 
-        It holds these blocks until the restore has ended.
+        They are resident, or may be followed. The request holds these blocks until the restore has ended.
         """
         first, stop = positions.start, positions.stop
         chain, request_id = list(self._engine.chain(request)[:stop]), request.request_id
-        pin = self._allocator.pin(chain, first, stop)
-        slots, block_ids, fits = self._hits.pairs(pin, request_id, positions)
-        restore = Restore(request, first, pin, chain, block_ids, self._groups.columns, self._groups.has_bags)
+        held = self._arrivals.slots(chain, positions)
+        slots, block_ids, fits = self._hits.pairs(held.slots, held.bag, request_id, positions)
+        columns = self._groups.columns
+        restore = Restore(request, first, chain, block_ids, columns, self._groups.has_bags, held.pin)
         if restore.is_whole:
             self._engine.retain(request, stop * self._block_size)
-        parts = amounts.load_parts(len(block_ids), self.first_part)
+        parts = amounts.following_parts(len(block_ids), self.first_part, held.cuts)
         jobs = [self._ledger.open(self, LoadPart(restore, *part), part[1] - part[0]) for part in parts]
         restore.restore_id = jobs[0].job_id
         restore.parts_left = len(jobs)
+        self._arrivals.follow(restore, held.path)
         self._restores[restore.restore_id] = restore
         self._waiting.wait(request, stop * self._block_size)
         self._index.add(restore)
@@ -230,7 +236,7 @@ class Restores:
     @property
     def num_pins(self) -> int:
         """Of restores, and of those that have ended as far as that is carried over."""
-        return len(self._restores) + self.carryover.num_pins
+        return sum(restore.pin is not None for restore in self) + self.carryover.num_pins
 
     def advance(self, job: Job[LoadPart], progress: Progress) -> None:
         """Take in what became of a part.
@@ -302,6 +308,7 @@ class Restores:
         unknown = (restoring | self._landed.keys()) - self._waiting.names
         assert not unknown, f"{unknown} are restored, and are not known to wait"
         self._waiting.check_invariants()
+        self._arrivals.check_invariants(list(self))
         for request_id, restore in self._landed.items():
             assert restore.request.request_id == request_id, f"{restore} is filed under {request_id}"
             assert not restore.parts_left and not restore.is_cancelled, f"{restore} has not landed"
@@ -333,7 +340,10 @@ class Restores:
     def _end(self, restore: Restore) -> None:
         if restore.is_whole and restore.num_shared:
             self._hits.retain_known(restore.request, len(restore.chain))
-        self.carryover.unpin(restore.pin)
+        if restore.pin is not None:
+            self.carryover.unpin(restore.pin)
+        if restore.follows:
+            self._arrivals.left(restore)
         del self._restores[restore.restore_id]
         self._index.remove(restore)
         if not restore.was_stuck:

@@ -21,6 +21,7 @@ from evictor import HintedPolicy, make_policy
 from offload.config import OffloadConfig
 from offload.messages import (
     EPOCH_SHIFT,
+    POOL,
     Fingerprint,
     JobReport,
     PoolFacts,
@@ -32,6 +33,7 @@ from offload.observe.recorder import TraceRecorder
 from offload.scheduler import amounts
 from offload.scheduler.adapters import Adapters
 from offload.scheduler.adoption import adopt
+from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Engine, Request, Step
 from offload.scheduler.flow import Below, Flow, Progress, Source
@@ -108,6 +110,7 @@ class SchedulerSide:
             slot_bytes,
             block_bytes,
             filled_by=np.full(num_slots, -1, dtype=np.int64) if adoption is None else adoption.generations,
+            arrivals=Arrivals(self.allocator, int(engine.num_blocks * config.fetch_gpu_share)),
             lasting=self._lasting,
         )
         if adoption is not None:
@@ -215,8 +218,9 @@ class SchedulerSide:
         self._has_news |= self.allocator.tidy()
         plan, self._next = self._next, StepPlan(self._fingerprint)
         had_queue = self.stores.backlog.num_queued > 0
-        for flow in self.flows:
-            plan.orders += flow.plan(step, len(self._admitted))
+        orders = [order for flow in self.flows for order in flow.plan(step, len(self._admitted))]
+        # what fills the pool goes first: what was opened in this step may follow it
+        plan.orders = sorted([*plan.orders, *orders], key=lambda order: order.route.target != POOL)
         self._has_news = self._has_news or bool(plan.orders or had_queue)
         if self._lasting is not None:
             plan.kept = self._lasting.take()
@@ -358,7 +362,8 @@ class SchedulerSide:
         for source in self._sources:
             offer = source.offer(request, num_local, hints)
             if offer is not None:
-                return offer
+                is_there = not offer.stop
+                return offer if is_there else self.restores.offer(request, num_local, hints, offer.stop)
         return NOTHING[Why.ABSENT]
 
     def _let_go_of_adapter(self, request: Request) -> None:

@@ -78,6 +78,8 @@ POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
         ({"cpu_gib": 8, "hinted_share": math.nan}, "hinted_share", "nan", "a part of the pool from 0 to 1"),
         ({"cpu_gib": 8, "hinted_share": True}, "hinted_share", "True", "a part of the pool from 0 to 1"),
         ({"cpu_gib": 8, "hinted_share": "0.5"}, "hinted_share", "'0.5'", "a part of the pool from 0 to 1"),
+        ({"cpu_gib": 8, "fetch_gpu_share": 2}, "fetch_gpu_share", "2", "a part of the GPU's blocks from 0"),
+        ({"cpu_gib": 8, "fetch_gpu_share": "1"}, "fetch_gpu_share", "'1'", "a part of the GPU's blocks from"),
         ({"cpu_gib": 8, "record_trace": True}, "record_trace", "True", "name a file to write"),
         ({"cpu_gib": 8, "record_trace": 3}, "record_trace", "3", "name a file to write"),
         ({"cpu_gib": 8, "record_trace": ""}, "record_trace", "''", "name a file to write"),
@@ -103,6 +105,7 @@ def test_defaults() -> None:
     assert config == OffloadConfig(cpu_gib=8, store_decode_blocks=True, eviction_policy="hazard")
     assert config.cpu_bytes == 8 * 2**30
     assert config.hinted_share == 0.25
+    assert config.fetch_gpu_share == 0.1
     assert config.huge_pages is False
 
 
@@ -117,6 +120,7 @@ def test_all_settings_are_read() -> None:
         "store_decode_blocks": False,
         "eviction_policy": "lru",
         "hinted_share": 0.5,
+        "fetch_gpu_share": 0,
         "record_trace": "trace.jsonl",
         "huge_pages": True,
     }

@@ -88,9 +88,10 @@ class Tiered:
         self.tier.choose = choose
 
 
-@pytest.fixture(params=[1, 3], ids=["one rank", "three ranks"])
+@pytest.fixture(params=[(1, 1.0), (3, 1.0), (3, 0.0)], ids=["one rank", "three ranks", "one by one"])
 def tiered(request: pytest.FixtureRequest) -> Iterator[Tiered]:
-    tiered = Tiered(request.param)
+    num_ranks, share = request.param
+    tiered = Tiered(num_ranks, fetch_gpu_share=share)
     yield tiered
     tiered.tier.choose = None
     for medium in tiered.tier.media:
@@ -217,10 +218,12 @@ def test_what_hangs_on_its_way_down_keeps_nobody_waiting(tiered: Tiered) -> None
     step_until(tiered.engine, request.is_finished, 40)
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
 @pytest.mark.parametrize("model", MODELS)
-def test_any_model_goes_on_from_below_after_a_restart(model: str) -> None:
+def test_any_model_goes_on_from_below_after_a_restart(model: str, share: float) -> None:
     """A prompt is computed from its last checkpoint on, and so is one that goes on behind it."""
-    tiered = Tiered(2, groups=MODELS[model], gpu_blocks=300, cpu_slots=600, chunk=64, positions=8)
+    sizes = {"gpu_blocks": 300, "cpu_slots": 600, "chunk": 64, "positions": 8}
+    tiered = Tiered(2, groups=MODELS[model], fetch_gpu_share=share, **sizes)
     prompt = tokens(150)
     assert tiered.ask(prompt) == 150
     tiered.restart()
@@ -399,6 +402,7 @@ def random_history(seed: int) -> VirtualTier:
         seals_of_blocks=rng.random() < 0.5,
         block_outermost=rng.random() < 0.5,
         tier=tier,
+        fetch_gpu_share=rng.choice([0.0, 1.0, 1.0]),
     )
     run_seed(seed, TURNS, settings)
     return tier

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from allocator import StorePlan
 from offload.messages import Ids
+from offload.scheduler.arrivals import Arrival
 from offload.scheduler.tiers.contents import Reading
 
 
@@ -36,6 +37,7 @@ class Fetch:
         edges: where these begin and end, in blocks of the order.
         batch: it is one of these.
         hashes: of what it brings; requests wait for them.
+        arrival: what restores follow.
         starts: where its jobs begin, in blocks of the order.
         num_left: jobs that have not ended.
         is_over: it will not be whole.
@@ -49,6 +51,7 @@ class Fetch:
     edges: Ids
     batch: Batch
     hashes: Sequence[bytes]
+    arrival: Arrival
     starts: dict[int, int] = field(default_factory=dict)
     num_left: int = 0
     is_over: bool = False

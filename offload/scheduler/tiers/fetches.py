@@ -8,12 +8,13 @@ import numpy as np
 
 from allocator import StorePlan
 from offload.messages import Ids, Order, Part, Route
+from offload.scheduler.arrivals import Arrival
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, Step
 from offload.scheduler.flow import Job, Progress
 from offload.scheduler.hints import RequestHints
-from offload.scheduler.offer import COMING, Offer
+from offload.scheduler.offer import COMING, Offer, Why
 from offload.scheduler.tiers.contents import Contents
 from offload.scheduler.tiers.fetch import NO_WISH, Batch, Fetch, Wish
 from offload.scheduler.tiers.names import Grid, Path
@@ -48,6 +49,7 @@ class Fetches:
         pace: Pace,
         *,
         least_tokens: int = LEAST_TOKENS,
+        is_followed: bool = True,
     ) -> None:
         """Begin with none.
 
@@ -59,6 +61,7 @@ class Fetches:
             spills: of the same tier.
             pace: what was measured.
             least_tokens: fewer are not worth a fetch.
+            is_followed: whether restores may begin before a fetch has ended.
         """
         self.route = route
         self.breaker = CircuitBreaker(f"copies out of the {route.source} tier", common.clock)
@@ -68,6 +71,7 @@ class Fetches:
         self._spills = spills
         self._pace = pace
         self._least_tokens = least_tokens
+        self._is_followed = is_followed
         self._has_bags = common.engine.groups.has_bags
         self._part_slots = max(1, _PART_BYTES // common.slot_bytes)
         self._orders: list[Order] = []
@@ -118,11 +122,11 @@ class Fetches:
         # a checkpoint comes at its end, plain blocks one after the other
         awaited = wish.stop - 1 if self._has_bags else max(num_usable, first)
         if 0 <= awaited < len(chain) and chain[awaited] in self._coming:
-            return COMING
+            return self._coming_to(chain, first, wish.stop)
         if num_usable > wish.behind and self._is_worth(chain, num_usable, first, wish.stop):
             self._wishes[request_id] = wish._replace(behind=num_usable)
             if self._begin(chain, wish.stop):
-                return COMING
+                return self._coming_to(chain, first, wish.stop)
         self._wishes[request_id] = NO_WISH
         return None
 
@@ -158,6 +162,7 @@ class Fetches:
     def reset(self) -> list[int]:
         """What is under way lands nowhere: its positions have left the pool."""
         self._coming.clear()
+        self._common.arrivals.clear()
         jobs = list(self._common.ledger.of(self))
         for job in jobs:
             job.task.is_dropped = True
@@ -189,6 +194,14 @@ class Fetches:
         return {"blocks that come": list(self._coming), "requests that wait": waiting}
 
     # Private
+
+    def _coming_to(self, chain: Sequence[bytes], first: int, stop: int) -> Offer:
+        """It comes: a restore may follow it to the GPU at once, or once it is in the pool."""
+        groups = self._common.engine.groups
+        num_blocks = (stop - first) * groups.columns + groups.bag_slots
+        if self._is_followed and self._common.arrivals.may_follow(chain, stop, num_blocks):
+            return Offer(None, Why.FOLLOWING, stop)
+        return COMING
 
     def _num_usable(self, request: Request, chain: Sequence[bytes], first: int) -> int:
         """Leading positions that the pool can bring, and with checkpoints only those that end with one."""
@@ -285,7 +298,9 @@ class Fetches:
         skips = np.zeros(last - first, dtype=np.int64)
         skips[0] = max(start - begins, 0)
         hashes = plan.hashes if plan.bag is None else [*plan.hashes, path.end]
-        fetch = Fetch(plan, reading, path.names, first, edges, batch, hashes)
+        cuts = [start for start, _ in self._parts(edges)]
+        arrival = Arrival(plan, path.end, cuts)
+        fetch = Fetch(plan, reading, path.names, first, edges, batch, hashes, arrival)
         parts = []
         for part_start, part_stop in self._parts(edges):
             job = common.ledger.open(self, fetch, part_stop - part_start)
@@ -298,6 +313,7 @@ class Fetches:
         batch.num_blocks += len(slots)
         self._num_filling += len(slots)
         self._coming.update(dict.fromkeys(fetch.hashes, fetch))
+        common.arrivals.add(arrival)
         extents = reading.extents(edges, skips)
         places = np.repeat(extents.places, np.diff(edges))
         self._orders.append(Order(self.route, parts, places, slots, None, None, extents))
@@ -323,6 +339,7 @@ class Fetches:
         if not fetch.is_over:
             fetch.is_over = True
             self._common.allocator.abandon(fetch.plan)
+            self._common.arrivals.give_up(fetch.arrival)
 
     def _end(self, job: Job[Fetch]) -> None:
         fetch, common = job.task, self._common
@@ -352,6 +369,7 @@ class Fetches:
             self._release(fetch)
             if common.allocator.commit(fetch.plan):
                 common.note_kept(fetch.plan)
+        common.arrivals.end(fetch.arrival)
         if not fetch.batch.num_left:
             num_bytes = fetch.batch.num_blocks * common.slot_bytes
             self._pace.fetched(num_bytes, common.clock() - fetch.batch.since)

@@ -74,7 +74,16 @@ def make_tier(
     budget.take(directory.num_used * extent_bytes)
     spills = Spills(spill, common, directory, grid, budget, limits.admit, limits.shutdown_seconds)
     pace = Pace(common.clock)
-    fetches = Fetches(fetch, common, directory, grid, spills, pace, least_tokens=limits.least_tokens)
+    fetches = Fetches(
+        fetch,
+        common,
+        directory,
+        grid,
+        spills,
+        pace,
+        least_tokens=limits.least_tokens,
+        is_followed=_is_followed(facts),
+    )
 
     def standing() -> Standing:
         used, places = directory.num_used, directory.num_places
@@ -98,7 +107,16 @@ def make_store(
     budget = WriteBudget(limits.bytes_per_day or _NO_LIMIT, _NO_LIMIT, common.clock)
     spills = Spills(spill, common, directory, grid, budget, limits.admit, limits.shutdown_seconds)
     pace = Pace(common.clock)
-    fetches = Fetches(fetch, common, directory, grid, spills, pace, least_tokens=limits.least_tokens)
+    fetches = Fetches(
+        fetch,
+        common,
+        directory,
+        grid,
+        spills,
+        pace,
+        least_tokens=limits.least_tokens,
+        is_followed=_is_followed(facts),
+    )
     return Below([spills, fetches, probes], [fetches], spills.ending)
 
 
@@ -117,3 +135,8 @@ def _grid(name: str, common: Common, facts: Sequence[TierFacts]) -> Grid:
             f"{common.engine.groups.columns}; its files are of another release, delete them"
         )
     return Grid.of(slots, common.engine.groups.columns)
+
+
+def _is_followed(facts: Sequence[TierFacts]) -> bool:
+    """Whether restores may begin before a fetch has ended: no rank reads what others fill."""
+    return all(fact.num_parts == 1 for fact in facts)

@@ -46,7 +46,8 @@ class Audit(SchedulerAudit):
         self._tags: dict[bytes, Words] = {}
         self._inputs: dict[bytes, Inputs] = {}
         self._load_epochs: dict[int, int] = {}
-        self._load_slots: dict[int, list[int]] = {}
+        self._load_slots: dict[int, list[tuple[int, int]]] = {}  # and who had filled them
+        self._filled_by: dict[int, int] = {}
         filled_by = engine.side.restores._common.filled_by
         self._slot_epochs = dict.fromkeys(np.flatnonzero(filled_by >= 0).tolist(), self.pool_epoch)
         self._failed: list[_FailedBlock] = []
@@ -71,13 +72,18 @@ class Audit(SchedulerAudit):
             self._engine.history.order(order)
             if order.route.target == POOL:
                 self._slot_epochs.update(dict.fromkeys(order.targets.tolist(), self.pool_epoch))
+                for job_id, start, stop in order.parts:
+                    self._filled_by.update(dict.fromkeys(order.targets[start:stop].tolist(), job_id))
             if order.route.source == POOL:
                 self._load_epochs.update((part.job_id, self.pool_epoch) for part in order.parts)
                 for part in order.parts:
-                    self._load_slots[part.job_id] = order.sources[part.start : part.stop].tolist()
+                    slots = order.sources[part.start : part.stop].tolist()
+                    self._load_slots[part.job_id] = [(slot, self._filled_by.get(slot, -1)) for slot in slots]
                 self._check_epochs(order)
             if order.route == LOAD:
                 self._engine.counts["loads"] += 1
+                follows = any(restore.follows for restore in self._engine.side.restores)
+                self._engine.counts["loads while some follow"] += follows
 
     def _check_epochs(self, order: Order) -> None:
         for slot in order.sources.tolist():
@@ -186,7 +192,10 @@ class Audit(SchedulerAudit):
 
     def _see_failed(self, job: Job[LoadPart], ended: JobReport) -> None:
         restore, start, _ = job.task
-        for index, slot in list(enumerate(self._load_slots[job.job_id], start))[ended.num_good :]:
+        read = list(enumerate(self._load_slots[job.job_id], start))
+        for index, (slot, filled_by) in read[ended.num_good :]:
+            if self._filled_by.get(slot, -1) != filled_by:
+                continue  # it followed a fetch that failed, and another job has the slot now
             position = restore.position_of(index)
             self._failed.append(_FailedBlock(restore.chain[-1 if position is None else position], slot))
 

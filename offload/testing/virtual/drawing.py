@@ -167,7 +167,7 @@ def with_tier(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
         stuck_polls=50,
         num_lives=rng.choice([1, 2, 3]),
     )
-    return replace(settings, tier=tier)
+    return replace(settings, tier=tier, fetch_gpu_share=rng.choice([0.1, 1.0, 1.0]))
 
 
 def with_store(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:

@@ -91,6 +91,7 @@ class VirtualSettings:
         record_trace: as in the connector's configuration.
         native_options: more of the native connector's ``kv_connector_extra_config``.
         eviction_policy: as in the connector's configuration.
+        fetch_gpu_share: the same.
         places: below the pool.
         tier: that one of the places is of; engines of one run have it one after the other.
         region: where the pool lies, if it outlives the engine; the same.
@@ -136,6 +137,7 @@ class VirtualSettings:
     record_trace: str | None = None
     native_options: Mapping[str, Any] = field(default_factory=dict)
     eviction_policy: str = DEFAULT_POLICY
+    fetch_gpu_share: float = 0.1
     places: tuple[Place, ...] = ()
     tier: VirtualTier | None = None
     region: VirtualRegion | None = None
@@ -343,6 +345,7 @@ def _transfer_config(settings: VirtualSettings) -> dict[str, Any] | None:
             "verify_loads": settings.verify_loads,
             "record_trace": settings.record_trace,
             "eviction_policy": settings.eviction_policy,
+            "fetch_gpu_share": settings.fetch_gpu_share,
         }
         if settings.region is not None:
             extra["pool"] = {"kind": "shared-memory", "path": str(settings.region.path)}

@@ -1,7 +1,6 @@
 """What a restore knows of its parts, and of other chains."""
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -9,13 +8,12 @@ from hypothesis import strategies as st
 
 from offload.scheduler.restore import Restore
 
-NO_PIN: Any = None
 """A restore keeps its pin for others."""
 
 
 def restore_of(num_blocks: int, first: int = 0) -> Restore:
     hashes = [b"root"] * first + [bytes([index]) for index in range(num_blocks)]
-    return Restore("a request", first, NO_PIN, hashes, np.arange(num_blocks))
+    return Restore("a request", first, hashes, np.arange(num_blocks))
 
 
 @given(sizes=st.lists(st.integers(1, 3), min_size=1, max_size=5), data=st.data())

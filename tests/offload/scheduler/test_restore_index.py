@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from offload.scheduler.restore import Restore
 from offload.scheduler.restore_index import STRIDE, RestoreIndex
-from tests.offload.scheduler.test_restore import NO_PIN
 
 LENGTH = 3 * STRIDE
 
@@ -26,7 +25,7 @@ def chain_of(*turns: int) -> list[bytes]:
 
 
 def restore_of(chain: list[bytes], first: int, stop: int) -> Restore:
-    return Restore(None, first, NO_PIN, chain[:stop], np.arange(first, stop))
+    return Restore(None, first, chain[:stop], np.arange(first, stop))
 
 
 CHAINS = [chain_of(), chain_of(5), chain_of(5, 20), chain_of(17), chain_of(STRIDE), chain_of(2 * STRIDE + 1)]

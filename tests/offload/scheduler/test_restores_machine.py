@@ -8,12 +8,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from allocator import CpuOffloadingBlockAllocator
 from offload.observe.metrics import Metrics
+from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.common import Common
 from offload.scheduler.engine import State
 from offload.scheduler.flow import Job
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.jobs import JobLedger
-from offload.scheduler.offer import Why
+from offload.scheduler.offer import NOTHING, Why
 from offload.scheduler.restore import LoadPart, Restore
 from offload.scheduler.restores import Restores
 from offload.testing.memory_engine import Kv, MemoryEngine, MemoryRequest
@@ -38,7 +39,10 @@ class RestoresMachine(RuleBasedStateMachine):
         self.allocator = CpuOffloadingBlockAllocator(60)
         self.ledger = JobLedger(1)
         fills = np.zeros(self.allocator.capacity, dtype=np.int64)
-        common = Common(self.allocator, self.ledger, self.engine, Metrics(), lambda: 0.0, 1, 1, 1, fills)
+        arrivals = Arrivals(self.allocator, self.engine.num_blocks)
+        common = Common(
+            self.allocator, self.ledger, self.engine, Metrics(), lambda: 0.0, 1, 1, 1, fills, arrivals
+        )
         self.restores = Restores(common, first_part=first_part, step_tokens=64)
         self.breaker = self.restores.breaker
         self.restores.shared_at_once, self.restores.carryover.step_work = at_once, work
@@ -243,7 +247,7 @@ def test_a_request_whose_restore_fell_short_is_offered_no_more_and_is_forgotten(
     for job in jobs:
         machine._end(job, job.num_blocks - 1)
     machine._fill(tokens_of(0))
-    assert machine.restores.early_offer(request, 0) == (0, Why.FAILED)
+    assert machine.restores.early_offer(request, 0) == NOTHING[Why.FAILED]
     assert machine.restores.early_offer(other, 0) is None
     assert machine.restores.offer(other, 0, RequestHints()) == (LENGTH, Why.RESIDENT)
     machine._go(request)

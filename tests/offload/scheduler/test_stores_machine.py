@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from allocator import CpuOffloadingBlockAllocator
 from offload.observe.metrics import METRICS, Metrics
 from offload.scheduler.adapters import Adapters
+from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.common import Common
 from offload.scheduler.engine import State
 from offload.scheduler.flow import Job
@@ -33,8 +34,18 @@ class StoresMachine(RuleBasedStateMachine):
         self.allocator = CpuOffloadingBlockAllocator(600)
         self.ledger, self.metrics = JobLedger(1), Metrics()
         fills = np.zeros(self.allocator.capacity, dtype=np.int64)
+        arrivals = Arrivals(self.allocator, self.engine.num_blocks)
         common = Common(
-            self.allocator, self.ledger, self.engine, self.metrics, lambda: self.now, BLOCK, 1, 1, fills
+            self.allocator,
+            self.ledger,
+            self.engine,
+            self.metrics,
+            lambda: self.now,
+            BLOCK,
+            1,
+            1,
+            fills,
+            arrivals,
         )
         self.stores = Stores(
             common, Adapters(self.allocator, self.engine), step_tokens=64, store_answers=True
