@@ -23,7 +23,8 @@ class Restore:
         is_whole: nobody can use less than all of it.
         pin: holds the slots; None while a plan under way does, and where nothing is left to hold.
         follows: it began while some of its slots were being filled.
-        num_coming: plans that fill some of them.
+        num_coming: plans that fill some of them, and have not ended.
+        bad: the first block whose bytes turned out to be bad before these have ended.
         parts_left: its load jobs in flight.
         num_blocks_landed: leading blocks that are complete on all ranks.
         num_shared: leading positions that the GPU's prefix cache has been given.
@@ -43,6 +44,7 @@ class Restore:
     pin: Pin | None = None
     follows: bool = False
     num_coming: int = 0
+    bad: int | None = None
     restore_id: int = -1
     parts_left: int = 0
     num_blocks_landed: int = 0

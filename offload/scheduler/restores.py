@@ -331,6 +331,8 @@ class Restores:
 
     def _drop(self, restore: Restore, index: int) -> None:
         """The bytes for block ``index`` of it are bad."""
+        if restore.num_coming:
+            restore.bad = index if restore.bad is None else min(index, restore.bad)
         position = restore.position_of(index)
         if position is None:
             self.carryover.drop_bag(restore.chain, len(restore.chain))

@@ -25,8 +25,8 @@ LEAST_TOKENS = 512
 """Fewer are computed sooner than they are asked for."""
 
 _PART_BYTES = 16 << 20
-_POOL_SHARE = 4
-"""Fetches under way fill at most that part of the pool: 1 / 4."""
+POOL_SHARE = 0.25
+"""Fetches under way fill at most that part of the pool."""
 _MOST_BYTES = 1 << 30
 """Of them, so that a slow disk is done with them long before they are overdue."""
 
@@ -35,7 +35,7 @@ class Fetches:
     """Brings what a waiting request can use from the tier into the pool. The request waits for it.
 
     A fetch is cut into parts, each a job of its own, so that what has come is resident at once. Those under
-    way fill a quarter of the pool at most; when they have landed, others follow. What does not come, or not
+    way fill a part of the pool at most; when they have landed, others follow. What does not come, or not
     sooner than it is computed, is computed.
     """
 
@@ -49,6 +49,7 @@ class Fetches:
         pace: Pace,
         *,
         least_tokens: int = LEAST_TOKENS,
+        pool_share: float = POOL_SHARE,
         is_followed: bool = True,
     ) -> None:
         """Begin with none.
@@ -61,6 +62,7 @@ class Fetches:
             spills: of the same tier.
             pace: what was measured.
             least_tokens: fewer are not worth a fetch.
+            pool_share: fetches under way fill at most that part of the pool.
             is_followed: whether restores may begin before a fetch has ended.
         """
         self.route = route
@@ -71,6 +73,7 @@ class Fetches:
         self._spills = spills
         self._pace = pace
         self._least_tokens = least_tokens
+        self._most_filling = int(common.allocator.capacity * pool_share)
         self._is_followed = is_followed
         self._has_bags = common.engine.groups.has_bags
         self._part_slots = max(1, _PART_BYTES // common.slot_bytes)
@@ -94,7 +97,7 @@ class Fetches:
         self._note(request_id, chain, max(num_usable, stop), stop)
         if not stop or self._common.engine.has(chain[stop - 1]):
             return
-        room = self._common.allocator.capacity // _POOL_SHARE - sum(self._ahead.values())
+        room = self._most_filling - sum(self._ahead.values())
         ahead = stop if self._has_bags else min(stop, num_usable + room // self._grid.columns)
         num_slots = self._num_slots(chain, ahead)
         if ahead > num_usable and num_slots <= room and self._is_worth(chain, num_usable, 0, ahead):
@@ -253,7 +256,7 @@ class Fetches:
         """Open jobs for what the pool lacks of the first ``stop`` positions, as far as there is room."""
         common, grid = self._common, self._grid
         batch = Batch(common.clock())
-        most = min(common.allocator.capacity // _POOL_SHARE, _MOST_BYTES // common.slot_bytes)
+        most = min(self._most_filling, _MOST_BYTES // common.slot_bytes)
         if self._has_bags:
             if self._num_filling + self._num_slots(chain, stop) <= most:
                 self._begin_checkpoint(chain, stop, batch)

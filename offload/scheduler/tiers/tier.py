@@ -12,7 +12,7 @@ from offload.scheduler.flow import Below, Standing
 from offload.scheduler.tiers.beliefs import Beliefs
 from offload.scheduler.tiers.budget import WriteBudget
 from offload.scheduler.tiers.directory import Directory
-from offload.scheduler.tiers.fetches import LEAST_TOKENS, Fetches
+from offload.scheduler.tiers.fetches import LEAST_TOKENS, POOL_SHARE, Fetches
 from offload.scheduler.tiers.names import Grid
 from offload.scheduler.tiers.pace import Pace
 from offload.scheduler.tiers.probes import WAIT_SECONDS, Probes
@@ -36,6 +36,7 @@ class TierLimits(NamedTuple):
         least_tokens: fewer are not worth a fetch.
         wait_seconds: that a request waits for answers of a store.
         shutdown_seconds: that a shutdown takes at most for what is yet to be written.
+        pool_share: fetches under way fill at most that part of the pool.
     """
 
     policy: str = DEFAULT_POLICY
@@ -44,6 +45,7 @@ class TierLimits(NamedTuple):
     least_tokens: int = LEAST_TOKENS
     wait_seconds: float = WAIT_SECONDS
     shutdown_seconds: float = SHUTDOWN_SECONDS
+    pool_share: float = POOL_SHARE
 
 
 def make_tier(
@@ -82,6 +84,7 @@ def make_tier(
         spills,
         pace,
         least_tokens=limits.least_tokens,
+        pool_share=limits.pool_share,
         is_followed=_is_followed(facts),
     )
 
@@ -115,6 +118,7 @@ def make_store(
         spills,
         pace,
         least_tokens=limits.least_tokens,
+        pool_share=limits.pool_share,
         is_followed=_is_followed(facts),
     )
     return Below([spills, fetches, probes], [fetches], spills.ending)

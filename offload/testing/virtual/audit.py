@@ -203,13 +203,19 @@ class Audit(SchedulerAudit):
         """Slots that just failed a load serve nobody.
 
         A slot may have failed because another chain has it, which may go on using it. Those that are yet to
-        be dropped are looked at later; until then nobody is offered any.
+        be dropped are looked at later; until then nobody is offered any. So are those that other ranks are
+        still filling.
         """
         carryover = self._engine.side.restores.carryover
         drop_bag = carryover._allocator.drop_bag
         waiting = {each for drop, chain, at in carryover._drops for each in chain[at - (drop == drop_bag) :]}
-        later = [block for block in self._failed if block.prefix_hash in waiting]
-        self._failed = [block for block in self._failed if block.prefix_hash not in waiting]
+        ledger = self._engine.side.ledger
+        late = [
+            block
+            for block in self._failed
+            if block.prefix_hash in waiting or self._filled_by.get(block.slot, -1) in ledger
+        ]
+        self._failed = [block for block in self._failed if block not in late]
         if self._failed:
             nodes = list(self._engine.side.allocator._tree.nodes())
             served = {
@@ -228,7 +234,7 @@ class Audit(SchedulerAudit):
                 f"slots {resident} failed a load and are still resident\n"
                 f"{self._engine.history.of_slot(resident[0])}"
             )
-        self._failed = later
+        self._failed = late
 
     def _check_pinned_slots(self) -> None:
         """What a load reads cannot be evicted."""

@@ -148,20 +148,28 @@ def with_stages(settings: VirtualSettings, rng: random.Random) -> VirtualSetting
 
 
 def with_tier(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
-    """The same with a tier below the pool, whose medium may misbehave, and with ranks of any kind."""
+    """The same with a small pool and a tier below it, whose medium may misbehave.
+
+    With ranks of any kind, or with the groups of any model.
+    """
     changes = [with_drafts, with_replicas, with_shared_blocks, with_stages]
+    models = [model for model in MODELS if model != "plain"]
+    settings = replace(settings, cpu_slots=settings.gpu_blocks * rng.choice([1, 2, 4]) // 2)
     if rng.random() < 0.5:
         settings = rng.choice(changes)(settings, rng)
+    elif rng.random() < 0.5:
+        settings = with_varied_model(settings, rng.choice(models), rng)
     choose = _choosing(settings, rng)
     limits = TierLimits(
         rng.choice(available_policies()),
         rng.choice(list(Admit)),
         rng.choice([None, 1e5, 1e12]),
-        least_tokens=rng.choice([1, 4, 20]),
+        least_tokens=rng.choice([1, 1, 4, 20]),
+        pool_share=rng.choice([0.25, 1.0, 1.0]),
     )
     tier = VirtualTier(
         rng.choice([3, 6, 60]),
-        positions=rng.choice([1, 2, 4]),
+        positions=rng.choice([8, 16] if settings.groups else [1, 2, 4]),
         limits=limits,
         choose=choose,
         stuck_polls=50,
