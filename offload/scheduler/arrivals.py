@@ -20,12 +20,14 @@ class Arrival:
         end: prefix hash of the last position.
         cuts: where its jobs begin, in blocks of the plan.
         followers: restores that read what it brings.
+        is_over: it has ended, or will not be whole.
     """
 
     plan: StorePlan
     end: bytes
     cuts: Sequence[int]
     followers: list[Restore] = field(default_factory=list)
+    is_over: bool = False
 
 
 class Held(NamedTuple):
@@ -147,9 +149,18 @@ class Arrivals:
     def check_invariants(self, restores: Sequence[Restore]) -> None:
         """Blocks of those of these restores that follow are counted, and arrivals are filed right."""
         num_blocks = sum(len(restore.block_ids) for restore in restores if restore.follows)
+        assert num_blocks <= self._most_blocks, f"{num_blocks} of {self._most_blocks} blocks wait for tiers"
         assert num_blocks == self._num_blocks, (
             f"{num_blocks} blocks wait for tiers, {self._num_blocks} counted"
         )
+        for restore in restores:
+            is_whole = (
+                restore.pin is not None and len(restore.pin.slots) == len(restore.chain) - restore.first
+            )
+            is_held = is_whole or restore.num_coming or restore.is_void or restore.is_cancelled
+            assert is_held, f"nothing holds what {restore} reads"
+        over = [each for each in (*self._by_first.values(), *self._by_end.values()) if each.is_over]
+        assert not over, f"{over} are over, and restores may follow them"
         for first, arrival in self._by_first.items():
             assert arrival.plan.hashes[0] == first, f"{arrival} is filed under {first!r}"
         for end, arrival in self._by_end.items():
@@ -158,6 +169,7 @@ class Arrivals:
     # Private
 
     def _forget(self, arrival: Arrival) -> None:
+        arrival.is_over = True
         if arrival.plan.bag is not None:
             if self._by_end.get(arrival.end) is arrival:
                 del self._by_end[arrival.end]

@@ -209,6 +209,8 @@ class TransferEngine:
             assert job is not None and not job.lane.is_awaited, f"{job_id} waits, and is awaited: {job}"
             assert job.is_copying, f"{job_id} waits, and was begun: {job}"
         self._following.check_invariants(self._jobs.keys())
+        cancelled = [each for each, job in self._jobs.items() if job.is_cancelled and each in self._following]
+        assert not cancelled, f"{cancelled} wait, and nobody wants them"
         begun = {job_id: job for job_id, job in self._jobs.items() if job_id not in self._following}
         copying = {job_id for job_id, job in begun.items() if job.is_copying and job.lane.is_awaited}
         assert copying == self._awaited, f"{copying} are awaited, known are {self._awaited}"
@@ -357,7 +359,7 @@ class TransferEngine:
         """A checksum that is late is no reason."""
         late = self._clock() - DEADLINE_SECONDS
         for job_id, job in list(self._jobs.items()):
-            is_begun = job_id in self._jobs and job_id not in self._held and job_id not in self._following
+            is_begun = job_id in self._jobs and job_id not in self._held
             if is_begun and job.since <= late and job.copied is None:
                 self._give_up(job_id, job, f"the copy has not ended after {DEADLINE_SECONDS:g} s")
 

@@ -119,8 +119,12 @@ AREAS = {
     ),
     "answers": Area(["offload.scheduler.answers"], ["tests/offload/scheduler/test_answers.py"]),
     "seals": Area(
-        ["offload.worker.seals", "offload.worker.transfer"],
+        ["offload.worker.seals", "offload.worker.transfer", "offload.worker.allowance"],
         ["tests/offload/worker/test_seals.py", "tests/offload/worker/test_transfer.py"],
+    ),
+    "chained": Area(
+        ["offload.scheduler.arrivals", "offload.worker.following", "offload.worker.transfer"],
+        ["tests/offload/worker/test_following.py", "tests/virtual/test_chained_fetches.py"],
     ),
 }
 

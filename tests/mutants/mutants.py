@@ -30,6 +30,7 @@ _SEALS = "offload.worker.seals:Seals"
 _REUSE = "offload.scheduler.answers:AnswerReuse"
 _GROUP = "offload.scheduler.groups:Group"
 _GROUPS = "offload.scheduler.groups:Groups"
+_ARRIVALS = "offload.scheduler.arrivals:Arrivals"
 _CANDIDATES = "offload.scheduler.checkpoints:candidates"
 _PASSED = "offload.scheduler.checkpoints:Checkpoints"
 _HITS = "offload.scheduler.hits:Hits"
@@ -249,6 +250,15 @@ _ROWS = [
     ("answers", f"{_REUSE}._spend", "was_open and not self._all.is_open", "0"),
     ("answers", f"{_REUSE}.are_stored", "or account.proven_at == self._num_closed", ""),
     ("answers", "offload.scheduler.answers:_forget_oldest", "if len(known) > most", "if False"),
+    ("chained", f"{_ARRIVALS}.may_follow", "self._num_blocks + num_blocks <= self._most_blocks and", ""),
+    ("chained", f"{_ARRIVALS}.end", "self._pin(restore)", "pass"),
+    ("chained", f"{_ARRIVALS}.end", "if not restore.num_coming", "if restore.num_coming"),
+    ("chained", f"{_ARRIVALS}.left", "self._num_blocks -= len(restore.block_ids)", "pass"),
+    ("chained", f"{_ARRIVALS}._forget", "del self._by_first[arrival.plan.hashes[0]]", "pass"),
+    ("chained", "offload.worker.following:Following.over", "if not awaited", "if True"),
+    ("chained", f"{_TRANSFER}.submit", "if fillers:", "if False:"),
+    ("chained", f"{_TRANSFER}._start", "self._seals.num_current(job.sources, job.fills)", "num_wanted"),
+    ("chained", f"{_TRANSFER}.cancel", "or job_id in self._following", ""),
 ]
 
 MUTANTS = {area: [Edit(*row[1:]) for row in rows] for area, rows in groupby(_ROWS, key=lambda row: row[0])}

@@ -9,8 +9,8 @@ from offload.testing.media.faulty import MediumFault
 from offload.testing.virtual import MODELS
 from offload.testing.virtual.tier import FETCH
 from offload.worker.media.base import MediumJob, Verb
-from tests.virtual.driver import come_to_rest, hold, release, step_until, tokens, watch
-from tests.virtual.test_tiers import BLOCK, LIMITS, POSITIONS, PROMPT, WHOLE, Tiered
+from tests.virtual.driver import come_to_rest, hold, release, serve, step_until, tokens, watch
+from tests.virtual.test_tiers import BLOCK, LIMITS, POSITIONS, PROMPT, SLOTS, WHOLE, Tiered
 
 AT_ONCE = LIMITS._replace(pool_share=1.0)
 """All of the prompt is fetched at once."""
@@ -72,6 +72,18 @@ def test_what_has_come_is_on_the_gpu_before_the_rest_has_come(tiered: Tiered) ->
     (restore,) = tiered.engine.side.restores
     assert restore.num_blocks_landed == 6 * POSITIONS
     assert routes(tiered) == {FETCH.verb, LOAD.verb}
+
+
+@pytest.mark.parametrize("num_blocks", [2 * POSITIONS, 2 * POSITIONS + 2])
+def test_what_the_gpu_has_of_it_is_not_loaded(tiered: Tiered, num_blocks: int) -> None:
+    """The pool fetches it, for it keeps chains from their beginning on."""
+    serve(tiered.engine, PROMPT[: num_blocks * BLOCK])
+    tiered.engine.side.allocator.evict(SLOTS)
+    before = tiered.counts[LOAD]
+    assert tiered.ask() == len(PROMPT) - WHOLE
+    settings = tiered.engine.settings
+    nbytes = (WHOLE // BLOCK - num_blocks) * settings.slot_bytes * settings.num_ranks
+    assert tiered.counts[LOAD] - before == nbytes
 
 
 def test_as_many_blocks_follow_as_may() -> None:
@@ -185,4 +197,26 @@ def test_any_model_follows_to_its_checkpoint_or_computes(model: str, fault: Medi
     left = 150 % size or size
     assert computed[request.request_id] == (left if fault is MediumFault.LATE else 150)
     come_to_rest(tiered.engine)
+    tiered.engine.close()
+
+
+def test_a_bad_slot_that_is_found_before_its_fetch_has_ended_everywhere_is_dropped() -> None:
+    """A byte rots on the first rank while the second still fetches: its position is not resident then."""
+    tiered = Tiered(2, limits=AT_ONCE, fetch_gpu_share=1.0, verify_loads="always")
+    tiered.ask()
+    tiered.restart()
+    hold(tiered.engine, LOAD, 0)
+    fault_from(tiered, 0, MediumFault.STUCK, 1)
+    request = tiered.engine.add(PROMPT, 1, hints={"cpu_offload_store": False})
+    tiered.engine.step()
+    (restore,) = tiered.engine.side.restores
+    (arrival, *_) = tiered.engine.side.restores._arrivals.path(restore.chain, len(restore.chain))
+    tiered.engine.ranks[0].rot(int(arrival.plan.slots[7, 0]), 0)
+    release(tiered.engine)
+    for _ in range(4):
+        tiered.engine.step()
+    tiered.tier.media[1].let_go()
+    come_to_rest(tiered.engine)
+    assert request.is_finished()
+    assert tiered.engine.side.allocator.resident_depth(restore.chain) <= 7
     tiered.engine.close()
