@@ -157,7 +157,7 @@ class Arrivals:
             is_whole = (
                 restore.pin is not None and len(restore.pin.slots) == len(restore.chain) - restore.first
             )
-            is_held = is_whole or restore.num_coming or restore.is_void or restore.is_cancelled
+            is_held = is_whole or restore.num_coming or restore.is_lost or restore.is_cancelled
             assert is_held, f"nothing holds what {restore} reads"
         over = [each for each in (*self._by_first.values(), *self._by_end.values()) if each.is_over]
         assert not over, f"{over} are over, and restores may follow them"
@@ -190,7 +190,7 @@ class Arrivals:
             return
         chain, allocator = restore.chain, self._allocator
         depth = allocator.resident_depth(chain)
-        if restore.is_whole and allocator.usable_depth(chain, len(chain)) < len(chain):
-            return
-        if depth > restore.first:
+        has_all = allocator.usable_depth(chain, len(chain)) == len(chain)
+        restore.is_lost = not has_all
+        if has_all or (depth > restore.first and not restore.is_whole):
             restore.pin = allocator.pin(chain, restore.first, depth)

@@ -24,6 +24,7 @@ class Restore:
         pin: holds the slots; None while a plan under way does, and where nothing is left to hold.
         follows: it began while some of its slots were being filled.
         num_coming: plans that fill some of them, and have not ended.
+        is_lost: some of its slots have left the pool; seals tell if others fill them.
         bad: the first block whose bytes turned out to be bad before these have ended.
         parts_left: its load jobs in flight.
         num_blocks_landed: leading blocks that are complete on all ranks.
@@ -33,6 +34,7 @@ class Restore:
         is_void: a part has failed; nobody may wait for the rest.
         is_cancelled: the bytes are no longer wanted, though nothing may be wrong with them.
         was_stuck: a part was given up, so the engine computes all of it again.
+        is_sound: nothing has gone wrong. What is not good, if anything, did not come from below.
     """
 
     request: Any
@@ -44,6 +46,7 @@ class Restore:
     pin: Pin | None = None
     follows: bool = False
     num_coming: int = 0
+    is_lost: bool = False
     bad: int | None = None
     restore_id: int = -1
     parts_left: int = 0
@@ -54,6 +57,7 @@ class Restore:
     is_void: bool = False
     is_cancelled: bool = False
     was_stuck: bool = False
+    is_sound: bool = True
     _ended: dict[int, int] = field(default_factory=dict)  # ended parts: where from, up to where good
 
     @property

@@ -247,6 +247,7 @@ class Restores:
         restore, start, stop = job.task
         if progress.ended:
             restore.end_part(start, start + job.num_good)
+            restore.is_sound &= job.is_sound
         if progress.fell_short:
             restore.is_void = True
             self._index.remove(restore)
@@ -357,7 +358,7 @@ class Restores:
         self._metrics.count("loaded_bytes", num_blocks * self._common.block_bytes)
         if num_blocks == len(restore.block_ids):
             self.breaker.succeeded(restore.restore_id)
-        elif restore.is_cancelled:
+        elif restore.is_cancelled or (restore.is_sound and not restore.was_stuck):
             self.breaker.dismissed(restore.restore_id)
         elif not restore.was_stuck:
             self._common.count_failed(self.route)

@@ -52,6 +52,8 @@ class TransferJob:
         num_blocks: those of the whole job.
         batch: the copies of its first ``num_wanted`` blocks, once it has begun.
         num_wanted: leading blocks that the batch copies.
+        follows: it waited for others, which were to fill slots that it reads.
+        missing: the error of what these have not filled, None if they have.
         is_cancelled: nobody wants its bytes.
         is_given_up: its copy is past its deadline.
         copied: how the copy has ended.
@@ -69,6 +71,8 @@ class TransferJob:
     num_blocks: int
     batch: Any = None
     num_wanted: int = 0
+    follows: bool = False
+    missing: str | None = None
     is_cancelled: bool = False
     is_given_up: bool = False
     copied: CopyEnd | None = None

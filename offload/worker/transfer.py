@@ -134,6 +134,7 @@ class TransferEngine:
         self._jobs[job_id] = job
         fillers = [] if fills is None else self._fillers(job)
         if fillers:
+            job.follows = True
             self._following.wait(job_id, fillers)
         else:
             self._start(job_id, job)
@@ -248,8 +249,10 @@ class TransferEngine:
             num_wanted = 0  # extents move as a whole
         job.batch = lane.batch(job.sources[:num_wanted], job.targets[:num_wanted], job.extents)
         job.num_wanted, job.since = num_wanted, self._clock()
+        if job.follows and num_wanted < len(job.sources):
+            job.missing = f"the slot of block {num_wanted} was not filled by the job that it follows"
         filled = "its slots were filled by other stores" if num_wanted == 0 < len(job.sources) else None
-        error = self._fence_errors.get(lane.route) or filled
+        error = self._fence_errors.get(lane.route) or (filled and (job.missing or filled))
         if error is not None:
             self._end(job_id, 0, error)
         elif lane.is_awaited:
@@ -322,7 +325,8 @@ class TransferEngine:
             error = f"the copy ended after {num_good} of {job.num_wanted} blocks"
         if job.num_current < len(job.slots):
             num_good = min(num_good, job.num_current)
-            error = error or f"the slot of block {job.num_current} was filled by another store"
+            another = f"the slot of block {job.num_current} was filled by another store"
+            error = error or job.missing or another
         if job.checked is not None:
             try:
                 num_intact = job.checked.result()
@@ -330,7 +334,9 @@ class TransferEngine:
                 num_intact, error = 0, _describe(failure)
             if num_intact < num_good:
                 num_good = num_intact
-                error = error or f"block {num_intact} is not what was stored: its checksum differs"
+                error = (
+                    None if error == job.missing else error
+                ) or f"block {num_intact} is not what was stored: its checksum differs"
         self._end(job_id, num_good, error)
 
     def _end(self, job_id: int, num_good: int, error: str | None) -> None:
@@ -344,10 +350,11 @@ class TransferEngine:
             num_good, error = 0, "the copy ended after it was given up"
         else:
             num_good = job.num_good(num_good)
-        end = TransferEnd(job_id, job.lane.route, num_good, job.targets, error)
+        is_absent = error is not None and error == job.missing
+        end = TransferEnd(job_id, job.lane.route, num_good, job.targets, error, is_absent=is_absent)
         if (copied := job.copied) is not None:
             nbytes = job.lane.num_bytes(job.batch, copied.num_copied)
-            is_absent = copied.is_absent and error == copied.error
+            is_absent |= copied.is_absent and error == copied.error
             end = end._replace(seconds=copied.seconds, nbytes=nbytes, is_absent=is_absent)
         if job.lane.is_awaited and error is None:
             self._landed[job_id] = end

@@ -14,7 +14,7 @@ from offload.scheduler.engine import State
 from offload.scheduler.flow import Job
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.jobs import JobLedger
-from offload.scheduler.offer import NOTHING, Why
+from offload.scheduler.offer import NOTHING, Offer, Why
 from offload.scheduler.restore import LoadPart, Restore
 from offload.scheduler.restores import Restores
 from offload.testing.memory_engine import Kv, MemoryEngine, MemoryRequest
@@ -249,7 +249,7 @@ def test_a_request_whose_restore_fell_short_is_offered_no_more_and_is_forgotten(
     machine._fill(tokens_of(0))
     assert machine.restores.early_offer(request, 0) == NOTHING[Why.FAILED]
     assert machine.restores.early_offer(other, 0) is None
-    assert machine.restores.offer(other, 0, RequestHints()) == (LENGTH, Why.RESIDENT)
+    assert machine.restores.offer(other, 0, RequestHints()) == Offer(LENGTH, Why.RESIDENT)
     machine._go(request)
     assert not any(machine.restores.left_over().values())
 

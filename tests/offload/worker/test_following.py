@@ -74,11 +74,13 @@ def test_a_load_brings_what_is_there_when_a_job_that_it_follows_fails(failing: i
         bench.engine.submit(3, LOAD, np.array(SLOTS), np.array(BLOCKS), np.array([1, 1, 1, 2, 2]))
         bench.copier.release(1)
         bench.copier.release(2)
-        found = ends(bench)
+        found = bench.settle()
         if num_good:
             bench.copier.release(3)
-            found |= ends(bench)
-        assert found[3] == (num_good, False)
+            found += bench.settle()
+        (end,) = [each for each in found if each.job_id == 3]
+        assert (end.num_good, end.error is None) == (num_good, False)
+        assert end.is_absent, "nothing is wrong with the load"
         assert num_brought(bench) == num_good
 
 
