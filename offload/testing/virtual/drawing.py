@@ -210,14 +210,17 @@ def with_store(settings: VirtualSettings, rng: random.Random) -> VirtualSettings
     tier = VirtualStore(
         positions=rng.choice([1, 2, 4]) if model == "plain" else rng.choice([8, 16]),
         limits=TierLimits(
-            admit=rng.choice([Admit.ALL, Admit.SECOND_USE]), least_tokens=rng.choice([1, 4, 20])
+            admit=rng.choice([Admit.ALL, Admit.SECOND_USE]),
+            least_tokens=rng.choice([1, 4, 20]),
+            pool_share=rng.choice([0.25, 1.0]),
         ),
         choose=_choosing(settings, rng),
         disturb=disturb,
         stuck_polls=50,
         num_lives=rng.choice([1, 2, 3]),
     )
-    return replace(settings, tier=tier, step_seconds=rng.choice([0.005, 0.05, 1.0]))
+    share = rng.choice([0.1, 1.0, 1.0])
+    return replace(settings, tier=tier, step_seconds=rng.choice([0.005, 0.05, 1.0]), fetch_gpu_share=share)
 
 
 def _choosing(settings: VirtualSettings, rng: random.Random) -> Callable[[MediumJob], MediumFault]:
