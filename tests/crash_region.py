@@ -247,7 +247,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts there")
     options = parser.parse_args(arguments)
     began, counts = time.perf_counter(), Counter[str]()
-    folder = Path(tempfile.mkdtemp(prefix="kv-offload-crash-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="region-crash-", dir="/dev/shm"))
     try:
         with contextlib.suppress(KeyboardInterrupt):
             for number, counts in lives(options.kills, options.seed, folder / "kv-offload-pool"):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="kv-offload-test-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="region-test-", dir="/dev/shm"))
     yield folder / "kv-offload-pool"
     shutil.rmtree(folder)
 

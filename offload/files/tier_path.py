@@ -15,6 +15,8 @@ from offload.files.private import LOCK, PrivateDirectory, explained
 from offload.files.superblock import SUPERBLOCK
 
 T = TypeVar("T")
+MAPPED = "pool"
+"""A file that several processes map, and lock for as long."""
 _WAIT_SECONDS = 120.0
 """Others open theirs one after the other; each takes seconds at most."""
 
@@ -214,9 +216,13 @@ def _look_at(path: Path) -> Found:
 
 
 def is_owned(path: Path) -> bool:
-    """Whether a process owns that directory. Its path is held meanwhile."""
+    """Whether a process owns that directory, or still has its memory mapped. Its path is held meanwhile."""
+    return _is_locked(path / LOCK) or _is_locked(path / MAPPED)
+
+
+def _is_locked(path: Path) -> bool:
     try:
-        fd = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -9,22 +9,25 @@ import numpy.typing as npt
 
 from offload.messages import Kept, PoolFacts
 from offload.worker.pool.region import Region
+from offload.worker.pool.segment import Segment
 from offload.worker.pool.table import SlotTable
 
 
 class Lasting:
     """One rank's part of it, where it is the first of those that share it, or the view that another has."""
 
-    def __init__(self, table: SlotTable, facts: PoolFacts, region: Region | None) -> None:
+    def __init__(self, table: SlotTable, facts: PoolFacts, segment: Segment, region: Region | None) -> None:
         """As it was opened.
 
         Args:
             table: what its slots hold.
             facts: what they held when it was opened.
+            segment: its memory. As long as it is open here nobody adopts it, whatever became of its owner.
             region: owned as long as this is open; None: another rank owns it, and writes the table.
         """
         self.facts = facts
         self._table = table
+        self._segment = segment
         self._region = region
         self._executor: Executor | None = None
 
@@ -57,6 +60,7 @@ class Lasting:
             self._executor.shutdown()
 
     def close(self) -> None:
-        """Give the region up: nobody writes to its slots any more."""
+        """Give it up: this rank writes to its slots no more."""
+        self._segment.close()
         if self._region is not None:
             self._region.close()

@@ -182,6 +182,8 @@ def share_pool(
         try:
             if not segments:
                 segments.append(Segment.open(offered.name))
+            if plan is not None:
+                segments[0].lock()
             mapped.append(segments[0].map(0, shape.slots_bytes))
             mapped.append(segments[0].map(shape.slots_bytes, table_bytes))
         except (OSError, ValueError, OverflowError) as error:
@@ -216,7 +218,7 @@ def share_pool(
         _together(replicas, (lambda: None) if reasons else take)
         is_shared = not reasons
     finally:
-        for segment in segments:
+        for segment in [] if is_shared and plan is not None else segments:
             segment.close()
         for mapping in [] if is_shared else mapped:
             tables.clear()
@@ -228,7 +230,7 @@ def share_pool(
         lasting = None
         if first.kept is not None:
             owned = regions[0] if regions else None
-            lasting = Lasting(tables[0], PoolFacts(first.epoch, first.kept), owned)
+            lasting = Lasting(tables[0], PoolFacts(first.epoch, first.kept), segments[0], owned)
         sealed = SealTables.over(mapped[1], facts.num_slots)
         return Sharing(replicas.share, mapped[0], sealed, lasting)
     if len(replicas.members) == 1:

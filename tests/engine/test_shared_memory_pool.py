@@ -30,7 +30,7 @@ WHOLE = 40 * BLOCK_SIZE
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="kv-offload-test-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="region-test-", dir="/dev/shm"))
     yield folder
     shutil.rmtree(folder)
 

@@ -34,7 +34,7 @@ def engine(path: Path, namespace: str = TOLD, rank: int = 1) -> Sharing:
 @pytest.fixture
 def path() -> Iterator[Path]:
     """Of a pool: one region is owned, two are not."""
-    folder = Path(tempfile.mkdtemp(prefix="kv-offload-test-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="region-test-", dir="/dev/shm"))
     for rank in (0, 1):
         held = engine(folder, rank=rank)
         assert held.lasting is not None

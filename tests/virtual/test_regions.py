@@ -47,6 +47,7 @@ class Lives:
         release(self.engine)
         come_to_rest(self.engine)
         self.engine.close()
+        self.region.close()
 
 
 def check_pool(engine: VirtualEngine) -> None:

@@ -23,9 +23,9 @@ class VirtualRegion:
     def __init__(self, num_lives: int = 1) -> None:
         self.num_lives = num_lives
         self.num_corrupted = 0
-        self.path = Path(tempfile.mkdtemp(prefix="kv-offload-virtual-", dir=_MEMORY))
+        self.path = Path(tempfile.mkdtemp(prefix="virtual-region-", dir=_MEMORY))
         """Of the configuration."""
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         self._corrupted: dict[int, list[int]] = {}  # by rank: offsets of bytes that were made wrong
         self._before: VirtualEngine | None = None
 
@@ -57,3 +57,8 @@ class VirtualRegion:
         for each in lasting:
             if each is not None:
                 each.close()
+
+    def close(self) -> None:
+        """Nobody needs what is there any more."""
+        self._before = None
+        self._remove()

@@ -122,4 +122,6 @@ def run_seed(
         counts += engine.counts
         if settings.tier is not None:
             counts += settings.tier.moved
+    if settings.region is not None:
+        settings.region.close()
     return RunReport(seed, num_steps, time.perf_counter() - began, num_checked, counts)

@@ -12,11 +12,11 @@ from offload.errors import TierError, TierFormatError
 from offload.files.private import PrivateDirectory, explained
 from offload.files.reading import opened
 from offload.files.superblock import Superblock, check_same, read_superblock, write_superblock
-from offload.files.tier_path import look_around, open_one
+from offload.files.tier_path import MAPPED, look_around, open_one
 from offload.worker.pool.segment import Segment
 from offload.worker.pool.table import SlotTable
 
-POOL_FILE = "pool"
+POOL_FILE = MAPPED
 _TABLE_FORMAT = 1
 """Of rows and their order."""
 

@@ -1,5 +1,6 @@
 """Memory that several processes of one machine map: nameless, or a file on a file system in memory."""
 
+import fcntl
 import mmap
 import os
 import secrets
@@ -36,6 +37,7 @@ class Segment:
     def __init__(self, fd: int, name: SegmentName) -> None:
         """As ``create`` and ``open`` make it."""
         self._fd = fd
+        self._lock_fd = -1
         self.name = name
 
     @classmethod
@@ -73,6 +75,14 @@ class Segment:
         """Whether all of its pages are in memory already. Raises OSError."""
         return 512 * os.fstat(self._fd).st_blocks >= self.name.nbytes
 
+    def lock(self) -> None:
+        """Nobody else may have it for itself as long as this is open. Raises OSError.
+
+        By a description of its own: that of a mapping is open until it is unmapped.
+        """
+        self._lock_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(self._lock_fd, fcntl.LOCK_SH)
+
     def map(self, start: int, nbytes: int) -> mmap.mmap:
         """Map bytes from ``start`` on, where a page begins; not for forked children. Raises OSError."""
         mapping = mmap.mmap(self._fd, nbytes, flags=mmap.MAP_SHARED, offset=start)
@@ -82,9 +92,10 @@ class Segment:
 
     def close(self) -> None:
         """What is mapped stays mapped; nobody can open it here any more. Calling it again does nothing."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        fds, self._fd, self._lock_fd = (self._fd, self._lock_fd), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
 
 
 def _machine(root: Path = Path("/")) -> str:

@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="kv-offload-test-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="region-test-", dir="/dev/shm"))
     yield folder / "new" / "kv-offload-pool"
     shutil.rmtree(folder)
 

@@ -75,10 +75,10 @@ def on_all(num_ranks: int, shape: Shape, work: Callable[[Replicas], Any]) -> lis
 
 def open_segments() -> list[str]:
     """Segments of this process that are mapped or open."""
-    found = [line for line in Path("/proc/self/maps").read_text().splitlines() if "kv-offload" in line]
+    found = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:kv-offload" in line]
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            found += [name] if "kv-offload" in (name := os.readlink(descriptor)) else []
+            found += [name] if "memfd:kv-offload" in (name := os.readlink(descriptor)) else []
     return found
 
 

@@ -7,8 +7,12 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +22,7 @@ from offload.files.superblock import SUPERBLOCK
 from offload.messages import Fingerprint, WorkerFacts
 from offload.worker.pool import region as module
 from offload.worker.pool.region import Region, RegionPlan, RegionShape, look_into
-from offload.worker.replicas import ONE, Sharing, share_pool
+from offload.worker.replicas import ONE, Replicas, Sharing, share_pool
 
 SHAPE = RegionShape(100, 3000)
 FACTS = WorkerFacts(100, 3000, Fingerprint("", "", 1, 16, "", ""))
@@ -26,7 +30,7 @@ FACTS = WorkerFacts(100, 3000, Fingerprint("", "", 1, 16, "", ""))
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="kv-offload-test-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="region-test-", dir="/dev/shm"))
     yield folder / "kv-offload-pool"
     shutil.rmtree(folder)
 
@@ -225,3 +229,33 @@ def test_what_can_be_seen_from_outside(root: Path) -> None:
     os.truncate(path / "pool", 100)
     with pytest.raises(TierError, match="too short"):
         look_into(path)
+
+
+def test_what_another_rank_still_maps_is_not_adopted(root: Path) -> None:
+    """Its owner was killed; a rank that shares the pool is yet to notice, and may still write to it."""
+    said: list[Any] = [None, None]
+    barrier = threading.Barrier(2, timeout=30)
+
+    def exchange(place: int, mine: Any) -> list[Any]:
+        said[place] = mine
+        barrier.wait()
+        heard = list(said)
+        barrier.wait()
+        return heard
+
+    def member(place: int) -> Sharing:
+        replicas = Replicas((0, 1), place, partial(exchange, place))
+        return share_pool(replicas, FACTS, plan=plan(root))
+
+    with ThreadPoolExecutor(2) as threads:
+        owner, other = threads.map(member, (0, 1))
+    assert owner.lasting is not None and other.lasting is not None
+    [path] = root.glob("*.1")
+    owner.lasting.close()
+    second = plan(root).open(SHAPE, 2)
+    assert second.path != path
+    other.lasting.close()
+    third = plan(root).open(SHAPE, 2)
+    assert third.path == path
+    second.close()
+    third.close()
