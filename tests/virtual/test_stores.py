@@ -383,7 +383,7 @@ def random_history(seed: int) -> VirtualStore:
 
     tier = VirtualStore(
         positions=rng.choice([1, 2, 4]),
-        limits=TierLimits(admit=rng.choice(list(Admit)), least_tokens=4),
+        limits=TierLimits(admit=rng.choice(list(Admit)), least_tokens=4, wait_seconds=0.2),
         choose=choose,
         disturb=disturb,
         stuck_polls=50,
@@ -396,7 +396,7 @@ def random_history(seed: int) -> VirtualStore:
         overlapped=rng.random() < 0.5,
         seals_of_blocks=rng.random() < 0.5,
         block_outermost=rng.random() < 0.5,
-        step_seconds=rng.choice([0.005, 0.05, 1.0]),
+        step_seconds=rng.choice([0.05, 1.0]),
         tier=tier,
     )
     run_seed(seed, TURNS, settings)

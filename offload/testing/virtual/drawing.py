@@ -213,6 +213,7 @@ def with_store(settings: VirtualSettings, rng: random.Random) -> VirtualSettings
             admit=rng.choice([Admit.ALL, Admit.SECOND_USE]),
             least_tokens=rng.choice([1, 4, 20]),
             pool_share=rng.choice([0.25, 1.0]),
+            wait_seconds=rng.choice([0.02, 0.2, 3.0]),
         ),
         choose=_choosing(settings, rng),
         disturb=disturb,
@@ -220,7 +221,7 @@ def with_store(settings: VirtualSettings, rng: random.Random) -> VirtualSettings
         num_lives=rng.choice([1, 2, 3]),
     )
     share = rng.choice([0.1, 1.0, 1.0])
-    return replace(settings, tier=tier, step_seconds=rng.choice([0.005, 0.05, 1.0]), fetch_gpu_share=share)
+    return replace(settings, tier=tier, step_seconds=rng.choice([0.05, 1.0]), fetch_gpu_share=share)
 
 
 def _choosing(settings: VirtualSettings, rng: random.Random) -> Callable[[MediumJob], MediumFault]:

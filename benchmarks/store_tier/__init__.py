@@ -1,0 +1,1 @@
+"""How fast a store is, see `benchmarks.store_tier`."""

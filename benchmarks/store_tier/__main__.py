@@ -1,0 +1,248 @@
+"""How fast do extents move between the pool and a Redis, and how fast are names found there?
+
+    python -m benchmarks.store_tier [--rounds 9] [--mib 128] [--names 4096] [--json FILE]
+
+A server is started, which keeps nothing on disk. The product's medium puts extents of 15 slots of 128 KiB,
+and gets them back, over a socket in the file system and over TCP. What is put and got is checked against its
+seals, as always. Then it looks for so many names of which three quarters are there, as it does when a request
+comes. `one by one` asks for each of them, in one go.
+
+Ways take turns; medians count. Seconds are from the first job submitted to the last end polled. CPU seconds
+are this process's, of all threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import report
+from benchmarks.common.arguments import parser_of, positive, settings_of
+from benchmarks.common.tables import Column, table
+from offload.messages import Names
+from offload.store_config import StoreAddress
+from offload.worker.media.base import Medium, MediumEnd, MediumJob, PoolSlots, Verb
+from offload.worker.media.resp import Connection
+from offload.worker.media.resp_medium import RespMedium, Whose
+from offload.worker.pool.memory import HostMemory
+from offload.worker.seals import checksums_of
+
+__all__ = ["main"]
+
+_SLOT_BYTES = 128 << 10
+_EXTENT_SLOTS = 15
+_JOB_EXTENTS = 8
+_POLL_SECONDS = 1e-4
+_WAIT_SECONDS = 30.0
+
+_COLUMNS = [
+    *(Column("what", "what"), Column("way", "way")),
+    *(Column(name, key, ".2f") for name, key in (("GB/s", "gb_per_s"), ("least", "least"), ("most", "most"))),
+    Column("CPU s per GB", "cpu_s_per_gb", ".2f"),
+    Column("ms", "ms", ".2f"),
+]
+
+
+class _Bench:
+    """A pool of random bytes, and a medium over a server."""
+
+    def __init__(self, url: str, num_extents: int) -> None:
+        num_slots = num_extents * _EXTENT_SLOTS
+        self._memory = HostMemory(num_slots, _SLOT_BYTES)
+        pool = PoolSlots(self._memory.address, num_slots, _SLOT_BYTES)
+        slots = (ctypes.c_uint8 * self._memory.nbytes).from_address(pool.address)
+        self._bytes = np.frombuffer(slots, dtype=np.uint8)
+        self._bytes[:] = np.random.default_rng(0).integers(0, 256, len(self._bytes), dtype=np.uint8)
+        self._seals = checksums_of(pool.addresses(np.arange(num_slots))[:, None], [_SLOT_BYTES])
+        self._num_extents = num_extents
+        self.names = np.random.default_rng(1).integers(0, 256, (num_extents, 32), dtype=np.uint8)
+        self.medium: Medium = RespMedium(
+            StoreAddress.of(url), pool, whose=Whose("benchmark", "0"), extent_slots=_EXTENT_SLOTS
+        )
+
+    def turn(self, verb: Verb, suffix: bytes) -> dict[str, float]:
+        """Move all extents; GB per second, and CPU seconds per GB."""
+        jobs = [
+            self._job(verb, start, min(start + _JOB_EXTENTS, self._num_extents), suffix)
+            for start in range(0, self._num_extents, _JOB_EXTENTS)
+        ]
+        cpu, began = time.process_time(), time.perf_counter()
+        ends = _run(self.medium, jobs)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        assert all(end.error is None for end in ends), [end.error for end in ends if end.error]
+        nbytes = len(self._bytes)
+        return {"gb_per_s": nbytes / seconds / 1e9, "cpu_s_per_gb": cpu / nbytes * 1e9}
+
+    def search(self, names: Names) -> tuple[int, float]:
+        """How many leading ones are there, and seconds until that is known."""
+        count = len(names)
+        zeros = np.zeros(count, dtype=np.int64)
+        none = np.empty(0, dtype=np.int64)
+        job = MediumJob(
+            0, Verb.PROBE, zeros, zeros + 1, np.zeros(count + 1, dtype=np.int64), none, names=names
+        )
+        began = time.perf_counter()
+        [end] = _run(self.medium, [job])
+        return end.num_good, time.perf_counter() - began
+
+    def close(self) -> None:
+        self.medium.close(_WAIT_SECONDS)
+        self._memory.close()
+
+    def _job(self, verb: Verb, start: int, stop: int, suffix: bytes) -> MediumJob:
+        slots = np.arange(start * _EXTENT_SLOTS, stop * _EXTENT_SLOTS)
+        ones = np.ones(stop - start, dtype=np.int64)
+        return MediumJob(
+            start,
+            verb,
+            ones,
+            ones,
+            np.arange(stop - start + 1) * _EXTENT_SLOTS,
+            slots,
+            self._seals[slots] if verb is Verb.PUT else None,
+            names=self.names[start:stop],
+            depths=np.arange(start, stop),
+            suffix=suffix,
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print a table and write rows; returns 0, or 1 if there is no server."""
+    options = _parser().parse_args(arguments)
+    if shutil.which(options.server) is None:
+        print(f"{options.server} is not installed (Debian: apt-get install redis-server)")
+        return 1
+    notes = report.load_note()
+    num_extents = max(1, (options.mib << 20) // (_EXTENT_SLOTS * _SLOT_BYTES))
+    with tempfile.TemporaryDirectory() as folder, _server(options.server, Path(folder)) as urls:
+        rows = _moves(urls, num_extents, options.rounds) + _searches(urls, options.names, options.rounds)
+    print(table(_COLUMNS, rows))
+    print()
+    for note in notes:
+        print(note)
+    report.write(options.json, rows, settings=settings_of(options), notes=notes)
+    return 0
+
+
+def _moves(urls: dict[str, str], num_extents: int, rounds: int) -> list[dict[str, Any]]:
+    benches = {way: _Bench(url, num_extents) for way, url in urls.items()}
+    found: dict[tuple[Verb, str], list[dict[str, float]]] = {}
+    for number in range(-1, rounds):
+        for way, bench in benches.items():
+            suffix = f"{way} {number}".encode()
+            for verb in (Verb.PUT, Verb.GET):
+                turn = bench.turn(verb, suffix)
+                if number >= 0:
+                    found.setdefault((verb, way), []).append(turn)
+            _delete(urls["socket"])
+    for bench in benches.values():
+        bench.close()
+    return [_row(verb.value, way, turns) for (verb, way), turns in found.items()]
+
+
+def _row(what: str, way: str, turns: Sequence[dict[str, float]]) -> dict[str, Any]:
+    speeds = [turn["gb_per_s"] for turn in turns]
+    return {
+        "what": what,
+        "way": way,
+        "gb_per_s": statistics.median(speeds),
+        "least": min(speeds),
+        "most": max(speeds),
+        "cpu_s_per_gb": statistics.median(turn["cpu_s_per_gb"] for turn in turns),
+        "ms": None,
+    }
+
+
+def _searches(urls: dict[str, str], num_names: int, rounds: int) -> list[dict[str, Any]]:
+    """Names of which three quarters are there."""
+    bench = _Bench(urls["socket"], 1)
+    names = np.random.default_rng(2).integers(0, 256, (num_names, 32), dtype=np.uint8)
+    num_there = num_names * 3 // 4
+    prefix = Whose("benchmark", "0").prefix
+    keys = [prefix + name.tobytes().hex().encode() for name in names]
+    connection = Connection(StoreAddress.of(urls["socket"]))
+    for key in keys[:num_there]:
+        connection.call(b"SET", key, b"")
+    seconds: dict[str, list[float]] = {"search": [], "one by one": []}
+    for number in range(-1, rounds):
+        found, took = bench.search(names)
+        assert found == num_there, f"{found} found, {num_there} are there"
+        began = time.perf_counter()
+        connection.send([(b"EXISTS", key) for key in keys])
+        num_there_now = sum(connection.reply() == 1 for _ in keys)
+        took_all = time.perf_counter() - began
+        assert num_there_now == num_there
+        if number >= 0:
+            seconds["search"].append(took)
+            seconds["one by one"].append(took_all)
+    connection.close()
+    bench.close()
+    empty = {"gb_per_s": None, "least": None, "most": None, "cpu_s_per_gb": None}
+    return [
+        {"what": f"{num_names} names", "way": way, **empty, "ms": 1000 * statistics.median(each)}
+        for way, each in seconds.items()
+    ]
+
+
+def _run(medium: Medium, jobs: Sequence[MediumJob]) -> list[MediumEnd]:
+    for job in jobs:
+        medium.submit(job)
+    ends: list[MediumEnd] = []
+    while len(ends) < len(jobs):
+        time.sleep(_POLL_SECONDS)
+        ends += medium.poll()
+    return ends
+
+
+def _delete(url: str) -> None:
+    """This server is ours alone."""
+    connection = Connection(StoreAddress.of(url))
+    connection.call(b"FLUSHALL")
+    connection.close()
+
+
+@contextmanager
+def _server(binary: str, folder: Path) -> Iterator[dict[str, str]]:
+    """Run a server; its URLs by way."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    path = folder / "socket"
+    arguments = ["--unixsocket", str(path), "--port", str(port), "--save", "", "--appendonly", "no"]
+    server = subprocess.Popen([binary, *arguments, "--dir", str(folder)], stdout=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + _WAIT_SECONDS
+        while not path.exists():
+            assert server.poll() is None and time.monotonic() < until, f"{binary} does not start"
+            time.sleep(0.01)
+        yield {"socket": f"unix://{path}", "TCP": f"redis://127.0.0.1:{port}"}
+    finally:
+        server.kill()
+        server.wait(_WAIT_SECONDS)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of("store_tier", __doc__)
+    add = parser.add_argument
+    add("--server", default="redis-server", metavar="FILE", help="that is started (default: redis-server)")
+    add("--rounds", type=positive, default=9, metavar="N", help="that count (default: 9)")
+    add("--mib", type=positive, default=128, metavar="M", help="moved in a turn (default: 128)")
+    add("--names", type=positive, default=4096, metavar="N", help="looked for (default: 4096)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
