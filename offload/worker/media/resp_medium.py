@@ -144,13 +144,12 @@ class RespMedium:
         self._refreshed: dict[bytes, float] = {}  # keys, and when they were made to live longer
         self._refused: list[MediumEnd] = []
         self._is_closed = False
-        options = self._options
         self._runner = Runner(
             "store",
             self._move,
-            {Verb.GET: options.get_threads, Verb.PUT: options.put_threads, Verb.PROBE: 1},
+            {Verb.GET: self._options.get_threads, Verb.PUT: self._options.put_threads, Verb.PROBE: 1},
             slot_bytes=pool.slot_bytes,
-            hang_seconds=options.hang_seconds,
+            hang_seconds=self._options.hang_seconds,
             probe=self._probe,
             clock=clock,
         )
@@ -200,7 +199,7 @@ class RespMedium:
         assert job.names is not None
         keys = [self._key(self._name(name), job.suffix) for name in job.names]
         search = _last_found if job.is_last_wanted else _num_leading
-        return int(self._with(Verb.PROBE, number, lambda connection: search(connection, keys)))
+        return self._with(Verb.PROBE, number, lambda connection: search(connection, keys))
 
     def _with(self, verb: Verb, number: int, work: Callable[[Connection], T]) -> T:
         """Work with this thread's connection; once more if it was lost since it was used last."""
@@ -219,6 +218,11 @@ class RespMedium:
                     self._lost(error)
                     raise BadExtentError(f"{self._address}: {error or type(error).__name__}") from error
                 connection, is_new = None, True
+            except BadExtentError:
+                raise
+            except Exception:  # who knows what is still to be read
+                self._drop(verb, number)
+                raise
 
     def _connect(self, verb: Verb, number: int) -> Connection:
         if self._clock() < self._down_until:
@@ -385,4 +389,12 @@ def _last_found(connection: Connection, keys: list[bytes]) -> int:
 
 def _exist(connection: Connection, keys: list[bytes]) -> list[bool]:
     connection.send([(b"EXISTS", key) for key in keys])
-    return [connection.reply() == 1 for _ in keys]
+    found, refusal = [], None
+    for _ in keys:  # all answers: the next question must not get them
+        try:
+            found.append(connection.reply() == 1)
+        except StoreError as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
+    return found

@@ -103,6 +103,22 @@ def test_a_user_that_may_do_what_is_needed_and_no_more(server: StoreServer, pool
     connection.close()
 
 
+def test_answers_to_a_refused_question_are_not_taken_for_others(
+    server: StoreServer, pool: Pool, media: Media
+) -> None:
+    """A user that may not ask is given the right: nothing of before is left on the connection."""
+    rules = b"on >word ~kvo1:* -@all +get +getex +set +pexpire +del +ping +select"
+    server.call(b"ACL", b"SETUSER", b"engine", *rules.split())
+    medium = media(f"unix://engine:word@{server._socket_path}")
+    run(medium, job(pool, 1, PUT, [(letter, [0]) for letter in "ABC"]))
+    asked = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    assert "NOPERM" in str(run(medium, probe(2, asked)).error)
+    server.call(b"ACL", b"SETUSER", b"engine", b"+exists")
+    for job_id in (3, 4):
+        end = run(medium, probe(job_id, asked))
+        assert (end.num_good, end.error) == (3, None)
+
+
 def certificates(path: Path) -> None:
     """A certificate for localhost that vouches for itself."""
     command = (
