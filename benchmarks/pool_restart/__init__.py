@@ -1,0 +1,1 @@
+"""How soon a pool that outlived its engine is known again."""
