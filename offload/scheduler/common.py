@@ -28,6 +28,7 @@ class Common:
         filled_by: for every slot the job that filled it, ``int64[slots]``.
         arrivals: what is on its way into the pool from below.
         lasting: told what the pool holds if it outlives the engine.
+        record_events: whether to list what enters and leaves places.
     """
 
     allocator: CpuOffloadingBlockAllocator
@@ -41,6 +42,7 @@ class Common:
     filled_by: Ids
     arrivals: Arrivals
     lasting: Lasting | None = None
+    record_events: bool = False
 
     def count_failed(self, route: Route) -> None:
         """A job of that route, or a restore, has failed."""

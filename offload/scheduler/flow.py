@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from allocator import Event
 from offload.messages import Order, Route
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.engine import Request, Step
@@ -107,12 +108,28 @@ class Below(NamedTuple):
         sources: those of them that waiting requests ask.
         ending: the engine shuts down, and steps on for a while; None: that changes nothing.
         standing: how it stands now, for operators; O(1). None: there is nothing to tell.
+        events: what has entered it and left; None: that is not listed.
     """
 
     flows: Sequence[Flow[Any]]
     sources: Sequence["Source"]
     ending: Callable[[], None] | None = None
     standing: Callable[[], "Standing"] | None = None
+    events: "BelowEvents | None" = None
+
+
+class BelowEvents(NamedTuple):
+    """What enters a place below the pool, and leaves it.
+
+    Attributes:
+        take: events since the last call, oldest first. Their hashes are names of extents.
+        is_listing: whether there are more to come, without anything that happens.
+        positions: of an extent.
+    """
+
+    take: Callable[[], list[Event]]
+    is_listing: Callable[[], bool]
+    positions: int
 
 
 class Standing(NamedTuple):

@@ -112,6 +112,7 @@ class SchedulerSide:
             filled_by=np.full(num_slots, -1, dtype=np.int64) if adoption is None else adoption.generations,
             arrivals=Arrivals(self.allocator, int(engine.num_blocks * config.fetch_gpu_share)),
             lasting=self._lasting,
+            record_events=record_events,
         )
         if adoption is not None:
             adoption.into(self.allocator)

@@ -35,7 +35,7 @@ from offload.vllm.copy_paths import make_copier
 from offload.vllm.engine import VllmEngine, drafts_of
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.groups import event_groups, groups_of
-from offload.vllm.kv_events import KvEventStream
+from offload.vllm.kv_events import KvEvents
 from offload.vllm.lasting_pool import region_plan
 from offload.vllm.operator import Operator
 from offload.vllm.places import PLACES
@@ -235,7 +235,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         side = self._scheduler
         if side is None:
             return self._kv_cache_manager is not None
-        return side.has_pending_work or self._events.is_behind or side.allocator.is_listing
+        return side.has_pending_work or self._events.is_behind
 
     def reset_cache(self) -> bool | None:
         if self._scheduler is not None:
@@ -246,7 +246,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         side = self._scheduler
         if side is None:
             return ()
-        return self._events.take(side.allocator.take_events())
+        return self._events.take()
 
     # Worker side
 
@@ -358,11 +358,10 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def _make_scheduler_side(self, size: PoolSize) -> SchedulerSide:
         events = self._vllm_config.kv_events_config
         manager = self._kv_cache_manager
-        self._events = KvEventStream(event_groups(self._vllm_config, manager), self._block_size)
         engine = VllmEngine(
             manager, drafts_of(self._vllm_config, manager), groups_of(self._vllm_config, manager)
         )
-        return SchedulerSide(
+        side = SchedulerSide(
             self._config,
             engine,
             block_size=self._block_size,
@@ -380,3 +379,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             ],
             kept=self._kept,
         )
+        algorithm = self._vllm_config.cache_config.prefix_caching_hash_algo
+        hash_bytes = 16 if algorithm.startswith("xxhash") else 32
+        groups = event_groups(self._vllm_config, manager)
+        self._events = KvEvents(groups, self._block_size, side, hash_bytes)
+        return side

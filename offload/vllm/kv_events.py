@@ -11,7 +11,9 @@ from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
 from allocator import BagEvicted, BagStored, Event, Evicted, Stored
+from offload.messages import NAME_BYTES
 from offload.scheduler.groups import Kind
+from offload.scheduler.side import SchedulerSide
 from offload.vllm.groups import EventGroup
 
 MAX_HASHES = 1 << 14
@@ -19,8 +21,23 @@ MAX_HASHES = 1 << 14
 
 _EVENT_COST = 32  # an event of its own costs as much as so many hashes
 _INT_BYTES = 8
-_MEDIUM = "CPU"
 _OF_BAGS = (BagStored, BagEvicted)
+
+
+class EventPlace(NamedTuple):
+    """Where blocks are, in vLLM's words.
+
+    Attributes:
+        medium: the kind of memory.
+        locality: ``LOCAL`` or ``REMOTE``; None: not said.
+    """
+
+    medium: str
+    locality: str | None = None
+
+
+POOL_PLACE = EventPlace("CPU")
+DISK_PLACE = EventPlace("STORAGE", "LOCAL")
 
 
 class _Part(NamedTuple):
@@ -92,8 +109,11 @@ class KvEventStream:
     hashes are converted. Removals that follow each other are one event for each group.
     """
 
-    def __init__(self, groups: Sequence[EventGroup], position_tokens: int) -> None:
-        """``position_tokens``: tokens of a chain position, a multiple of the groups' blocks."""
+    def __init__(
+        self, groups: Sequence[EventGroup], position_tokens: int, place: EventPlace = POOL_PLACE
+    ) -> None:
+        """``position_tokens``: tokens up to a hash, a multiple of the groups' blocks; ``place``: where."""
+        self._place = place
         self._prefix_groups = [each for each in groups if each.group.kind is Kind.FULL]
         self._position_tokens = position_tokens
         others = [each for each in groups if each.group.kind is not Kind.FULL]
@@ -125,11 +145,11 @@ class KvEventStream:
             for group in part.groups:
                 if part.is_stored:
                     removals.clear()
-                    events.append(_stored(group, part, hashes[at:stop]))
+                    events.append(_stored(group, part, hashes[at:stop], self._place))
                 elif group.group_id in removals:
                     removals[group.group_id].block_hashes.extend(hashes[at:stop])
                 else:
-                    removals[group.group_id] = _removed(group, hashes[at:stop])
+                    removals[group.group_id] = _removed(group, hashes[at:stop], self._place)
                     events.append(removals[group.group_id])
             at = stop
         return events
@@ -182,23 +202,76 @@ class KvEventStream:
         return bag, [part for blocks in self._of_bags for part in blocks.remove(bag)]
 
 
-def _stored(group: EventGroup, part: _Part, hashes: list[Any]) -> BlockStored:
+class KvEvents:
+    """Events of an engine's pool, and of the tiers that it owns.
+
+    A tier's unit is the extent: its hash is that of its last block, and its size the tokens of all of them.
+    """
+
+    def __init__(
+        self, groups: Sequence[EventGroup], position_tokens: int, side: SchedulerSide, hash_bytes: int
+    ) -> None:
+        """``hash_bytes``: of a prefix hash."""
+        self._side = side
+        self._hash_bytes = hash_bytes
+        self._pool = KvEventStream(groups, position_tokens)
+        self._tiers = [
+            (below.events, KvEventStream(groups, position_tokens * below.events.positions, DISK_PLACE))
+            for below in side.below
+            if below.events is not None
+        ]
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more to publish, without anything that happens."""
+        is_listing = self._side.allocator.is_listing or any(each.is_listing() for each, _ in self._tiers)
+        return is_listing or self._pool.is_behind or any(stream.is_behind for _, stream in self._tiers)
+
+    def take(self) -> list[KVCacheEvent]:
+        """What to publish now. Cost as of ``KvEventStream.take``, for each place."""
+        events = self._pool.take(self._side.allocator.take_events())
+        for below, stream in self._tiers:
+            events += stream.take(map(self._named, below.take()))
+        return events
+
+    def check_invariants(self) -> None:
+        """Those of all streams."""
+        self._pool.check_invariants()
+        for _, stream in self._tiers:
+            stream.check_invariants()
+
+    def _named(self, event: Event) -> Event:
+        """With prefix hashes in place of names, which are as long as the longest hash."""
+        size = self._hash_bytes
+        if size == NAME_BYTES or isinstance(event, _OF_BAGS):
+            return event
+        hashes = [each[:size] for each in event.hashes]
+        if isinstance(event, Evicted):
+            return Evicted(hashes)
+        parent = event.parent_hash
+        return Stored(hashes, None if parent is None else parent[:size])
+
+
+def _stored(group: EventGroup, part: _Part, hashes: list[Any], place: EventPlace) -> BlockStored:
     return BlockStored(
         block_hashes=hashes,
         parent_block_hash=None if part.parent is None else maybe_convert_block_hash(BlockHash(part.parent)),
         token_ids=[],
         block_size=part.block_size,
         lora_id=None,
-        medium=_MEDIUM,
+        medium=place.medium,
         lora_name=None,
         group_idx=group.group_id,
         kv_cache_spec_kind=group.kind,
         kv_cache_spec_sliding_window=group.window,
+        locality=place.locality,
     )
 
 
-def _removed(group: EventGroup, hashes: list[Any]) -> BlockRemoved:
-    return BlockRemoved(block_hashes=hashes, medium=_MEDIUM, group_idx=group.group_id)
+def _removed(group: EventGroup, hashes: list[Any], place: EventPlace) -> BlockRemoved:
+    return BlockRemoved(
+        block_hashes=hashes, medium=place.medium, group_idx=group.group_id, locality=place.locality
+    )
 
 
 def _converted(hashes: Sequence[bytes]) -> list[Any]:

@@ -6,17 +6,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
 from offload.messages import Route
+from offload.scheduler.side import SchedulerSide
 from offload.scheduler.tiers.tier import TierLimits
 from offload.testing.media.faulty import MediumFault
 from offload.testing.virtual import MODELS, VirtualEngine, VirtualSettings
 from offload.testing.virtual.run import run_seed
 from offload.testing.virtual.tier import FETCH, SPILL, VirtualTier
 from offload.tier_config import Admit
+from offload.vllm import connector, kv_events
 from offload.worker.media.base import MediumJob, Verb
 from tests.seeds import OTHER_SEEDS
 from tests.virtual.driver import come_to_rest, forget_gpu, serve, step_until, tokens, watch
+from tests.virtual.test_event_storms import watch_events
 
 BLOCK = 4
 SLOTS = 96
@@ -345,6 +349,66 @@ def test_a_shutdown_takes_no_longer_than_it_may() -> None:
     tiered.engine.side._engine.is_ending = lambda: True  # type: ignore[method-assign]
     assert not tiered.engine.side.has_pending_work
     assert not spills._directory.depth(names)
+    tiered.engine.close()
+
+
+def test_events_tell_what_the_disk_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In vLLM's words, at every moment: also after a restart, and after a reset."""
+
+    def with_events(*arguments: Any, **named: Any) -> SchedulerSide:
+        return SchedulerSide(*arguments, **{**named, "record_events": True})
+
+    monkeypatch.setattr(connector, "SchedulerSide", with_events)
+    monkeypatch.setattr(kv_events, "MAX_HASHES", 4)
+    monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
+    limits = LIMITS._replace(policy="lru", admit=Admit.ALL, bytes_per_day=1e12)
+    tiered = Tiered(num_places=40, limits=limits, eviction_policy="lru")
+    steps = watch_events(tiered.engine)
+    told: set[bytes] = set()
+    seen: list[Any] = []
+
+    def take() -> None:
+        come_to_rest(tiered.engine)
+        while tiered.engine.scheduler.connector._events.is_behind:
+            tiered.engine.scheduler.connector.take_events()
+        for event in [event for step in steps for event in step if event.medium == "STORAGE"]:
+            seen.append(event)
+            assert event.locality == "LOCAL"
+            if isinstance(event, BlockStored):
+                assert event.block_size == POSITIONS * BLOCK
+                assert event.parent_block_hash is None or event.parent_block_hash in told
+                assert not told & set(event.block_hashes)
+                told.update(event.block_hashes)
+            else:
+                assert set(event.block_hashes) <= told
+                told.difference_update(event.block_hashes)
+        steps.clear()
+
+    prompts = [PROMPT, *(tokens(63 * BLOCK, first=first) for first in (20, 21, 22, 23))]
+    requests = []
+    for prompt in prompts * 2:
+        requests.append(serve(tiered.engine, prompt))
+        forget_gpu(tiered.engine)
+        take()
+        directory = tiered.tier.spills._directory
+        assert len(told) == directory.num_used
+        for request in requests:
+            names = tiered.tier.spills._grid.names(request.block_hashes)
+            hashes = request.block_hashes[POSITIONS - 1 :: POSITIONS]
+            assert [each in told for each in hashes[: len(names)]] == [
+                number < directory.depth(names) for number in range(len(names))
+            ]
+    assert any(isinstance(event, BlockRemoved) for event in seen)
+    num_kept = len(told)
+    told.clear()
+    tiered.restart()
+    steps = watch_events(tiered.engine)
+    serve(tiered.engine, [1] * BLOCK)
+    take()
+    assert len(told) == num_kept > 0
+    assert tiered.engine.scheduler.connector.reset_cache()
+    take()
+    assert not told
     tiered.engine.close()
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from allocator import CpuOffloadingBlockAllocator, Pin, StorePlan
+from allocator import CpuOffloadingBlockAllocator, Event, Pin, StorePlan
 from evictor import make_policy
 from offload.messages import EPOCH_SHIFT, Extents, Ids, TierFacts
 from offload.scheduler.tiers.names import ROOT, Path, bag_name, name_of, names_of, rows
@@ -60,6 +60,7 @@ class Directory:
         has_bags: bool = False,
         is_hollow: bool = False,
         admits_all: bool = False,
+        record_events: bool = False,
     ) -> None:
         """Know again what all ranks have kept.
 
@@ -69,6 +70,7 @@ class Directory:
             clock: in seconds.
             has_bags: some extents are of bags.
             is_hollow: all are.
+            record_events: list extents that enter and leave, for ``take_events``.
             admits_all: whatever is to be written is; else what the policy thinks worth less stays out.
         """
         self._has_bags = has_bags
@@ -80,6 +82,10 @@ class Directory:
         self._policy = policy
         self._clock = clock
         self._admits_all = admits_all
+        self._record_events = record_events
+        self._lives_before: list[
+            CpuOffloadingBlockAllocator
+        ] = []  # whose extents are yet to be listed as gone
         self._generations: Ids = np.zeros(self.num_places, dtype=np.int64)
         self._begin(np.arange(self.num_places))
         self._recover(facts)
@@ -177,6 +183,9 @@ class Directory:
     def reset(self) -> None:
         """It has nothing for this life. O(places), as array work."""
         self.is_private = True
+        if self._record_events:
+            self._allocator.reset()
+            self._lives_before.append(self._allocator)
         self._begin(np.argsort(self._generations, kind="stable"))
 
     def deepest(self, chain: Sequence[bytes], limit: int) -> int:
@@ -192,6 +201,23 @@ class Directory:
     def forget_end(self, prefix_hash: bytes) -> None:
         """There is no checkpoint any more."""
         self._ends.pop(name_of(prefix_hash), None)
+
+    def take_events(self) -> list[Event]:
+        """Events since the last call, oldest first; after a reset a bounded part of what it took away."""
+        events: list[Event] = []
+        while self._lives_before:
+            life = self._lives_before[0]
+            life.tidy()
+            events += life.take_events()
+            if life.is_listing:
+                return events
+            del self._lives_before[0]
+        return events + self._allocator.take_events()
+
+    @property
+    def is_listing(self) -> bool:
+        """Whether there are events to come."""
+        return bool(self._lives_before) or self._allocator.is_listing
 
     def tidy(self) -> None:
         """A step ends: what was dropped or used leaves something to do."""
@@ -212,6 +238,7 @@ class Directory:
             self.num_places,
             policy=make_policy(self._policy, self.num_places, self._clock),
             admits_all=self._admits_all,
+            record_events=self._record_events,
         )
 
     def _note(self, plan: StorePlan) -> None:

@@ -8,7 +8,7 @@ from offload.config import DEFAULT_POLICY
 from offload.errors import UnsupportedError
 from offload.messages import Route, TierFacts
 from offload.scheduler.common import Common
-from offload.scheduler.flow import Below, Standing
+from offload.scheduler.flow import Below, BelowEvents, Standing
 from offload.scheduler.tiers.beliefs import Beliefs
 from offload.scheduler.tiers.budget import WriteBudget
 from offload.scheduler.tiers.directory import Directory
@@ -57,6 +57,8 @@ def make_tier(
         UnsupportedError: their extents are of different sizes.
     """
     grid = _grid(fetch.source, common, facts)
+    # a checkpoint's extents have names that no event knows
+    has_events = common.record_events and not common.engine.groups.has_bags
     directory = Directory(
         facts,
         policy=limits.policy,
@@ -64,6 +66,7 @@ def make_tier(
         has_bags=common.engine.groups.has_bags,
         is_hollow=not grid.columns,
         admits_all=limits.admit is not Admit.POLICY,
+        record_events=has_events,
     )
     extent_bytes = grid.slots * common.slot_bytes
     if directory.num_used:
@@ -93,7 +96,8 @@ def make_tier(
         left = max(0, int(min(budget.left, tier_bytes)))
         return Standing(used, places, extent_bytes, directory.epoch, directory.is_private, left)
 
-    return Below([spills, fetches], [fetches], spills.ending, standing)
+    events = BelowEvents(directory.take_events, lambda: directory.is_listing, grid.positions)
+    return Below([spills, fetches], [fetches], spills.ending, standing, events if has_events else None)
 
 
 def make_store(
