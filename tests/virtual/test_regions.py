@@ -8,11 +8,13 @@ import pytest
 
 from offload import UnsupportedError
 from offload.messages import LOAD, STORE
+from offload.scheduler.tiers.tier import TierLimits
 from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import MODELS, VirtualEngine, VirtualSettings
 from offload.testing.virtual.audit import Audit
 from offload.testing.virtual.region import VirtualRegion
-from tests.virtual.driver import come_to_rest, finish, hold, release, serve, tokens, watch
+from offload.testing.virtual.tier import VirtualTier
+from tests.virtual.driver import come_to_rest, finish, forget_gpu, hold, release, serve, tokens, watch
 
 BLOCK = 4
 SLOTS = 96
@@ -233,3 +235,22 @@ def test_slots_that_are_being_filled_are_not_found(lives: Lives) -> None:
     check_pool(lives.engine)
     found = [lives.ask(tokens(19 * BLOCK, first=first)) for first in reversed(range(5))]
     assert any(each > BLOCK for each in found), "the store has taken slots of some of them"
+
+
+def test_beside_a_tier() -> None:
+    """Generations in the pool and below it are apart, and what was fetched is adopted, too."""
+    tier = VirtualTier(200, positions=4, limits=TierLimits(least_tokens=2 * BLOCK))
+    lives = Lives(2, places=(tier.place,))
+    assert lives.ask() == len(PROMPT)
+    for first in (7, 8, 9):
+        for _ in range(2):
+            lives.ask(tokens(63 * BLOCK, first=first))
+    forget_gpu(lives.engine)
+    assert lives.ask() == len(PROMPT) - 15 * 4 * BLOCK, "whole extents come from the tier"
+    chain = serve(lives.engine, PROMPT).block_hashes
+    lives.settings["places"] = (tier.place,)
+    lives.restart()
+    assert lives.engine.side.allocator.resident_depth(chain) == WHOLE // BLOCK
+    assert lives.ask() == len(PROMPT) - WHOLE
+    check_pool(lives.engine)
+    lives.end()
