@@ -3,8 +3,11 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -88,6 +91,39 @@ def test_disks_of_engines_that_run_are_refused(tmp_path: Path, capsys: pytest.Ca
     owner.close()
     assert main(["check", "--config", with_disk(tmp_path, 0.1)]) == 0
     assert "free and 0.0 of earlier engines; reads" in capsys.readouterr().out
+
+
+def with_pool(path: Path, **more: float) -> str:
+    pool = {"kind": "shared-memory", "path": str(path), **more}
+    return json.dumps({"cpu_gib": 0.5, "pool": pool})
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="region-test-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_shared_memory_is_looked_at(memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--config", with_pool(memory)]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("pool")]
+    assert re.fullmatch(rf"pool     {memory}: [\d.]+ GiB free; it outlives the engine", line)
+    assert list(memory.iterdir()) == []
+
+
+def test_shared_memory_that_cannot_be_had_is_refused(
+    memory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    owner = open_one(memory / "kv-offload-pool", "name", 4096, None, PrivateDirectory.open)
+    owner.replace("pool", bytes(4096))
+    assert main(["check", "--config", with_pool(memory, gib=0.5)]) == 1
+    assert "raise gib of pool, or lower cpu_gib" in capsys.readouterr().err
+    owner.close()
+    assert main(["check", "--config", with_pool(memory, gib=0.5)]) == 0
+    (tmp_path / "file").touch()
+    assert main(["check", "--config", with_pool(tmp_path / "file")]) == 1
+    assert "choose another path" in capsys.readouterr().err
 
 
 def flag_as_a_shell_reads_it(printed: str) -> dict[str, Any]:
