@@ -16,6 +16,7 @@ from offload.scheduler.tiers.recovery import agree as agree_all
 from offload.scheduler.tiers.spills import Spills
 from offload.testing.media.faulty import MediumFault
 from offload.testing.media.memory import MemoryMedium
+from offload.tier_config import Admit
 from offload.worker.media.base import Verb
 from offload.worker.replicas import Share
 from tests.seeds import OTHER_SEEDS
@@ -76,7 +77,7 @@ def test_a_record_without_its_bytes_is_a_miss() -> None:
 
 
 def test_a_full_tier_takes_new_ones_after_a_restart() -> None:
-    tiered = Tiered(num_places=20, limits=LIMITS._replace(bytes_per_day=1e12))
+    tiered = Tiered(num_places=20, limits=LIMITS._replace(admit=Admit.ALL, bytes_per_day=1e12))
     for first in range(4):
         tiered.ask(tokens(63 * BLOCK + 2, first=first))
     tiered.restart()
@@ -123,7 +124,7 @@ def test_slots_that_are_spilled_stay() -> None:
 
 def test_places_that_are_read_stay() -> None:
     """What hangs on its way up is good when it goes on, whatever was written meanwhile."""
-    limits = LIMITS._replace(policy="lru", bytes_per_day=1e12)
+    limits = LIMITS._replace(policy="lru", admit=Admit.ALL, bytes_per_day=1e12)
     tiered = Tiered(num_places=15, limits=limits)
     tiered.ask()
     leave_in_pool(tiered, 0)
