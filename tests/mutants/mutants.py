@@ -172,7 +172,7 @@ _ROWS = [
     ("hybrid", f"{_PASSED}.take", "passing, self._passing = self._passing, []", "passing = self._passing"),
     ("hybrid", f"{_HITS}._tokens_to_checkpoint", "depth * size - num_local", "depth * size"),
     ("hybrid", f"{_HITS}._tokens_to_checkpoint", "first + most // size", "most // size"),
-    ("hybrid", f"{_HITS}.pairs", "pin.bag[entries.start : entries.stop]", "pin.bag[: len(entries)]"),
+    ("hybrid", f"{_HITS}.pairs", "bag[entries.start : entries.stop]", "bag[: len(entries)]"),
     ("hybrid", f"{_HITS}.pairs", "append(ids)", "append(self._engine.ids(table[: len(entries)]))"),
     ("hybrid", f"{_HITS}.retain_known", "known > beyond", "False"),
     ("hybrid", f"{_WAITING}.wait", "self._num_needed += num_needed", "pass"),

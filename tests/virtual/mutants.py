@@ -196,18 +196,18 @@ def plans_after_a_failed_store_stay_in_flight(patch: pytest.MonkeyPatch) -> None
 @mutant
 def a_job_is_done_when_the_first_rank_is(patch: pytest.MonkeyPatch) -> None:
     original = JobLedger.__init__
-    patch.setattr(JobLedger, "__init__", lambda self, num_ranks: original(self, 1))
+    patch.setattr(JobLedger, "__init__", lambda self, num_ranks, *rest: original(self, 1, *rest))
 
 
 @mutant
 def one_good_rank_makes_a_job_good(patch: pytest.MonkeyPatch) -> None:
     original = JobLedger.report
 
-    def report(self: JobLedger, job_id: int, num_ranks: int, num_good: int, given_up: bool) -> Any:
+    def report(self: JobLedger, job_id: int, num_ranks: int, num_good: int, *rest: Any) -> Any:
         job = self._jobs.get(job_id)
         is_last = job is not None and job.ranks_left <= num_ranks
         whole = job.num_blocks if job is not None else 0
-        return original(self, job_id, num_ranks, num_good if is_last else whole, given_up)
+        return original(self, job_id, num_ranks, num_good if is_last else whole, *rest)
 
     patch.setattr(JobLedger, "report", report)
     patch.setattr(
@@ -330,8 +330,11 @@ def jobs_given_up_count_as_over(patch: pytest.MonkeyPatch) -> None:
     """Slots and blocks of a stuck copy are used again while it may still write to them."""
     original = JobLedger.report
 
-    def report(self: JobLedger, job_id: int, num_ranks: int, num_good: int, given_up: bool) -> Any:
-        return original(self, job_id, self._num_ranks if given_up else num_ranks, num_good, given_up)
+    def report(
+        self: JobLedger, job_id: int, num_ranks: int, num_good: int, given_up: bool = False, *rest: Any
+    ) -> Any:
+        num_over = self._num_ranks if given_up else num_ranks
+        return original(self, job_id, num_over, num_good, given_up, *rest)
 
     patch.setattr(JobLedger, "report", report)
 
@@ -612,7 +615,7 @@ def offers_end_within_a_position(patch: pytest.MonkeyPatch) -> None:
 def blocks_of_a_bag_are_taken_in_order_of_the_list(patch: pytest.MonkeyPatch) -> None:
     """And not by their positions: the first one loaded gets the first one stored."""
     function = "offload.scheduler.hits:Hits.pairs"
-    Edit(function, "pin.bag[entries.start : entries.stop]", "pin.bag[: len(entries)]").apply(patch)
+    Edit(function, "bag[entries.start : entries.stop]", "bag[: len(entries)]").apply(patch)
 
 
 @mutant_of_model("window")

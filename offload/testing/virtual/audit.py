@@ -10,7 +10,7 @@ from vllm.v1.request import Request
 from allocator.bags import BagState, Checkpoint
 from allocator.node import Node
 from allocator.slot_pool import flat
-from offload.messages import LOAD, POOL, JobReport, Order
+from offload.messages import GPU, LOAD, POOL, JobReport, Order
 from offload.scheduler.flow import Job
 from offload.scheduler.restore import LoadPart
 from offload.testing.virtual.groups import FULL, STATE
@@ -186,7 +186,10 @@ class Audit(SchedulerAudit):
         done_to_it = done_to_it or (tier is not None and tier.num_faults > 0)
         region = engine.settings.region
         done_to_it = done_to_it or (region is not None and region.num_corrupted > 0)
-        unwanted = ended.given_up or job.given_up or job.job_id in self._cancelled or ended.is_sound
+        unwanted = ended.given_up or job.given_up or job.job_id in self._cancelled
+        follows = job.flow.route == LOAD and job.task.restore.follows
+        may_lack = follows or job.flow.route.source not in (GPU, POOL)  # what others have evicted, or keep
+        unwanted = unwanted or (may_lack and ended.is_sound)
         if ended.num_good < job.num_blocks and not (done_to_it or unwanted):
             raise WrongBytesError(f"job {job.job_id} failed though nothing was done to it: {ended}")
 
