@@ -11,6 +11,7 @@ from offload.scheduler.common import Common
 from offload.scheduler.flow import Below, BelowEvents, Standing
 from offload.scheduler.tiers.beliefs import Beliefs
 from offload.scheduler.tiers.budget import WriteBudget
+from offload.scheduler.tiers.contents import Contents
 from offload.scheduler.tiers.directory import Directory
 from offload.scheduler.tiers.fetches import LEAST_TOKENS, POOL_SHARE, Fetches
 from offload.scheduler.tiers.names import Grid
@@ -77,19 +78,7 @@ def make_tier(
     tier_bytes = directory.num_places * extent_bytes
     budget = WriteBudget(limits.bytes_per_day or tier_bytes, tier_bytes, common.clock)
     budget.take(directory.num_used * extent_bytes)
-    spills = Spills(spill, common, directory, grid, budget, limits.admit, limits.shutdown_seconds)
-    pace = Pace(common.clock)
-    fetches = Fetches(
-        fetch,
-        common,
-        directory,
-        grid,
-        spills,
-        pace,
-        least_tokens=limits.least_tokens,
-        pool_share=limits.pool_share,
-        is_followed=_is_followed(facts),
-    )
+    spills, fetches = _flows(spill, fetch, common, directory, grid, budget, facts, limits)
 
     def standing() -> Standing:
         used, places = directory.num_used, directory.num_places
@@ -112,19 +101,7 @@ def make_store(
     probes = Probes(probe, common, wait_seconds=limits.wait_seconds)
     directory = SharedDirectory(Beliefs(common.clock), probes, common.clock)
     budget = WriteBudget(limits.bytes_per_day or _NO_LIMIT, _NO_LIMIT, common.clock)
-    spills = Spills(spill, common, directory, grid, budget, limits.admit, limits.shutdown_seconds)
-    pace = Pace(common.clock)
-    fetches = Fetches(
-        fetch,
-        common,
-        directory,
-        grid,
-        spills,
-        pace,
-        least_tokens=limits.least_tokens,
-        pool_share=limits.pool_share,
-        is_followed=_is_followed(facts),
-    )
+    spills, fetches = _flows(spill, fetch, common, directory, grid, budget, facts, limits)
     return Below([spills, fetches, probes], [fetches], spills.ending)
 
 
@@ -145,6 +122,27 @@ def _grid(name: str, common: Common, facts: Sequence[TierFacts]) -> Grid:
     return Grid.of(slots, common.engine.groups.columns)
 
 
-def _is_followed(facts: Sequence[TierFacts]) -> bool:
-    """Whether restores may begin before a fetch has ended: no rank reads what others fill."""
-    return all(fact.num_parts == 1 for fact in facts)
+def _flows(
+    spill: Route,
+    fetch: Route,
+    common: Common,
+    contents: Contents,
+    grid: Grid,
+    budget: WriteBudget,
+    facts: Sequence[TierFacts],
+    limits: TierLimits,
+) -> tuple[Spills, Fetches]:
+    """The flow down and the flow up."""
+    spills = Spills(spill, common, contents, grid, budget, limits.admit, limits.shutdown_seconds)
+    fetches = Fetches(
+        fetch,
+        common,
+        contents,
+        grid,
+        spills,
+        Pace(common.clock),
+        least_tokens=limits.least_tokens,
+        pool_share=limits.pool_share,
+        is_followed=all(fact.num_parts == 1 for fact in facts),  # else one rank reads what others fill
+    )
+    return spills, fetches
