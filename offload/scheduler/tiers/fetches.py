@@ -301,11 +301,11 @@ class Fetches:
         skips = np.zeros(last - first, dtype=np.int64)
         skips[0] = max(start - begins, 0)
         hashes = plan.hashes if plan.bag is None else [*plan.hashes, path.end]
-        cuts = [start for start, _ in self._parts(edges)]
-        arrival = Arrival(plan, path.end, cuts)
+        cuts = list(self._parts(edges))
+        arrival = Arrival(plan, path.end, [part_start for part_start, _ in cuts])
         fetch = Fetch(plan, reading, path.names, first, edges, batch, hashes, arrival)
         parts = []
-        for part_start, part_stop in self._parts(edges):
+        for part_start, part_stop in cuts:
             job = common.ledger.open(self, fetch, part_stop - part_start)
             self.breaker.began(job.job_id)
             common.filled_by[slots[part_start:part_stop]] = job.job_id
