@@ -77,7 +77,7 @@ class Arrivals:
         for restore in arrival.followers:
             restore.num_coming -= 1
             if restore.bad is not None and not restore.is_cancelled:
-                self._drop(restore, restore.bad)
+                restore.drop_from(self._allocator, restore.bad)  # which had nothing to drop then
             if not restore.num_coming:
                 self._pin(restore)
 
@@ -175,14 +175,6 @@ class Arrivals:
                 del self._by_end[arrival.end]
         elif self._by_first.get(arrival.plan.hashes[0]) is arrival:
             del self._by_first[arrival.plan.hashes[0]]
-
-    def _drop(self, restore: Restore, index: int) -> None:
-        """It found block ``index`` to be bad, which was not resident then."""
-        position = restore.position_of(index)
-        if position is None:
-            self._allocator.drop_bag(restore.chain, len(restore.chain))
-        else:
-            self._allocator.drop(restore.chain, position)
 
     def _pin(self, restore: Restore) -> None:
         """A pin on what is resident of it: nothing that comes protects it any more."""

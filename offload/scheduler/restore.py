@@ -3,10 +3,17 @@
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from allocator import Pin
 from offload.messages import Ids
+
+
+class Droppable(Protocol):
+    """Lets go of what is wrong, as the allocator does."""
+
+    def drop(self, chain: Sequence[bytes], position: int) -> None: ...
+    def drop_bag(self, chain: Sequence[bytes], depth: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +83,14 @@ class Restore:
         """The chain position that block ``index`` of it belongs to; None: it is one of the bag."""
         num_prefix = self.columns * self.num_positions
         return self.first + index // self.columns if index < num_prefix else None
+
+    def drop_from(self, holder: Droppable, index: int) -> None:
+        """The bytes for block ``index`` of it are bad: what they were read from is to let go of them."""
+        position = self.position_of(index)
+        if position is None:
+            holder.drop_bag(self.chain, len(self.chain))
+        else:
+            holder.drop(self.chain, position)
 
     def brings(self, chain: Sequence[bytes], position: int) -> bool:
         """Whether the block of ``chain`` at ``position`` is one of these. O(1)."""

@@ -334,11 +334,7 @@ class Restores:
         """The bytes for block ``index`` of it are bad."""
         if restore.num_coming:
             restore.bad = index if restore.bad is None else min(index, restore.bad)
-        position = restore.position_of(index)
-        if position is None:
-            self.carryover.drop_bag(restore.chain, len(restore.chain))
-        else:
-            self.carryover.drop(restore.chain, position)
+        restore.drop_from(self.carryover, index)
 
     def _end(self, restore: Restore) -> None:
         if restore.is_whole and restore.num_shared:
