@@ -132,12 +132,13 @@ class TransferEngine:
             self._seals.unseal(targets)
         job = TransferJob(lane, sources, targets, self._clock(), fills, extents, own, num_blocks)
         self._jobs[job_id] = job
-        fillers = [] if fills is None else self._fillers(job)
+        num_filled = self._num_filled(job)
+        fillers = self._fillers(job, num_filled)
         if fillers:
             job.follows = True
             self._following.wait(job_id, fillers)
         else:
-            self._start(job_id, job)
+            self._start(job_id, job, num_filled)
 
     def refuse(self, job_id: int, route: Route, targets: Ids, error: str) -> None:
         """That job ends as failed, with nothing copied."""
@@ -233,18 +234,19 @@ class TransferEngine:
                     self._give_up(job_id, job, _describe(error))
             return []
 
-    def _fillers(self, job: TransferJob) -> list[int]:
-        """Jobs under way that fill slots which it reads."""
-        assert job.fills is not None, f"{job} reads slots that nobody has filled"
-        num_current = self._seals.num_current(job.sources, job.fills)
-        missing = np.unique(job.fills[num_current:]).tolist()
-        return [each for each in missing if each in self._jobs]
+    def _num_filled(self, job: TransferJob) -> int:
+        """How many leading blocks of it are there to be copied."""
+        return len(job.sources) if job.fills is None else self._seals.num_current(job.sources, job.fills)
 
-    def _start(self, job_id: int, job: TransferJob) -> None:
-        """What it reads is there, or will never be: copy what can be copied."""
-        lane, num_wanted = job.lane, len(job.sources)
-        if job.fills is not None:
-            num_wanted = self._seals.num_current(job.sources, job.fills)
+    def _fillers(self, job: TransferJob, num_filled: int) -> list[int]:
+        """Jobs under way that fill slots which it reads; the first so many are filled."""
+        if job.fills is None or num_filled == len(job.sources):
+            return []
+        return [each for each in np.unique(job.fills[num_filled:]).tolist() if each in self._jobs]
+
+    def _start(self, job_id: int, job: TransferJob, num_wanted: int) -> None:
+        """What it reads is there, or will never be: copy what can be copied, so many leading blocks."""
+        lane = job.lane
         if job.extents is not None and num_wanted < len(job.sources):
             num_wanted = 0  # extents move as a whole
         job.batch = lane.batch(job.sources[:num_wanted], job.targets[:num_wanted], job.extents)
@@ -267,7 +269,8 @@ class TransferEngine:
     def _start_followers(self, job_id: int) -> None:
         """That job is over, or given up: it fills nothing any more that anybody could wait for."""
         for follower in self._following.over(job_id):
-            self._start(follower, self._jobs[follower])
+            job = self._jobs[follower]
+            self._start(follower, job, self._num_filled(job))
 
     def _begin_held(self) -> None:
         """Begin those that are held back whose turn has come."""

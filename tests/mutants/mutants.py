@@ -225,7 +225,12 @@ _ROWS = [
     ("seals", "offload.worker.seals:_num_leading", "int(good.argmin())", "int(good.sum())"),
     ("seals", f"{_TRANSFER}.submit", "self._seals.unseal(targets)", "pass"),
     ("seals", f"{_TRANSFER}._start", "self._checker.check(job, num_wanted)", "pass"),
-    ("seals", f"{_TRANSFER}._start", "self._seals.num_current(job.sources, job.fills)", "num_wanted"),
+    (
+        "seals",
+        f"{_TRANSFER}._num_filled",
+        "self._seals.num_current(job.sources, job.fills)",
+        "len(job.sources)",
+    ),
     ("seals", f"{_TRANSFER}._after_copy", "self._seals.num_current(job.slots, job.fills)", "job.num_current"),
     ("seals", f"{_TRANSFER}._after_copy", "elif num_blocks == len(job.slots):", "else:"),
     ("seals", f"{_TRANSFER}._after_copy", "job.is_given_up or job.is_cancelled", "job.is_cancelled"),
@@ -257,7 +262,12 @@ _ROWS = [
     ("chained", f"{_ARRIVALS}._forget", "del self._by_first[arrival.plan.hashes[0]]", "pass"),
     ("chained", "offload.worker.following:Following.over", "if not awaited", "if True"),
     ("chained", f"{_TRANSFER}.submit", "if fillers:", "if False:"),
-    ("chained", f"{_TRANSFER}._start", "self._seals.num_current(job.sources, job.fills)", "num_wanted"),
+    (
+        "chained",
+        f"{_TRANSFER}._num_filled",
+        "self._seals.num_current(job.sources, job.fills)",
+        "len(job.sources)",
+    ),
     ("chained", f"{_TRANSFER}.cancel", "or job_id in self._following", ""),
 ]
 
