@@ -34,7 +34,8 @@ from offload.worker.media.slab import SlabMedium
 from offload.worker.media.slab_file import SlabShape
 from offload.worker.media.store_value import value_bytes
 
-_EXTENT_BYTES = 1 << 20
+_EXTENT_BYTES = 2 << 20
+_STORE_EXTENT_BYTES = 1 << 20
 _TEARDOWN_SECONDS = 2.5
 """That a shutdown takes beside."""
 _VALUE_BYTES = 32
@@ -130,8 +131,8 @@ def store_extent_slots(slot_bytes: int, columns: int) -> int:
     value of exactly a power of two and its header would take a quarter more.
     """
     position = max(columns, 1)
-    least = -(-_EXTENT_BYTES // (slot_bytes * position))
-    most = max(least, 2 * _EXTENT_BYTES // (slot_bytes * position))
+    least = -(-_STORE_EXTENT_BYTES // (slot_bytes * position))
+    most = max(least, 2 * _STORE_EXTENT_BYTES // (slot_bytes * position))
 
     def waste(count: int) -> float:
         num_bytes = value_bytes(count * position, slot_bytes) + _VALUE_BYTES
@@ -151,7 +152,7 @@ def _ending_seconds(vllm_config: VllmConfig) -> float:
 
 
 def _extent_slots(slot_bytes: int, columns: int) -> int:
-    """Slots of the largest extent: the least power of two of positions that makes it a MiB on a rank."""
+    """Slots of the largest extent: the least power of two of positions that makes it 2 MiB on a rank."""
     position = max(columns, 1)
     return position << max(0, (_EXTENT_BYTES - 1) // (slot_bytes * position)).bit_length()
 
