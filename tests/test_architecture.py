@@ -111,6 +111,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.tiers.spills.Spill",  # by Spills
     "offload.testing.memory_engine.MemoryBlock",  # by MemoryEngine
     "offload.testing.memory_engine.MemoryRequest",  # plain data; whoever schedules changes it
+    "offload.worker.pump.Pump",  # what it has is a thread; see test_pump
     "offload.worker.copiers.cpu.CpuCopier",  # all it has are queues; see the contract of copiers
     "offload.worker.copiers.cuda.CudaCopier",  # the same
     "offload.worker.lanes.CopyLane",  # by TransferEngine: no state but where the cache lies

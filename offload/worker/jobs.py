@@ -8,6 +8,9 @@ from offload.messages import Extents, Ids, Route
 from offload.worker.copiers.base import CopyEnd
 from offload.worker.lanes import Lane
 
+CANCELLED = "cancelled"
+"""The error of a job whose bytes were no longer wanted."""
+
 
 class TransferEnd(NamedTuple):
     """A job has ended on this rank.
@@ -35,6 +38,10 @@ class TransferEnd(NamedTuple):
     nbytes: int = 0
     is_over: bool = True
     is_absent: bool = False
+
+    def void(self) -> "TransferEnd":
+        """That of a job whose bytes are not wanted after all."""
+        return self._replace(num_good=0, error=CANCELLED)
 
 
 @dataclass(slots=True, eq=False)

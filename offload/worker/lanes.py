@@ -9,6 +9,7 @@ import numpy as np
 from offload.messages import GPU, LOAD, POOL, STORE, Extents, Ids, Route
 from offload.worker.copiers.base import Copier
 from offload.worker.layout import BlockLayout, CopyBatch
+from offload.worker.media.runner import Runner
 from offload.worker.replicas import Share
 
 
@@ -45,6 +46,11 @@ class Lane(ABC):
     def checks_slots(self) -> bool:
         """Whether its copier checks the slots that it reads, so that nobody else has to."""
         return False
+
+    @property
+    def runner(self) -> "Runner | None":
+        """The threads that move its bytes, if these tell when something has ended."""
+        return None
 
     def own(self, share: Share, job_id: int, num_blocks: int, extents: Extents | None) -> Ids:
         """Which blocks of a job this rank moves: its share of what fills the pool, all of what reads it."""

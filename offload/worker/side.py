@@ -18,7 +18,7 @@ from offload.worker.checker import seal_thread
 from offload.worker.copiers import Copier
 from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
 from offload.worker.gpu_cache import GpuCache
-from offload.worker.jobs import TransferEnd
+from offload.worker.jobs import CANCELLED, TransferEnd
 from offload.worker.lanes import gpu_lanes
 from offload.worker.lasting import Lasting
 from offload.worker.layout import BlockLayout
@@ -29,7 +29,7 @@ from offload.worker.pool.numa import node_of_pci_device
 from offload.worker.pool.region import RegionPlan
 from offload.worker.replicas import Replicas, have_pool, size_pool
 from offload.worker.seals import Seals
-from offload.worker.transfer import CANCELLED, LANDED_AT_ONCE, TransferEngine
+from offload.worker.transfer import LANDED_AT_ONCE, TransferEngine
 
 logger = logging.getLogger(__name__)
 

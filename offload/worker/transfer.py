@@ -1,6 +1,6 @@
 """The transfer engine: jobs in, blocks moved and checked along their lanes, ends out."""
 
-import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -10,18 +10,15 @@ import numpy as np
 from offload.messages import Extents, Ids, Route
 from offload.worker.allowance import Allowance
 from offload.worker.checker import Checker, seal_thread
-from offload.worker.copiers.base import Copier, CopyEnd
+from offload.worker.copiers.base import Copier, CopyEnd, close_copier, describe
 from offload.worker.following import Following
-from offload.worker.jobs import TransferEnd, TransferJob
+from offload.worker.jobs import CANCELLED, TransferEnd, TransferJob
 from offload.worker.lanes import CopyLane, Lane
 from offload.worker.layout import BlockLayout
+from offload.worker.locked import locked
+from offload.worker.pump import Pump
 from offload.worker.replicas import Share
 from offload.worker.seals import Seals
-
-logger = logging.getLogger(__name__)
-
-CANCELLED = "cancelled"
-"""The error of a job whose bytes were no longer wanted."""
 
 _PAUSE_SECONDS = 0.001
 
@@ -46,6 +43,8 @@ class TransferEngine:
     held back. So slots that have theirs when the copy has ended were written by nobody while it ran.
 
     A job that reads slots which another one under way is to fill begins when that one has ended.
+
+    What is below the pool moves on threads. Once something has ended there, one of them calls ``go_on``.
 
     Where ranks share the pool, each copies and seals its part of what fills it, and nothing else of it.
 
@@ -86,21 +85,26 @@ class TransferEngine:
         self._checking: list[int] = []
         self._fence_errors: dict[Route, str] = {}
         self._ended: list[TransferEnd] = []
+        self.lock = threading.RLock()
         self.landed_at_once = landed_at_once
         self._landed: dict[int, TransferEnd] = {}  # awaited jobs that ended well, until they are told
+        self._pump = Pump.of(lanes, self.go_on)
 
+    @locked
     def __len__(self) -> int:
         """Jobs submitted and not yet reported to be over."""
         return len(self._jobs) + len(self._landed) + sum(end.is_over for end in self._ended)
 
+    @locked
     def fence(self, route: Route) -> None:
         """Jobs of that route submitted from now on see all work the engine has enqueued so far."""
         try:
             self._lanes[route].copier.fence(route)
             self._fence_errors.pop(route, None)
         except Exception as error:
-            self._fence_errors[route] = _describe(error)
+            self._fence_errors[route] = describe(error)
 
+    @locked
     def submit(
         self,
         job_id: int,
@@ -140,10 +144,12 @@ class TransferEngine:
         else:
             self._start(job_id, job, num_filled)
 
+    @locked
     def refuse(self, job_id: int, route: Route, targets: Ids, error: str) -> None:
         """That job ends as failed, with nothing copied."""
         self._ended.append(TransferEnd(job_id, route, 0, targets, error))
 
+    @locked
     def cancel(self, job_id: int) -> None:
         """The bytes of that job are no longer wanted: it will end as failed, with no block copied."""
         if job_id in self._jobs:
@@ -151,15 +157,21 @@ class TransferEngine:
             if job_id in self._held or job_id in self._following:
                 self._end(job_id, 0, CANCELLED)
         elif job_id in self._landed:
-            self._ended.append(_void(self._landed.pop(job_id)))
+            self._ended.append(self._landed.pop(job_id).void())
         else:  # ``rest`` may have found it to be done
-            self._ended = [_void(end) if end.job_id == job_id else end for end in self._ended]
+            self._ended = [end.void() if end.job_id == job_id else end for end in self._ended]
 
-    def poll(self) -> list[TransferEnd]:
-        """Jobs that have ended, or were given up, since the last call; loads that landed bit by bit."""
+    @locked
+    def go_on(self) -> None:
+        """Begin what has waited for copies that have ended. Also called between steps, on another thread."""
         for copied in (each for copier in self._copiers for each in self._poll(copier)):
             self._after_copy(copied)
         self._begin_held()
+
+    @locked
+    def poll(self) -> list[TransferEnd]:
+        """Jobs that have ended, or were given up, since the last call; loads that landed bit by bit."""
+        self.go_on()
         self._checker.wait(self._jobs[job_id] for job_id in self._checking if job_id in self._jobs)
         checking, self._checking = self._checking, []
         for job_id in checking:
@@ -179,9 +191,11 @@ class TransferEngine:
         while self._jobs and time.monotonic() < until:
             time.sleep(_PAUSE_SECONDS)
             ended += self.poll()
-        self._ended = ended
-        return len(self._jobs)
+        with self.lock:
+            self._ended = [*ended, *self._ended]
+            return len(self._jobs)
 
+    @locked
     def relocate(self, layout: BlockLayout) -> None:
         """The engine's cache lies elsewhere now. Slots hold what they held."""
         assert not self._jobs, f"{len(self._jobs)} copies are under way"
@@ -195,11 +209,14 @@ class TransferEngine:
 
         Returns False if something may still be copying: then the memory it uses must stay.
         """
+        if self._pump is not None:
+            self._pump.close()
         self._checker.close()
         until = time.monotonic() + seconds
-        closed = [_close(copier, max(0.0, until - time.monotonic())) for copier in self._copiers]
+        closed = [close_copier(copier, max(0.0, until - time.monotonic())) for copier in self._copiers]
         return all(closed)
 
+    @locked
     def check_invariants(self) -> None:
         """Every job stands in one place, and a job whose end is told is not known any more."""
         self._seals.check_invariants()
@@ -231,7 +248,7 @@ class TransferEngine:
         except Exception as error:  # a broken device: who knows what it still does
             for job_id, job in list(self._jobs.items()):
                 if job.lane.copier is copier and job_id in self._jobs:
-                    self._give_up(job_id, job, _describe(error))
+                    self._give_up(job_id, job, describe(error))
             return []
 
     def _num_filled(self, job: TransferJob) -> int:
@@ -291,7 +308,7 @@ class TransferEngine:
         try:
             job.lane.copier.submit(job_id, job.lane.route, job.batch)
         except Exception as failure:
-            self._end(job_id, 0, _describe(failure))
+            self._end(job_id, 0, describe(failure))
 
     def _after_copy(self, copied: CopyEnd) -> None:
         job = self._jobs.get(copied.job_id)
@@ -334,7 +351,7 @@ class TransferEngine:
             try:
                 num_intact = job.checked.result()
             except Exception as failure:
-                num_intact, error = 0, _describe(failure)
+                num_intact, error = 0, describe(failure)
             if num_intact < num_good:
                 num_good = num_intact
                 error = (
@@ -381,20 +398,3 @@ class TransferEngine:
             self._awaited.discard(job_id)
             self._ended.append(TransferEnd(job_id, job.lane.route, 0, job.targets, error, is_over=False))
             self._start_followers(job_id)
-
-
-def _close(copier: Copier, seconds: float) -> bool:
-    try:
-        return copier.close(seconds)
-    except Exception as error:  # a broken device: nothing moves there any more
-        logger.warning("copies in flight were given up: %s", _describe(error))
-        return True
-
-
-def _void(end: TransferEnd) -> TransferEnd:
-    """That of a job whose bytes are not wanted after all."""
-    return end._replace(num_good=0, error=CANCELLED)
-
-
-def _describe(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

@@ -12,8 +12,7 @@ import torch
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from offload.messages import LOAD, STORE
-from offload.worker.jobs import TransferEnd
-from offload.worker.transfer import CANCELLED
+from offload.worker.jobs import CANCELLED, TransferEnd
 from tests.gpu.cache import ONE_PIECE, PER_LAYER, Cache, ids, occupy_engine
 from tests.offload.places import needs_gpu
 from tests.test_architecture import ROOT

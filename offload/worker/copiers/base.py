@@ -1,5 +1,6 @@
 """The seam between plans and the hardware that copies."""
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -7,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.messages import Route
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -53,3 +56,17 @@ class Copier(Protocol):
 
         Returns False if a batch may still be under way. Calling it again does no harm.
         """
+
+
+def close_copier(copier: Copier, seconds: float) -> bool:
+    """Close it, also if its device is broken. Returns False if a batch may still be under way."""
+    try:
+        return copier.close(seconds)
+    except Exception as error:  # a broken device: nothing moves there any more
+        logger.warning("copies in flight were given up: %s", describe(error))
+        return True
+
+
+def describe(error: Exception) -> str:
+    """For whoever reads the log."""
+    return f"{type(error).__name__}: {error}"

@@ -10,6 +10,7 @@ from offload.messages import NAME_BYTES, POOL, SCHEDULER, Extents, Ids, Route, T
 from offload.worker.copiers.base import CopyEnd
 from offload.worker.lanes import Lane
 from offload.worker.media.base import Medium, MediumJob, PoolSlots, Verb
+from offload.worker.media.runner import Runner
 from offload.worker.media.seal_log import Kept
 from offload.worker.replicas import Share
 from offload.worker.seals import Checksums, Seals
@@ -75,6 +76,11 @@ class MediumLane(Lane):
     @property
     def checks_slots(self) -> bool:
         return True
+
+    @property
+    def runner(self) -> Runner | None:
+        medium = self.copier.medium if isinstance(self.copier, MediumCopier) else None
+        return getattr(medium, "runner", None)
 
     def own(self, share: Share, job_id: int, num_blocks: int, extents: Extents | None) -> Ids:
         """Those of its places. A replica set's bytes go to a tier once, and come from it once."""

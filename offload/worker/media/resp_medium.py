@@ -144,7 +144,7 @@ class RespMedium:
         self._refreshed: dict[bytes, float] = {}  # keys, and when they were made to live longer
         self._refused: list[MediumEnd] = []
         self._is_closed = False
-        self._runner = Runner(
+        self.runner = Runner(
             "store",
             self._move,
             {Verb.GET: self._options.get_threads, Verb.PUT: self._options.put_threads, Verb.PROBE: 1},
@@ -156,33 +156,33 @@ class RespMedium:
 
     @property
     def is_off(self) -> bool:
-        return self._is_closed or any(self._runner.hangs(verb) for verb in Verb)
+        return self._is_closed or any(self.runner.hangs(verb) for verb in Verb)
 
     def submit(self, job: MediumJob) -> None:
         error = reason_against_named(job, self._pool, self._extent_slots)
         if error is None:
-            self._runner.submit(job)
+            self.runner.submit(job)
         else:
             self._refused.append(MediumEnd(job.job_id, 0, error))
 
     def poll(self) -> list[MediumEnd]:
         refused, self._refused = self._refused, []
-        return refused + self._runner.poll()
+        return refused + self.runner.poll()
 
     def close(self, seconds: float) -> bool:
         self._is_closed = True
-        self._runner.stop()
-        if not self._runner.is_over.wait(seconds):
-            self._runner.cancel()
+        self.runner.stop()
+        if not self.runner.is_over.wait(seconds):
+            self.runner.cancel()
         with self._lock:
             connections, self._connections = self._connections, {}
         for connection in connections.values():
             connection.close()
-        return self._runner.is_over.wait(0.1)
+        return self.runner.is_over.wait(0.1)
 
     def check_invariants(self) -> None:
         """Not too much is remembered."""
-        self._runner.check_invariants()
+        self.runner.check_invariants()
         assert len(self._refreshed) <= _MOST_REFRESHED, f"{len(self._refreshed)} keys are remembered"
         assert 0.0 <= self._pause <= _LONGEST_PAUSE, f"a pause of {self._pause} s"
 

@@ -100,6 +100,8 @@ class Runner:
         self._waiting: dict[Verb, deque[_Task]] = {verb: deque() for verb in Verb}
         self._ended: queue.SimpleQueue[MediumEnd] = queue.SimpleQueue()
         self._is_closing = False
+        self.on_end: Callable[[], None] = _nothing
+        """Called on a thread when a job has ended there."""
         self._movers = [_Mover(verb, number) for verb in num_threads for number in range(num_threads[verb])]
         self._num_running = len(self._movers)
         self.is_over = threading.Event()
@@ -239,9 +241,14 @@ class Runner:
         seals = _found(job, num_slots, task.seals)
         nbytes = num_slots * self._slot_bytes
         self._ended.put(MediumEnd(job.job_id, num_good, task.error, seconds, nbytes, seals, task.is_absent))
+        self.on_end()
 
     def _hang_error(self, verb: Verb) -> str:
         return f"{self._name} hangs: no {verb.value} has ended for {self._hang_seconds:g} s"
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def _found(job: MediumJob, num_slots: int, seals: Checksums) -> Checksums | None:

@@ -125,7 +125,7 @@ class SlabMedium:
         self._refused: list[MediumEnd] = []
         self._bounces: dict[tuple[Verb, int], Bounce] = {}
         self._is_closed = threading.Event()
-        self._runner = Runner(
+        self.runner = Runner(
             "slab",
             self._move,
             {Verb.GET: self._options.get_threads, Verb.PUT: self._options.put_threads},
@@ -142,7 +142,7 @@ class SlabMedium:
 
     @property
     def is_off(self) -> bool:
-        return self._off is not None or any(self._runner.hangs(verb) for verb in Verb)
+        return self._off is not None or any(self.runner.hangs(verb) for verb in Verb)
 
     @property
     def num_places(self) -> int:
@@ -162,10 +162,10 @@ class SlabMedium:
             return
         self._jobs[job.job_id] = job
         self._count(job, 1)
-        self._runner.submit(job)
+        self.runner.submit(job)
 
     def poll(self) -> list[MediumEnd]:
-        ended = self._runner.poll()
+        ended = self.runner.poll()
         for end in ended:
             self._count(self._jobs.pop(end.job_id), -1)
         refused, self._refused = self._refused, []
@@ -173,14 +173,14 @@ class SlabMedium:
         return refused + ended
 
     def close(self, seconds: float) -> bool:
-        self._runner.stop()
+        self.runner.stop()
         if not self._is_closed.wait(seconds):
-            self._runner.cancel()
+            self.runner.cancel()
         return self._is_closed.is_set()
 
     def check_invariants(self) -> None:
         """Places are taken by exactly the jobs that have not ended."""
-        self._runner.check_invariants()
+        self.runner.check_invariants()
         readers, is_written = np.zeros_like(self._readers), np.zeros_like(self._is_written)
         for job in self._jobs.values():
             if job.verb is Verb.GET:
@@ -215,7 +215,7 @@ class SlabMedium:
             self._is_written[job.places] = step > 0
 
     def _say_if_it_hangs(self) -> None:
-        hangs = any(self._runner.hangs(verb) for verb in Verb)
+        hangs = any(self.runner.hangs(verb) for verb in Verb)
         if hangs and not self._says_hanging:
             logger.warning(
                 "%s hangs: no read, or no write, has ended for %g s; it is off until one does",
@@ -295,7 +295,7 @@ class SlabMedium:
 
     def _keep(self) -> None:
         """Bring what was written to the device from time to time; at the end close the files."""
-        while not self._runner.is_over.wait(self._options.sync_seconds):
+        while not self.runner.is_over.wait(self._options.sync_seconds):
             self._sync()
         self._sync()
         self._close_files()
