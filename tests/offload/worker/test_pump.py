@@ -1,0 +1,134 @@
+"""What happens on a worker while vLLM's step takes long: a load goes on behind the fetch that it follows."""
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from offload.messages import LOAD, POOL, Extents, Route
+from offload.worker.copiers.cpu import CpuCopier
+from offload.worker.lanes import gpu_lanes
+from offload.worker.layout import BlockLayout, Region
+from offload.worker.media.lane import PoolParts, medium_lanes
+from offload.worker.pump import Pump
+from offload.worker.replicas import Share
+from offload.worker.seals import Seals
+from offload.worker.transfer import TransferEngine
+from tests.offload.worker.media.bench import EXTENT, SLOTS, Pool, ids, run, slab, wait_until
+
+SPILL, FETCH = Route("spill", POOL, "disk"), Route("fetch", "disk", POOL)
+NUM_BLOCKS = 2 * EXTENT
+
+
+class Worker:
+    """A pool over a slab that has two extents, a GPU cache in host memory, and what moves between them."""
+
+    def __init__(self, path: Path) -> None:
+        self.pool = Pool()
+        memory = self.pool.slots
+        self.medium = slab(path, self.pool)
+        slots = list(range(NUM_BLOCKS))
+        put = self.pool.put(1, [(0, 1, slots[:EXTENT]), (1, 1, slots[EXTENT:])], epoch=self.medium.epoch)
+        assert run(self.medium, put).error is None
+        self.kept = self.pool.read(slots)
+        self.generations = put.generations
+        self.pool.fill(slots)
+        self.cache = (ctypes.c_uint8 * (NUM_BLOCKS * memory.slot_bytes))()
+        region = Region(ctypes.addressof(self.cache), memory.slot_bytes, memory.slot_bytes)
+        layout = BlockLayout([region], memory.address)
+        seals = Seals(layout, SLOTS, for_others=True)
+        lanes = gpu_lanes(layout, CpuCopier())
+        lanes += medium_lanes(SPILL, FETCH, self.medium, PoolParts(memory, seals, Share()))
+        self.engine = TransferEngine(lanes, seals)
+
+    def fetch_and_load(self) -> None:
+        """Jobs 7 and 8, and load 9 of both."""
+        slots = np.arange(NUM_BLOCKS)
+        for number, job_id in enumerate((7, 8)):
+            extents = Extents(ids(number), self.generations[number : number + 1], ids(0, EXTENT), ids(0))
+            part = slots[number * EXTENT : (number + 1) * EXTENT]
+            self.engine.submit(job_id, FETCH, np.full(EXTENT, number), part, None, extents)
+        fills = np.repeat([7, 8], EXTENT)
+        self.engine.submit(9, LOAD, slots, np.arange(NUM_BLOCKS), fills)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether the cache holds what was put."""
+        return bytes(self.cache) == self.kept
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    worker = Worker(tmp_path / "slab")
+    yield worker
+    assert worker.engine.close(10.0)
+
+
+def test_a_load_goes_on_behind_its_fetch_though_nobody_polls(worker: Worker) -> None:
+    worker.fetch_and_load()
+    wait_until(lambda: worker.has_all)
+    found = {}
+    while len(found) < 3:
+        found |= {end.job_id: end.error for end in worker.engine.poll()}
+        worker.engine.check_invariants()
+    assert found == dict.fromkeys((7, 8, 9))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_and_the_thread_do_not_get_in_each_others_way(worker: Worker, seed: int) -> None:
+    """A step polls, cancels and submits whenever it likes."""
+    rng, found = np.random.default_rng(seed), list[int]()
+    worker.fetch_and_load()
+    is_cancelled = rng.random() < 0.5
+    for _ in range(rng.integers(0, 20)):
+        found += [end.job_id for end in worker.engine.poll()]
+        worker.engine.check_invariants()
+    if is_cancelled:
+        worker.engine.cancel(9)
+    wait_until(lambda: found.extend(end.job_id for end in worker.engine.poll()) or len(found) == 3)
+    assert sorted(found) == [7, 8, 9]
+    assert is_cancelled or worker.has_all
+    assert len(worker.engine) == 0
+
+
+def test_media_without_threads_have_no_pump() -> None:
+    assert Pump.of([], lambda: None) is None
+
+
+def test_wakes_that_come_meanwhile_are_one_call() -> None:
+    calls, may_go_on, is_in = list[int](), threading.Event(), threading.Event()
+
+    def go_on() -> None:
+        calls.append(1)
+        is_in.set()
+        may_go_on.wait(10)
+
+    pump = Pump(go_on)
+    pump.wake()
+    assert is_in.wait(10)
+    for _ in range(5):
+        pump.wake()
+    may_go_on.set()
+    wait_until(lambda: len(calls) == 2)
+    pump.close()
+    assert len(calls) == 2
+
+
+def test_a_fault_between_steps_is_not_the_last_call(caplog: pytest.LogCaptureFixture) -> None:
+    calls = list[int]()
+
+    def go_on() -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("the device is lost")
+
+    pump = Pump(go_on)
+    pump.wake()
+    wait_until(lambda: len(calls) == 1)
+    pump.wake()
+    wait_until(lambda: len(calls) == 2)
+    pump.close()
+    assert "could not go on between steps" in caplog.text
