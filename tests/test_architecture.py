@@ -68,6 +68,7 @@ STATEFUL = {
     "offload.scheduler.tiers.spills.Spills",
     "offload.scheduler.waiting.Waiting",
     "offload.testing.memory_engine.MemoryEngine",
+    "offload.worker.media.outage.Outage",
     "offload.worker.media.resp_medium.RespMedium",
     "offload.worker.allowance.Allowance",
     "offload.worker.following.Following",

@@ -36,7 +36,8 @@ from offload.messages import Names
 from offload.store_config import StoreAddress
 from offload.worker.media.base import Medium, MediumEnd, MediumJob, PoolSlots, Verb
 from offload.worker.media.resp import Connection
-from offload.worker.media.resp_medium import RespMedium, Whose
+from offload.worker.media.resp_medium import RespMedium
+from offload.worker.media.store_names import Whose
 from offload.worker.pool.memory import HostMemory
 from offload.worker.seals import checksums_of
 

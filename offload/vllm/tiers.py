@@ -29,9 +29,10 @@ from offload.worker.media.lane import (
     store_lanes,
     tier_facts,
 )
-from offload.worker.media.resp_medium import RespMedium, RespOptions, Whose
+from offload.worker.media.resp_medium import RespMedium, RespOptions
 from offload.worker.media.slab import SlabMedium
 from offload.worker.media.slab_file import SlabShape
+from offload.worker.media.store_names import Whose
 from offload.worker.media.store_value import value_bytes
 
 _EXTENT_BYTES = 2 << 20

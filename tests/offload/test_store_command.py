@@ -9,7 +9,8 @@ import pytest
 
 from offload.cli import main
 from offload.store_config import StoreAddress
-from offload.worker.media.resp_medium import RespMedium, Whose
+from offload.worker.media.resp_medium import RespMedium
+from offload.worker.media.store_names import Whose
 from tests.offload.worker.media.bench import EXTENT, PUT, Pool, run
 from tests.offload.worker.media.test_named_contract import job
 from tests.stores import SERVERS, StoreServer

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from offload.messages import Ids, Names
-from offload.worker.seals import Checksums
+from offload.worker.seals import Checksums, checksums_of
 
 _ANY_PLACE = 1 << 62
 
@@ -217,6 +217,13 @@ class PoolSlots(NamedTuple):
     def addresses(self, slots: Ids) -> Ids:
         """Of these slots, ``int64[n]``."""
         return self.address + slots * self.slot_bytes
+
+
+def check_seals(pool: PoolSlots, extent: Extent, seals: Checksums, error: str) -> None:
+    """Compare what an extent's slots hold with these checksums. Raises BadExtentError of that text."""
+    addresses = pool.addresses(extent.slots)
+    if not np.array_equal(checksums_of(addresses[:, None], [pool.slot_bytes]), seals):
+        raise BadExtentError(error)
 
 
 def reason_against_named(job: MediumJob, pool: PoolSlots, extent_slots: int) -> str | None:

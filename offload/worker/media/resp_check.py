@@ -7,7 +7,7 @@ from typing import NamedTuple
 from offload.errors import TierError
 from offload.store_config import StoreConfig
 from offload.worker.media.resp import Connection, StoreError
-from offload.worker.media.resp_medium import KEY_PREFIX
+from offload.worker.media.store_names import KEY_PREFIX
 
 _TRIED_BYTES = 1 << 20
 _TRIED_MS = b"10000"

@@ -1,18 +1,15 @@
 """A store that speaks RESP, as Valkey and Redis do, below the pool."""
 
 import ctypes
-import hashlib
-import hmac
-import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
-from offload.messages import Names
 from offload.store_config import StoreAddress
 from offload.worker.media.base import (
     AbsentError,
@@ -23,30 +20,23 @@ from offload.worker.media.base import (
     MediumJob,
     PoolSlots,
     Verb,
+    check_seals,
     reason_against_named,
 )
+from offload.worker.media.outage import Outage
 from offload.worker.media.resp import CONNECT_SECONDS, IO_SECONDS, Connection, StoreError
-from offload.worker.media.runner import Runner
+from offload.worker.media.runner import Runner, one_by_one
+from offload.worker.media.store_names import StoreNames, Whose
 from offload.worker.media.store_value import HEAD_BYTES, ValueFormat, seals_in
-from offload.worker.seals import Checksums, checksums_of
-
-logger = logging.getLogger(__name__)
+from offload.worker.seals import Checksums
 
 T = TypeVar("T")
-
-KEY_PREFIX = b"kvo1:"
-"""Of all keys of ours. Behind it come the namespace, the rank, the name, and maybe a suffix."""
 
 _STEP_MS = 10
 """An extent lives that much shorter than the one before it, so that a store which evicts what expires next
 evicts the ends of chains."""
 _REFRESH_SECONDS = 60.0
 _MOST_REFRESHED = 1 << 16
-_POINTS = 16
-"""Names that a search asks for at once."""
-_BATCH = 256
-"""The same where all are asked for."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,29 +63,6 @@ class RespOptions:
     connect_seconds: float = CONNECT_SECONDS
     io_seconds: float = IO_SECONDS
     hang_seconds: float = 10.0
-
-
-class Whose(NamedTuple):
-    """Of whom the bytes are.
-
-    Attributes:
-        namespace: all that must be equal for bytes to be usable, in clear; without the rank.
-        rank: and how many there are, and its share of what they hold alike.
-    """
-
-    namespace: str
-    rank: str
-
-    @property
-    def digest(self) -> bytes:
-        """Of both, 32 bytes."""
-        return hashlib.sha256(f"{self.namespace}\n{self.rank}".encode()).digest()
-
-    @property
-    def prefix(self) -> bytes:
-        """Of its keys."""
-        name = hashlib.sha256(self.namespace.encode()).hexdigest()[:16]
-        return KEY_PREFIX + f"{name}:{self.digest.hex()[:8]}:".encode()
 
 
 class RespMedium:
@@ -132,7 +99,7 @@ class RespMedium:
         self._address = address
         self._pool = pool
         self._options = options or RespOptions()
-        self._prefix = whose.prefix
+        self._names = StoreNames(whose.prefix, self._options.name_key)
         self._extent_slots = extent_slots
         self._format = ValueFormat(whose.digest, pool.slot_bytes, extent_slots)
         self._clock = clock
@@ -140,13 +107,13 @@ class RespMedium:
         self._memory = memoryview((ctypes.c_uint8 * num_bytes).from_address(pool.address)).cast("B")
         self._connections: dict[tuple[Verb, int], Connection] = {}
         self._lock = threading.Lock()
-        self._pause, self._down_until = 0.0, 0.0
+        self._outage = Outage(str(address), clock)
         self._refreshed: dict[bytes, float] = {}  # keys, and when they were made to live longer
         self._refused: list[MediumEnd] = []
         self._is_closed = False
         self.runner = Runner(
             "store",
-            self._move,
+            one_by_one(self._move),
             {Verb.GET: self._options.get_threads, Verb.PUT: self._options.put_threads, Verb.PROBE: 1},
             slot_bytes=pool.slot_bytes,
             hang_seconds=self._options.hang_seconds,
@@ -184,22 +151,25 @@ class RespMedium:
         """Not too much is remembered."""
         self.runner.check_invariants()
         assert len(self._refreshed) <= _MOST_REFRESHED, f"{len(self._refreshed)} keys are remembered"
-        assert 0.0 <= self._pause <= _LONGEST_PAUSE, f"a pause of {self._pause} s"
+        self._outage.check_invariants()
 
     # On the threads
 
     def _move(self, verb: Verb, number: int, job: MediumJob, index: int) -> Checksums:
         extent, label = job.extent(index), job.label(index)
         assert label.name is not None
-        name = self._name(label.name)
+        name = self._names.name(label.name)
         move = self._get if verb is Verb.GET else self._put
         return self._with(verb, number, lambda connection: move(connection, name, extent, label))
 
     def _probe(self, number: int, job: MediumJob) -> int:
         assert job.names is not None
-        keys = [self._key(self._name(name), job.suffix) for name in job.names]
-        search = _last_found if job.is_last_wanted else _num_leading
-        return self._with(Verb.PROBE, number, lambda connection: search(connection, keys))
+        names, suffix, is_last = job.names, job.suffix, job.is_last_wanted
+
+        def search(connection: Connection) -> int:
+            return self._names.find(names, suffix, partial(_exist, connection), is_last_wanted=is_last)
+
+        return self._with(Verb.PROBE, number, search)
 
     def _with(self, verb: Verb, number: int, work: Callable[[Connection], T]) -> T:
         """Work with this thread's connection; once more if it was lost since it was used last."""
@@ -215,7 +185,7 @@ class RespMedium:
                     raise BadExtentError(f"{self._address}: {error}") from error
                 self._drop(verb, number)
                 if is_new or isinstance(error, TimeoutError):
-                    self._lost(error)
+                    self._outage.begins(error)
                     raise BadExtentError(f"{self._address}: {error or type(error).__name__}") from error
                 connection, is_new = None, True
             except BadExtentError:
@@ -225,8 +195,7 @@ class RespMedium:
                 raise
 
     def _connect(self, verb: Verb, number: int) -> Connection:
-        if self._clock() < self._down_until:
-            raise BadExtentError(f"{self._address} is gone; it is tried again in a moment")
+        self._outage.check()
         options = self._options
         connection = Connection(
             self._address,
@@ -236,9 +205,7 @@ class RespMedium:
         )
         with self._lock:
             self._connections[verb, number] = connection
-            was_gone, self._pause = self._pause > 0, 0.0
-        if was_gone:
-            logger.warning("the store %s is back", self._address)
+        self._outage.ends()
         return connection
 
     def _drop(self, verb: Verb, number: int) -> None:
@@ -247,23 +214,11 @@ class RespMedium:
         if connection is not None:
             connection.close()
 
-    def _lost(self, error: Exception) -> None:
-        with self._lock:
-            is_first = not self._pause
-            self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
-            self._down_until = self._clock() + self._pause
-        if is_first:
-            logger.warning(
-                "the store %s is gone (%s); it is tried again every %g s at least. Requests are served "
-                "without it",
-                *(self._address, error or type(error).__name__, _LONGEST_PAUSE),
-            )
-
     def _put(self, connection: Connection, name: bytes, extent: Extent, label: Label) -> Checksums:
         seals = extent.seals
         assert seals is not None
-        key, life = self._key(name, label.suffix), self._life(label.depth)
-        self._check(extent, seals, "the pool's bytes have changed since they were sealed")
+        key, life = self._names.key(name, label.suffix), self._life(label.depth)
+        check_seals(self._pool, extent, seals, "the pool's bytes have changed since they were sealed")
         if self._is_refreshed(key):
             is_there = connection.call(b"EXISTS", key) == 1
         else:
@@ -280,7 +235,7 @@ class RespMedium:
         return seals
 
     def _get(self, connection: Connection, name: bytes, extent: Extent, label: Label) -> Checksums:
-        key = self._key(name, label.suffix)
+        key = self._names.key(name, label.suffix)
         if self._is_refreshed(key):
             connection.send([(b"GET", key)])
         else:
@@ -290,7 +245,7 @@ class RespMedium:
             raise AbsentError("it is not there")
         try:
             seals = self._receive(connection, length, name, extent)
-            self._check(extent, seals, "a checksum differs")
+            check_seals(self._pool, extent, seals, "a checksum differs")
         except BadExtentError:
             connection.call(b"DEL", key)
             raise
@@ -327,23 +282,9 @@ class RespMedium:
         connection.end_bulk()
         return seals
 
-    def _check(self, extent: Extent, seals: Checksums, error: str) -> None:
-        addresses = self._pool.addresses(extent.slots)
-        if not np.array_equal(checksums_of(addresses[:, None], [self._pool.slot_bytes]), seals):
-            raise BadExtentError(error)
-
     def _slot(self, slot: int) -> memoryview:
         start = slot * self._pool.slot_bytes
         return self._memory[start : start + self._pool.slot_bytes]
-
-    def _name(self, name: Names) -> bytes:
-        plain = name.tobytes()
-        key = self._options.name_key
-        return plain if key is None else hmac.digest(key, plain, "sha256")
-
-    def _key(self, name: bytes, suffix: bytes) -> bytes:
-        key = self._prefix + name.hex().encode()
-        return key + b":" + suffix.hex().encode() if suffix else key
 
     def _life(self, depth: int) -> bytes:
         """Milliseconds that an extent is to live."""
@@ -361,33 +302,7 @@ class RespMedium:
         self._refreshed[key] = self._clock()
 
 
-def _num_leading(connection: Connection, keys: list[bytes]) -> int:
-    """How many leading ones are there, if none is behind one that is not. A few round trips."""
-    low, high = 0, len(keys)  # so many are there; so many may be
-    while low < high:
-        points = sorted({low + (high - low) * step // _POINTS for step in range(1, _POINTS + 1)})
-        points = [point for point in points if point > low]
-        for point, is_there in zip(
-            points, _exist(connection, [keys[each - 1] for each in points]), strict=True
-        ):
-            if not is_there:
-                high = point - 1
-                break
-            low = point
-    return low
-
-
-def _last_found(connection: Connection, keys: list[bytes]) -> int:
-    """How many there are up to the last that is there, looked for from the end."""
-    for stop in range(len(keys), 0, -_BATCH):
-        start = max(0, stop - _BATCH)
-        found = np.flatnonzero(_exist(connection, keys[start:stop]))
-        if len(found):
-            return start + int(found[-1]) + 1
-    return 0
-
-
-def _exist(connection: Connection, keys: list[bytes]) -> list[bool]:
+def _exist(connection: Connection, keys: Sequence[bytes]) -> list[bool]:
     connection.send([(b"EXISTS", key) for key in keys])
     found, refusal = [], None
     for _ in keys:  # all answers: the next question must not get them

@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +12,23 @@ import numpy as np
 from offload.worker.media.base import AbsentError, MediumEnd, MediumJob, Verb
 from offload.worker.seals import Checksums
 
-Move = Callable[[Verb, int, MediumJob, int], Checksums]
-"""Moves extent ``i`` of a job on a thread of that number for that verb; returns the seals of its slots.
+Move = Callable[[Verb, int, MediumJob, range], Sequence[Checksums | Exception]]
+"""Moves these extents of a job on a thread of that number for that verb.
 
-It raises what went wrong. Then the extent is bad, and the job ends with those before it.
+Returns the seals of the slots of each, or what went wrong with it. Then it is bad, and the job ends with
+those before it. What it raises went wrong with the first.
 """
+
+MoveOne = Callable[[Verb, int, MediumJob, int], Checksums]
+"""The same of one extent; it raises what went wrong."""
 
 Probe = Callable[[int, MediumJob], int]
 """Answers a PROBE on a thread of that number: see ``MediumEnd.num_good``. It raises what went wrong."""
+
+
+def one_by_one(move: MoveOne) -> Move:
+    """For a ``Runner`` whose threads take one extent at a time."""
+    return lambda verb, number, job, indices: [move(verb, number, job, index) for index in indices]
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +39,7 @@ class _Task:
         job: as submitted.
         stop: extents from here on are not begun, or do not count.
         next: the first that is not begun.
-        num_moving: extents that threads are at.
+        num_moving: threads that are at it.
         error: of the first extent that is not good, or of the job.
         seals: found so far, of all slots.
         began: when its first extent was.
@@ -59,9 +68,9 @@ class _Mover:
 class Runner:
     """Moves extents on daemon threads, a few for each verb.
 
-    The unit of work is the extent: threads that are free share a job. Extents are begun in order, and none
-    behind a bad one. What is to be got goes first: no extent is put while one waits to be got. A PROBE is
-    one question.
+    The unit of work is the extent, or a few: threads that are free share a job. Extents are begun in order,
+    and none behind a bad one. What is to be got goes first: no extent is put while one waits to be got. A
+    PROBE is one question.
 
     A thread that hangs in the kernel holds no lock and is never waited for. It keeps its job from ending, and
     no other: once all threads of a verb hang, the jobs that wait for them end as failed, and so does what is
@@ -77,22 +86,25 @@ class Runner:
         slot_bytes: int,
         hang_seconds: float,
         probe: Probe | None = None,
+        most_extents: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the threads.
 
         Args:
             name: of what they move to and from, for names of threads and errors.
-            move: moves an extent.
+            move: moves extents.
             num_threads: for each verb that it does, at least 1.
             slot_bytes: of one slot.
             hang_seconds: a thread that is at an extent for longer hangs.
             probe: answers questions.
+            most_extents: that a thread takes at once.
             clock: in seconds.
         """
         self._name = name
         self._move = move
         self._probe = probe
+        self._most_extents = most_extents
         self._slot_bytes = slot_bytes
         self._hang_seconds = hang_seconds
         self._clock = clock
@@ -165,26 +177,25 @@ class Runner:
 
     def _run(self, mover: _Mover) -> None:
         while (taken := self._take(mover)) is not None:
-            index, task = taken
-            error: Exception | None = None
+            indices, task = taken
+            found: Sequence[Checksums | Exception] = []
             job = task.job
             try:
                 if self._probe is not None and job.verb is Verb.PROBE:
-                    index = task.stop = self._probe(mover.number, job)
+                    task.stop = self._probe(mover.number, job)
                 else:
-                    seals = self._move(mover.verb, mover.number, job, index)
-                    task.seals[job.starts[index] : job.starts[index + 1]] = seals
+                    found = self._move(mover.verb, mover.number, job, indices)
             except Exception as failure:  # whatever it is, the thread goes on
-                error = failure
+                found = [failure]
             mover.since = None
-            self._after(task, index, error)
+            self._after(task, indices, found)
         with self._changed:
             self._num_running -= 1
             if not self._num_running:
                 self.is_over.set()
 
-    def _take(self, mover: _Mover) -> "tuple[int, _Task] | None":
-        """The next extent for this thread; waits for one. None when there will be none."""
+    def _take(self, mover: _Mover) -> "tuple[range, _Task] | None":
+        """The next extents for this thread; waits for one. None when there will be none."""
         mine, first = self._waiting[mover.verb], self._waiting[Verb.GET]
         with self._changed:
             while True:
@@ -197,21 +208,27 @@ class Runner:
             index = task.next
             if not index:
                 task.began = self._clock()
-            task.next = task.stop if mover.verb is Verb.PROBE else index + 1
+            is_one = mover.verb is Verb.PROBE
+            task.next = task.stop if is_one else min(index + self._most_extents, task.stop)
             task.num_moving += 1
             if task.next == task.stop:
                 mine.popleft()
                 if not first:
                     self._changed.notify_all()
             mover.since = self._clock()
-            return index, task
+            return range(index, task.next), task
 
-    def _after(self, task: _Task, index: int, error: Exception | None) -> None:
+    def _after(self, task: _Task, indices: range, found: Sequence[Checksums | Exception]) -> None:
+        starts = task.job.starts
+        for index, seals in zip(indices, found, strict=False):
+            if not isinstance(seals, Exception):
+                task.seals[starts[index] : starts[index + 1]] = seals
         with self._changed:
             task.num_moving -= 1
-            if error is not None and index < task.stop:
-                self._cut(task, index, f"extent {index}: {str(error) or type(error).__name__}")
-                task.is_absent = isinstance(error, AbsentError)
+            for index, error in zip(indices, found, strict=False):
+                if isinstance(error, Exception) and index < task.stop:
+                    self._cut(task, index, f"extent {index}: {str(error) or type(error).__name__}")
+                    task.is_absent = isinstance(error, AbsentError)
             if task.num_moving or task.next < task.stop:
                 return
         self._end(task)

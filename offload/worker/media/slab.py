@@ -29,7 +29,7 @@ from offload.worker.media.base import (
     Verb,
     reason_against,
 )
-from offload.worker.media.runner import Runner
+from offload.worker.media.runner import Runner, one_by_one
 from offload.worker.media.seal_log import SEALS, Kept, SealLog
 from offload.worker.media.slab_file import Bounce, SlabFile, SlabShape
 from offload.worker.seals import Checksums, checksums_of
@@ -127,7 +127,7 @@ class SlabMedium:
         self._is_closed = threading.Event()
         self.runner = Runner(
             "slab",
-            self._move,
+            one_by_one(self._move),
             {Verb.GET: self._options.get_threads, Verb.PUT: self._options.put_threads},
             slot_bytes=pool.slot_bytes,
             hang_seconds=self._options.hang_seconds,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from offload.errors import TierError
 from offload.worker.media.resp import Connection, Reply, StoreError
-from offload.worker.media.resp_medium import KEY_PREFIX
+from offload.worker.media.store_names import KEY_PREFIX
 from offload.worker.media.store_value import is_whole
 
 _SCAN_COUNT = b"1000"

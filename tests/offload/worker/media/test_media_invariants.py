@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from offload.worker.media.base import MediumJob, Verb
-from offload.worker.media.runner import Runner
+from offload.worker.media.outage import Outage
+from offload.worker.media.runner import Runner, one_by_one
 from offload.worker.media.slab import SlabMedium
 from offload.worker.seals import Checksums
 from tests.offload.worker.media.bench import Pool, run, slab
@@ -76,7 +77,7 @@ def test_a_contradiction_of_threads_is_found() -> None:
     def move(verb: Verb, number: int, job: MediumJob, index: int) -> Checksums:
         return np.zeros(1, dtype=np.uint64)
 
-    runner = Runner("test", move, dict.fromkeys(Verb, 1), slot_bytes=1, hang_seconds=1.0)
+    runner = Runner("test", one_by_one(move), dict.fromkeys(Verb, 1), slot_bytes=1, hang_seconds=1.0)
     runner.stop()
     assert runner.is_over.wait(30)
     pool = Pool()
@@ -93,3 +94,12 @@ def test_a_contradiction_of_threads_is_found() -> None:
     runner._waiting[Verb.GET].append(task)
     with pytest.raises(AssertionError, match="wrong threads"):
         runner.check_invariants()
+
+
+def test_a_pause_that_is_too_long_is_found() -> None:
+    outage = Outage("there", lambda: 0.0)
+    outage.begins(OSError("gone"))
+    outage.check_invariants()
+    outage._pause = 60.0
+    with pytest.raises(AssertionError, match="a pause of"):
+        outage.check_invariants()

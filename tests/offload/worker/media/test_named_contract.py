@@ -13,7 +13,8 @@ from offload.store_config import StoreAddress
 from offload.testing.media.faulty import FaultyMedium
 from offload.testing.media.store import MemoryStore, StoreMedium
 from offload.worker.media.base import Medium, MediumEnd, MediumJob, Verb
-from offload.worker.media.resp_medium import RespMedium, RespOptions, Whose
+from offload.worker.media.resp_medium import RespMedium, RespOptions
+from offload.worker.media.store_names import Whose
 from tests.offload.worker.media.bench import EXTENT, GET, PUT, SLOTS, Pool, ends, ids, run, wait_until
 from tests.stores import SERVERS, StoreServer
 
