@@ -68,8 +68,19 @@ def _lines(told: dict[str, Any]) -> list[str]:
     ]
     paused = [each["route"] for each in told["routes"] if each["is_paused"]]
     lines.append(f"paused   {', '.join(paused) if paused else 'no route'}")
+    lines += [f"link     {_link(each)}" for each in told["routes"] if each["seconds_per_byte"]]
+    lines += [
+        f"prefill  {1 / each['seconds_per_token']:,.0f} tokens/s from token {each['from_tokens']:,} on"
+        for each in told["prefill"]
+        if each["seconds_per_token"]
+    ]
     lines += [f"tier     {_tier(each)}" for each in told["tiers"]]
     return [*lines, f"as of    {_time(told['age_seconds'])} ago"]
+
+
+def _link(told: dict[str, Any]) -> str:
+    speed, wait = 1e-9 / told["seconds_per_byte"], 1000 * told["seconds_per_job"]
+    return f"{told['route']}: {speed:.3g} GB/s, and {wait:.2g} ms for each job"
 
 
 def _tier(told: dict[str, Any]) -> str:

@@ -62,6 +62,9 @@ STATEFUL = {
     "offload.scheduler.tiers.cold_end.ColdEnd",
     "offload.scheduler.tiers.directory.Directory",
     "offload.scheduler.tiers.fetches.Fetches",
+    "offload.scheduler.costs.LinkCost",
+    "offload.scheduler.costs.PrefillCost",
+    "offload.scheduler.gauges.Gauges",
     "offload.scheduler.tiers.pace.Pace",
     "offload.scheduler.tiers.probes.Probes",
     "offload.scheduler.tiers.shared.SharedDirectory",
@@ -105,6 +108,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.flow.Job",  # by JobLedger, and its task by its flow
     "offload.scheduler.restore.Restore",  # by Restores
     "offload.scheduler.store.Store",  # by Stores
+    "offload.scheduler.costs.Costs",  # by what it is made of
     "offload.scheduler.tiers.fetch.Batch",  # by Fetches
     "offload.scheduler.tiers.fetch.Fetch",  # by Fetches
     "offload.scheduler.tiers.probes.Question",  # by Probes

@@ -97,6 +97,9 @@ class _Engine:
     def tables(self, request_id: str) -> list[GpuBlocks]:
         return [self._table]
 
+    def mean_depth(self, step: Any) -> float:
+        return 0.0
+
     def states(self, step: Any) -> dict[str, dict[int, States]]:
         return {}
 

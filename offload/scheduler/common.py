@@ -7,6 +7,7 @@ from allocator import CpuOffloadingBlockAllocator, StorePlan
 from offload.messages import Ids, Route
 from offload.observe.metrics import Metrics
 from offload.scheduler.arrivals import Arrivals
+from offload.scheduler.costs import Costs
 from offload.scheduler.engine import Engine, Request
 from offload.scheduler.jobs import JobLedger
 from offload.scheduler.lasting import Lasting
@@ -27,6 +28,7 @@ class Common:
         block_bytes: the same on the GPU, where ranks may have copies.
         filled_by: for every slot the job that filled it, ``int64[slots]``.
         arrivals: what is on its way into the pool from below.
+        costs: what was measured.
         lasting: told what the pool holds if it outlives the engine.
         record_events: whether to list what enters and leaves places.
     """
@@ -41,6 +43,7 @@ class Common:
     block_bytes: int
     filled_by: Ids
     arrivals: Arrivals
+    costs: Costs
     lasting: Lasting | None = None
     record_events: bool = False
 

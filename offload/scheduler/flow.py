@@ -32,6 +32,7 @@ class Job(Generic[Task]):
         blocks: GPU blocks that are held for it.
         given_up: a rank has said that its copy is past its deadline.
         seconds: that its copy took on the slowest rank that has reported.
+        nbytes: that the ranks that have reported have copied.
         is_sound: nothing went wrong on the ranks that have reported it over: see ``JobReport``.
     """
 
@@ -44,6 +45,7 @@ class Job(Generic[Task]):
     blocks: list[Any]
     given_up: bool = False
     seconds: float = 0.0
+    nbytes: int = 0
     is_sound: bool = True
 
 

@@ -35,8 +35,10 @@ from offload.scheduler.adapters import Adapters
 from offload.scheduler.adoption import adopt
 from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.common import Common
+from offload.scheduler.costs import Costs
 from offload.scheduler.engine import Engine, Request, Step
 from offload.scheduler.flow import Below, Flow, Progress, Source
+from offload.scheduler.gauges import Gauges
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.jobs import JobLedger
 from offload.scheduler.lasting import Lasting
@@ -111,12 +113,14 @@ class SchedulerSide:
             block_bytes,
             filled_by=np.full(num_slots, -1, dtype=np.int64) if adoption is None else adoption.generations,
             arrivals=Arrivals(self.allocator, int(engine.num_blocks * config.fetch_gpu_share)),
+            costs=(costs := Costs(clock)),
             lasting=self._lasting,
             record_events=record_events,
         )
         if adoption is not None:
             adoption.into(self.allocator)
             logger.info("%d blocks of the CPU pool are adopted", adoption.num_slots)
+        self.costs = costs
         self.adapters = Adapters(self.allocator, engine)
         self.stores = Stores(
             common, self.adapters, step_tokens=step_tokens, store_answers=config.store_answers
@@ -144,12 +148,7 @@ class SchedulerSide:
         self._hints: dict[str, RequestHints] = {}  # of requests that have asked, until they are over
         self._fingerprint = fingerprint
         self._next = StepPlan(fingerprint)
-        self._num_evicted_seen = 0
-        self.metrics.show("pool_blocks", num_slots)
-        self.metrics.show("pool_tokens", engine.groups.tokens_in(num_slots))
-        self.metrics.show("pool_bytes", num_slots * slot_bytes)
-        self._paused = [False] * len(self.flows)
-        self._show_paused()
+        self._gauges = Gauges(common, self.stores, self.flows)
         self._is_ending = False  # the engine shuts down, and tiers know
         self._has_losses = False  # a job of the report at hand fell short, so something left the pool
         self._has_news = True  # something may have changed a figure since the last take_metrics
@@ -217,6 +216,7 @@ class SchedulerSide:
         if self.restores.tidy():
             self.stores.backlog.plan_anew()
         self._has_news |= self.allocator.tidy()
+        self.costs.prefill.step(step.total_num_scheduled_tokens, lambda: self._engine.mean_depth(step))
         plan, self._next = self._next, StepPlan(self._fingerprint)
         had_queue = self.stores.backlog.num_queued > 0
         orders = [order for flow in self.flows for order in flow.plan(step, len(self._admitted))]
@@ -298,24 +298,12 @@ class SchedulerSide:
         if not (self._has_news or self.metrics.has_counts):
             return {}
         self._has_news = False
-        self.metrics.count("evicted_blocks", self.allocator.num_evicted - self._num_evicted_seen)
-        self._num_evicted_seen = self.allocator.num_evicted
-        num_used = self.allocator.capacity - self.allocator.num_free
-        self.metrics.show("pool_used_blocks", num_used)
-        self.metrics.show("pool_used_tokens", self._engine.groups.tokens_in(num_used))
-        self.metrics.show("jobs_in_flight", len(self.ledger))
-        self.metrics.show("queued_blocks", self.stores.backlog.num_queued)
-        self.metrics.show("stores_answers", self.stores.answers.is_open)
-        self.metrics.show("stuck_jobs", self.ledger.num_given_up)
-        paused = [flow.breaker.is_outage for flow in self.flows]
-        if paused != self._paused:
-            self._paused = paused
-            self._show_paused()
+        self._gauges.show()
         return self.metrics.take()
 
     def check_invariants(self) -> None:
         """All parts agree, and nobody is known who is not known here. O(pool); for tests."""
-        for part in (self.allocator, self.ledger, self.adapters, self.metrics):
+        for part in (self.allocator, self.ledger, self.adapters, self.metrics, self.costs, self._gauges):
             part.check_invariants()
         for flow in self.flows:
             flow.check_invariants()
@@ -384,16 +372,14 @@ class SchedulerSide:
             hints = self._hints[request.request_id] = self._engine.hints(request)
         return hints
 
-    def _show_paused(self) -> None:
-        for flow, is_paused in zip(self.flows, self._paused, strict=True):
-            self.metrics.show("route_paused", is_paused, flow.route)
-        self.metrics.show("paused", any(self._paused))
-
     def _advance(self, progress: Progress, report: JobReport) -> None:
         job = progress.job
         self.metrics.count("route_bytes", report.nbytes, job.flow.route)
         self.metrics.count("route_seconds", max(report.seconds - job.seconds, 0.0), job.flow.route)
         job.seconds = max(job.seconds, report.seconds)
+        job.nbytes += report.nbytes
+        if progress.ended and job.num_good == job.num_blocks:
+            self.costs.link(job.flow.route).add(job.nbytes, job.seconds)
         if progress.fell_short or (progress.ended and job.num_good < job.num_blocks):
             self._has_losses = True
         job.flow.advance(job, progress)

@@ -168,6 +168,10 @@ class MemoryEngine:
         """The same, of the only cache group."""
         return [self.table(request_id)]
 
+    def mean_depth(self, step: MemoryStep) -> float:
+        """Nothing takes time here."""
+        return 0.0
+
     def states(self, step: MemoryStep) -> dict[str, dict[int, States]]:
         """None: there is full attention only."""
         return {}

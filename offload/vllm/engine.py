@@ -114,6 +114,15 @@ class VllmEngine:
         tables: Sequence[GpuBlocks] = self._manager.get_blocks(request_id).blocks
         return tables if len(tables) == len(self._group_ids) else [tables[index] for index in self._group_ids]
 
+    def mean_depth(self, step: "SchedulerOutput") -> float:
+        """How many tokens are before those that this step computes, in the mean. O(requests)."""
+        num_tokens, cached = step.num_scheduled_tokens, step.scheduled_cached_reqs
+        begun = [(new.req_id, new.num_computed_tokens) for new in step.scheduled_new_reqs]
+        begun += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        total = sum(num_tokens[each] * (before + num_tokens[each] / 2) for each, before in begun)
+        mean: float = total / step.total_num_scheduled_tokens
+        return mean
+
     def states(self, step: "SchedulerOutput") -> Mapping[str, Mapping[int, States]]:
         """Blocks that hold states once this step has run, by request and number of tokens."""
         offloads = getattr(step.kv_connector_block_state, "boundary_state_offloads", None) or {}

@@ -43,7 +43,8 @@ class Operator:
         self._tiers = [place.about for place in places]
         self._next = 0.0
         self._socket: OperatorSocket | None = None
-        told: dict[str, Any] = {"about": self._about, "pool": None, "jobs": None, "routes": [], "tiers": []}
+        told: dict[str, Any] = {"about": self._about, "pool": None, "jobs": None}
+        told |= {"routes": [], "prefill": [], "tiers": []}
         try:
             self._socket = OperatorSocket(runtime_directory(config.operator_socket), told)
         except OperatorError as error:
@@ -82,7 +83,18 @@ class Operator:
                 "num_queued_blocks": side.stores.backlog.num_queued,
             },
             "routes": [
-                {"route": flow.route.label, "is_paused": flow.breaker.is_outage} for flow in side.flows
+                {
+                    "route": flow.route.label,
+                    "is_paused": flow.breaker.is_outage,
+                    "seconds_per_job": link.per_job,
+                    "seconds_per_byte": link.per_byte,
+                }
+                for flow in side.flows
+                for link in [side.costs.link(flow.route)]
+            ],
+            "prefill": [
+                {"from_tokens": depth, "seconds_per_token": seconds}
+                for depth, seconds in side.costs.prefill.by_depth().items()
             ],
             "tiers": [
                 {**about, **({} if below.standing is None else below.standing()._asdict())}

@@ -47,7 +47,7 @@ def test_status_of_an_engine(tmp_path: Path, directory: Path, capsys: pytest.Cap
         assert told["pool"] is None, "no step has begun"
         until = time.monotonic() + _WAIT_SECONDS
         number = 0
-        while not told["tiers"] or told["tiers"][0].get("num_extents", 0) < 5:
+        while not told["tiers"] or told["tiers"][0].get("num_extents", 0) < 2:
             assert time.monotonic() < until, engine.log()
             engine.run(Engine.ask, [PROMPT[: len(PROMPT) - number % 7]])
             number += 1
@@ -62,6 +62,8 @@ def test_status_of_an_engine(tmp_path: Path, directory: Path, capsys: pytest.Cap
         assert main(["status", "--operator-socket", str(directory), "--engine", told["engine"]]) == 0
         out = capsys.readouterr().out
         assert f"engine   {told['engine']}" in out and "tier     disk at" in out
+        assert "link     gpu_to_pool: " in out and " tokens/s from token 0 on" in out
+        assert next(each for each in told["routes"] if each["route"] == "gpu_to_pool")["seconds_per_byte"] > 0
         os.killpg(engine.pid, signal.SIGSTOP)  # it hangs: nobody answers, and nobody waits for ever
         try:
             assert main(["status", "--operator-socket", str(directory)]) == 1

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from offload.scheduler import costs
 from offload.testing.virtual import RunFailedError, VirtualEngine, VirtualSettings, draw_settings, run_seed
 from offload.testing.virtual.history import WrongBytesError
 from offload.worker import allowance, transfer
@@ -90,3 +91,23 @@ def test_a_failure_names_its_seed_step_and_cause(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(VirtualEngine, "step", step)
     with pytest.raises(RunFailedError, match=r"seed 5, step 0, VirtualSettings.*\nRuntimeError: something"):
         run_seed(5, settings=VirtualSettings())
+
+
+def test_a_step_knows_how_deep_its_tokens_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With chunks of one request alone, and with two requests in a step."""
+    monkeypatch.setattr(costs, "_LEAST_TOKENS", 2)
+    engine = make_engine()
+    engine.add(tokens(4), 1)
+    step_until(engine, engine.is_idle)
+    assert engine.side is not None
+    seen: list[tuple[int, float]] = []
+    monkeypatch.setattr(
+        engine.side.costs.prefill, "step", lambda num, depth: seen.append((num, depth() if num else 0))
+    )
+    most = engine.settings.chunk
+    engine.add(tokens(2 * most + 6, 1000), 1)
+    engine.step()
+    engine.step()
+    engine.add(tokens(4, 9000), 1)
+    engine.step()
+    assert seen[:3] == [(most, most / 2), (most, most * 1.5), (10, (6 * (2 * most + 3) + 4 * 2) / 10)]

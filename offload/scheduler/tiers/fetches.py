@@ -134,7 +134,6 @@ class Fetches:
         return None
 
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
-        self._pace.step(step.total_num_scheduled_tokens)
         self._directory.tidy()
         for request_id in self._directory.answered():
             if request_id in self._unsure:
@@ -245,11 +244,11 @@ class Fetches:
 
     def _is_worth(self, chain: Sequence[bytes], num_usable: int, first: int, stop: int) -> bool:
         common = self._common
-        num_tokens = (stop - max(num_usable, first)) * common.block_size
+        there, end = max(num_usable, first) * common.block_size, stop * common.block_size
         return (
-            num_tokens >= self._least_tokens
+            end - there >= self._least_tokens
             and self.breaker.allows
-            and self._pace.is_worth(num_tokens, self._num_slots(chain, stop) * common.slot_bytes)
+            and self._pace.is_worth(there, end, self._num_slots(chain, stop) * common.slot_bytes)
         )
 
     def _begin(self, chain: Sequence[bytes], stop: int) -> bool:

@@ -140,7 +140,7 @@ def _flows(
         contents,
         grid,
         spills,
-        Pace(common.clock),
+        Pace(common.costs.prefill, common.clock),
         least_tokens=limits.least_tokens,
         pool_share=limits.pool_share,
         is_followed=all(fact.num_parts == 1 for fact in facts),  # else one rank reads what others fill

@@ -10,6 +10,7 @@ from allocator import CpuOffloadingBlockAllocator
 from offload.observe.metrics import Metrics
 from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.common import Common
+from offload.scheduler.costs import Costs
 from offload.scheduler.engine import State
 from offload.scheduler.flow import Job
 from offload.scheduler.hints import RequestHints
@@ -41,7 +42,17 @@ class RestoresMachine(RuleBasedStateMachine):
         fills = np.zeros(self.allocator.capacity, dtype=np.int64)
         arrivals = Arrivals(self.allocator, self.engine.num_blocks)
         common = Common(
-            self.allocator, self.ledger, self.engine, Metrics(), lambda: 0.0, 1, 1, 1, fills, arrivals
+            self.allocator,
+            self.ledger,
+            self.engine,
+            Metrics(),
+            lambda: 0.0,
+            1,
+            1,
+            1,
+            fills,
+            arrivals,
+            Costs(lambda: 0.0),
         )
         self.restores = Restores(common, first_part=first_part, step_tokens=64)
         self.breaker = self.restores.breaker

@@ -11,6 +11,7 @@ from offload.observe.metrics import METRICS, Metrics
 from offload.scheduler.adapters import Adapters
 from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.common import Common
+from offload.scheduler.costs import Costs
 from offload.scheduler.engine import State
 from offload.scheduler.flow import Job
 from offload.scheduler.jobs import JobLedger
@@ -46,6 +47,7 @@ class StoresMachine(RuleBasedStateMachine):
             1,
             fills,
             arrivals,
+            Costs(lambda: self.now),
         )
         self.stores = Stores(
             common, Adapters(self.allocator, self.engine), step_tokens=64, store_answers=True

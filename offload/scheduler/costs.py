@@ -1,0 +1,163 @@
+"""What things cost here, as measured: bytes on a link, tokens that are computed."""
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from offload.messages import Route
+
+_LATEST = 32
+"""Samples that count."""
+_SPREAD = 2
+"""Sizes must differ by that factor to tell what a job costs from what a byte costs."""
+_LEAST_TOKENS = 256
+"""Of a step, to say something about prefill."""
+_SHORT_TOKENS = 1024
+"""Depths below are alike. Behind, each doubling has a class of its own."""
+
+
+class LinkCost:
+    """Seconds per job and per byte of what moves bytes, by what was measured of late.
+
+    A line through the samples, by medians (Theil and Sen): what took long by chance changes nothing. As long
+    as all jobs are of about one size, all that they take counts for the bytes.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        self._samples: deque[tuple[int, float]] = deque(maxlen=_LATEST)
+        self._line: tuple[float, float] | None = None
+
+    def add(self, num_bytes: int, seconds: float) -> None:
+        """A job of so many bytes took that long. One without bytes says nothing."""
+        if num_bytes > 0:
+            self._samples.append((num_bytes, seconds))
+            self._line = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._samples)
+
+    @property
+    def per_job(self) -> float:
+        """Seconds that a job takes whatever its size; 0 if nothing is known."""
+        return self._fitted()[0]
+
+    @property
+    def per_byte(self) -> float:
+        """Seconds that each byte takes beside; 0 if nothing is known."""
+        return self._fitted()[1]
+
+    def seconds(self, num_bytes: int) -> float:
+        """That a job of so many bytes takes."""
+        per_job, per_byte = self._fitted()
+        return per_job + num_bytes * per_byte
+
+    def check_invariants(self) -> None:
+        """Nothing took less than no time."""
+        assert all(seconds >= 0 for _, seconds in self._samples), f"a clock went backwards: {self._samples}"
+        assert min(self._fitted()) >= 0, f"more bytes take less time: {self._fitted()}"
+
+    def _fitted(self) -> tuple[float, float]:
+        if self._line is None:
+            self._line = self._fit()
+        return self._line
+
+    def _fit(self) -> tuple[float, float]:
+        if not self._samples:
+            return 0.0, 0.0
+        sizes, times = np.array(self._samples).T
+        if sizes.max() >= _SPREAD * sizes.min():
+            first, second = np.triu_indices(len(sizes), 1)
+            runs = sizes[second] - sizes[first]
+            differ = runs != 0
+            slope = float(np.median((times[second] - times[first])[differ] / runs[differ]))
+            rest = float(np.median(times - slope * sizes))
+            if slope >= 0 and rest >= 0:
+                return rest, slope
+        return 0.0, float(np.median(times / sizes))
+
+
+class PrefillCost:
+    """Seconds per token that is computed, by how many tokens are before it.
+
+    Of each class of depths the lower quartile of the latest steps counts: behind a step the engine may have
+    been idle. Of a class without steps, the nearest one that has some.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """``clock`` in seconds."""
+        self._clock = clock
+        self._step: tuple[float, int, float] | None = None  # when the last one began, its tokens, their depth
+        self._classes: dict[int, deque[float]] = {}
+
+    def step(self, num_tokens: int, depth: Callable[[], float]) -> None:
+        """A step of so many tokens begins, and the one before it has ended.
+
+        ``depth``: says how many tokens are before them in the mean; only asked where it matters.
+        """
+        now = self._clock()
+        if self._step is not None:
+            began, before, depth_before = self._step
+            latest = self._classes.setdefault(_class_of(depth_before), deque(maxlen=_LATEST))
+            latest.append((now - began) / before)
+        self._step = (now, num_tokens, depth()) if num_tokens >= _LEAST_TOKENS else None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was measured."""
+        return bool(self._classes)
+
+    def seconds(self, first: int, stop: int) -> float:
+        """That it takes to compute these tokens of a prompt; 0 if nothing is known."""
+        total, at = 0.0, first
+        while at < stop and self._classes:
+            number = _class_of(at)
+            end = min(stop, _SHORT_TOKENS << number)
+            total += (end - at) * self._per_token(number)
+            at = end
+        return total
+
+    def by_depth(self) -> dict[int, float]:
+        """Seconds per token, by the least number of tokens before it that is of the class."""
+        return {_first_of(number): self._per_token(number) for number in sorted(self._classes)}
+
+    def check_invariants(self) -> None:
+        """Nothing took less than no time."""
+        for number, latest in self._classes.items():
+            assert latest, f"class {number} has no steps"
+            assert min(latest) >= 0, f"a clock went backwards: {latest}"
+
+    def _per_token(self, number: int) -> float:
+        nearest = min(self._classes, key=lambda each: (abs(each - number), each))
+        latest = self._classes[nearest]
+        return sorted(latest)[len(latest) // 4]
+
+
+class Costs:
+    """What was measured of one engine."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """``clock`` in seconds."""
+        self.prefill = PrefillCost(clock)
+        self._links: dict[Route, LinkCost] = {}
+
+    def link(self, route: Route) -> LinkCost:
+        """What jobs of that route take once they copy, on the slowest rank."""
+        return self._links.setdefault(route, LinkCost())
+
+    def check_invariants(self) -> None:
+        """Nothing took less than no time."""
+        self.prefill.check_invariants()
+        for link in self._links.values():
+            link.check_invariants()
+
+
+def _class_of(depth: float) -> int:
+    return int(depth // _SHORT_TOKENS).bit_length()
+
+
+def _first_of(number: int) -> int:
+    return _SHORT_TOKENS << (number - 1) if number else 0

@@ -1,0 +1,133 @@
+"""What is measured of links and of prefill."""
+
+import numpy as np
+import pytest
+
+from offload.messages import LOAD, STORE
+from offload.scheduler.costs import Costs, LinkCost, PrefillCost
+
+MIB = 1 << 20
+
+
+class Timed:
+    """Steps on a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.prefill = PrefillCost(lambda: self.now)
+
+    def compute(self, num_tokens: int, depth: float, seconds: float) -> None:
+        """A step, and after it one that computes nothing."""
+        self.prefill.step(num_tokens, lambda: depth)
+        self.now += seconds
+        self.prefill.step(0, lambda: 0.0)
+        self.prefill.check_invariants()
+
+
+@pytest.fixture
+def timed() -> Timed:
+    return Timed()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_line_is_found_among_samples_of_which_a_quarter_took_long_by_chance(seed: int) -> None:
+    rng, link = np.random.default_rng(seed), LinkCost()
+    late = rng.permutation(32) < 8
+    for is_late in late:
+        num_bytes = int(rng.integers(1, 64)) * MIB
+        link.add(num_bytes, 0.002 + num_bytes * 1e-10 + is_late * rng.random())
+    link.check_invariants()
+    assert link.per_byte == pytest.approx(1e-10, rel=0.5)
+    assert link.seconds(32 * MIB) == pytest.approx(0.002 + 32 * MIB * 1e-10, rel=0.3)
+
+
+def test_without_noise_the_line_is_exact() -> None:
+    link = LinkCost()
+    for number in range(1, 20):
+        link.add(number * MIB, 0.002 + number * MIB * 1e-10)
+    assert link.per_job == pytest.approx(0.002)
+    assert link.per_byte == pytest.approx(1e-10)
+
+
+def test_jobs_of_one_size_tell_of_bytes_alone() -> None:
+    link = LinkCost()
+    for seconds in (0.5, 1.0, 9.0):
+        link.add(1000, seconds)
+    assert (link.per_job, link.per_byte) == (0, 0.001)
+    assert link.seconds(2000) == 2.0
+
+
+def test_more_bytes_never_take_less_time() -> None:
+    """Samples may fall by chance: then the mean speed counts."""
+    link = LinkCost()
+    for num_bytes, seconds in [(1000, 1.0), (4000, 0.5), (8000, 0.25)]:
+        link.add(num_bytes, seconds)
+    link.check_invariants()
+    assert (link.per_job, link.per_byte) == (0, 0.5 / 4000)
+
+
+def test_no_job_takes_less_than_nothing() -> None:
+    link = LinkCost()
+    for num_bytes, seconds in [(1000, 0.5), (2000, 4.0), (4000, 12.0)]:
+        link.add(num_bytes, seconds)
+    link.check_invariants()
+    assert link.per_job == 0
+
+
+def test_a_link_forgets() -> None:
+    link = LinkCost()
+    for _ in range(40):
+        link.add(1000, 50.0)
+    for _ in range(32):
+        link.add(1000, 1.0)
+    assert link.seconds(1000) == pytest.approx(1.0)
+
+
+def test_nothing_is_known_at_first() -> None:
+    link = LinkCost()
+    link.add(0, 5.0)
+    assert not link.is_known
+    assert link.seconds(10**12) == 0
+    link.check_invariants()
+
+
+def test_tokens_behind_many_cost_more(timed: Timed) -> None:
+    timed.compute(1000, 500, 1.0)
+    timed.compute(1000, 1500, 2.0)
+    timed.compute(1000, 3000, 4.0)
+    assert timed.prefill.by_depth() == {0: 0.001, 1024: 0.002, 2048: 0.004}
+    assert timed.prefill.seconds(0, 1024) == pytest.approx(1.024)
+    assert timed.prefill.seconds(1000, 1100) == pytest.approx(0.024 + 0.152)
+    assert timed.prefill.seconds(0, 4096) == pytest.approx(1.024 + 2.048 + 8.192)
+
+
+def test_where_nothing_was_measured_the_nearest_depth_counts(timed: Timed) -> None:
+    timed.compute(1000, 500, 1.0)
+    assert timed.prefill.seconds(100_000, 101_000) == pytest.approx(1.0)
+    timed.compute(1000, 70_000, 8.0)
+    assert timed.prefill.seconds(100_000, 101_000) == pytest.approx(8.0)
+    assert timed.prefill.seconds(1024, 2024) == pytest.approx(1.0)
+
+
+def test_idle_time_behind_some_steps_does_not_count(timed: Timed) -> None:
+    for number in range(20):
+        timed.compute(1000, 0, 60.0 if number % 2 else 1.0)
+    assert timed.prefill.seconds(0, 1000) == pytest.approx(1.0)
+
+
+def test_a_step_of_few_tokens_is_not_asked_for_its_depth(timed: Timed) -> None:
+    def depth() -> float:
+        raise AssertionError("this costs a loop over requests")
+
+    timed.prefill.step(255, depth)
+    timed.prefill.step(255, depth)
+    assert not timed.prefill.is_known
+    assert timed.prefill.seconds(0, 100) == 0
+
+
+def test_each_route_has_its_own() -> None:
+    costs = Costs(lambda: 0.0)
+    costs.link(LOAD).add(1000, 1.0)
+    assert costs.link(LOAD).is_known
+    assert not costs.link(STORE).is_known
+    costs.check_invariants()
