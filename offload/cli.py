@@ -21,6 +21,7 @@ from offload.store_config import StoreConfig
 from offload.tier_command import add_tier_command
 from offload.tier_config import DiskConfig
 from offload.vllm.certification.command import add_certify_command
+from offload.weights_command import add_reset_command
 from offload.worker.media.resp_check import probe_store
 from offload.worker.pool.host_limits import free_memory_bytes, host_memory_bytes
 
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_certify_command(commands)
     add_tier_command(commands)
     add_status_command(commands)
+    add_reset_command(commands)
     add_pool_command(commands)
     options, unknown = parser.parse_known_args(argv)
     if unknown:

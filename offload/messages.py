@@ -14,8 +14,19 @@ Names = npt.NDArray[np.uint8]
 
 NAME_BYTES = 32
 
+SUFFIX_BYTES = 16
+"""Of a suffix, which is behind names of extents since weights changed. There is none before."""
+
+PRIVATE, NAMED = b"p", b"v"
+"""How a suffix begins of extents that no later life may read, and of those whose weights have a name."""
+
 EPOCH_SHIFT = 40
 """A generation is ``epoch << EPOCH_SHIFT | job id``, so that those of another life are never met again."""
+
+
+def is_private(suffix: bytes) -> bool:
+    """Whether extents with that suffix are of use to nobody once their engine has ended."""
+    return suffix[:1] == PRIVATE
 
 
 class Route(NamedTuple):
@@ -75,9 +86,8 @@ class Extents(NamedTuple):
         names: where it is written, or found by name: the prefix hash of its last position,
             ``uint8[extents, 32]``, and that of the extent before it, all zeros for the first of a chain.
         parents: where it is written: the same.
-        is_private: nobody may read it once this engine has ended.
         depths: where it is found by name: how many come before it in its chain, ``int64[extents]``.
-        suffix: where it is found by name: what is behind that since weights changed; the same on all ranks.
+        suffix: what is behind the name since weights changed, the same on all ranks: see ``is_private``.
         is_last_wanted: where names are looked for: what is asked is which the last of them is that is there,
             not how many leading ones are.
     """
@@ -88,7 +98,6 @@ class Extents(NamedTuple):
     skips: Ids
     names: Names | None = None
     parents: Names | None = None
-    is_private: bool = False
     depths: Ids | None = None
     suffix: bytes = b""
     is_last_wanted: bool = False
@@ -243,6 +252,7 @@ class TierFacts(NamedTuple):
         num_slots: of each, ``int64[n]``.
         names: of each, ``uint8[n, 32]``; see ``Extents``.
         parents: the same.
+        suffixes: of each, ``uint8[n, 16]``, filled up with zeros; None: there are none.
         part: of places, those with ``place % num_parts == part`` are this rank's.
         num_parts: ranks that share a tier's bytes.
     """
@@ -255,6 +265,7 @@ class TierFacts(NamedTuple):
     num_slots: Ids
     names: Names
     parents: Names
+    suffixes: Names | None = None
     part: int = 0
     num_parts: int = 1
 

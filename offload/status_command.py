@@ -42,7 +42,9 @@ def directory_of(options: argparse.Namespace) -> Path:
 
 def _status(options: argparse.Namespace) -> int:
     directory = directory_of(options)
-    found = [each.ask("status") for each in choose(directory, options.engine)]
+    found = [
+        {**each.ask("status"), "weights": each.ask("weights")} for each in choose(directory, options.engine)
+    ]
     if options.json:
         print(json.dumps({"directory": str(directory), "engines": found}, indent=2))
         return 0
@@ -75,6 +77,10 @@ def _lines(told: dict[str, Any]) -> list[str]:
         if each["seconds_per_token"]
     ]
     lines += [f"tier     {_tier(each)}" for each in told["tiers"]]
+    weights = told["weights"]
+    if weights["num_resets"]:
+        name = "without a name" if weights["version"] is None else f"named {weights['version']!r}"
+        lines.append(f"weights  {name}, since reset {weights['num_resets']}")
     return [*lines, f"as of    {_time(told['age_seconds'])} ago"]
 
 

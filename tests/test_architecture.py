@@ -58,6 +58,8 @@ STATEFUL = {
     "offload.scheduler.side.SchedulerSide",
     "offload.scheduler.stores.Stores",
     "offload.scheduler.tiers.beliefs.Beliefs",
+    "offload.scheduler.tiers.named_places.NamedPlaces",
+    "offload.scheduler.weights.Weights",
     "offload.scheduler.tiers.budget.WriteBudget",
     "offload.scheduler.tiers.cold_end.ColdEnd",
     "offload.scheduler.tiers.directory.Directory",

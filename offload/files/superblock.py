@@ -12,7 +12,7 @@ from offload.errors import TierError, TierFormatError
 from offload.files.private import PrivateDirectory
 
 SUPERBLOCK = "superblock"
-FORMAT = 2
+FORMAT = 3
 """Of all files of a tier's directory."""
 
 _MAGIC = b"kv-offload tier"

@@ -23,14 +23,14 @@ class Engine(NamedTuple):
     name: str
     path: Path
 
-    def ask(self, verb: str) -> Any:
-        """What it answers.
+    def ask(self, verb: str, **more: object) -> Any:
+        """What it answers. ``more``: of the request.
 
         Raises:
             OperatorError: it refuses, or does not answer.
         """
         try:
-            line = _exchange(self.path, json.dumps({"verb": verb}).encode() + b"\n")
+            line = _exchange(self.path, json.dumps({"verb": verb, **more}).encode() + b"\n")
             answer = json.loads(line)
         except (OSError, ValueError) as error:
             raise OperatorError(f"engine {self.name} does not answer at {self.path}: {error}") from error

@@ -9,9 +9,10 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from offload.errors import OperatorError
@@ -33,23 +34,31 @@ Told = Mapping[str, Any]
 """What is known of an engine at one moment. Nobody changes it any more."""
 
 
+Handler = Callable[[Mapping[str, Any]], Any]
+"""Does what a request asks for, on the socket's thread. Returns the answer, or raises OperatorError."""
+
+
 class OperatorSocket:
     """A unix socket, 0600 in a directory 0700, and the daemon thread that answers there.
 
     A request is a line of JSON with a ``verb``: ``status`` for all that is known, or the name of one part of
     it. So is the answer: ``{"ok": true, "result": ...}`` or ``{"ok": false, "error": ...}``. The thread
     reads what was published last, and nothing else of the engine. So it answers also where no step ends.
+    Other verbs have a handler.
 
     The path appears when somebody listens there: the socket is made under another name. Paths at which nobody
     listens are of engines that were killed, and are removed by the next one.
     """
 
-    def __init__(self, directory: Path, told: Told) -> None:
+    def __init__(
+        self, directory: Path, told: Told, handlers: Mapping[str, Handler] = MappingProxyType({})
+    ) -> None:
         """Open it.
 
         Args:
             directory: for sockets; made if it is not there.
             told: what is known at the beginning.
+            handlers: of other verbs; they wait for nobody.
 
         Raises:
             OperatorError: it cannot be had.
@@ -57,6 +66,7 @@ class OperatorSocket:
         self.name = f"{os.getpid()}-{secrets.token_hex(2)}"
         self.path = directory / f"{self.name}{SUFFIX}"
         self._told = told
+        self._handlers = handlers
         self._since = self._at = time.monotonic()
         new = directory / f".{self.name}.new"
         if len(os.fsencode(new)) > MOST_PATH_BYTES:
@@ -142,7 +152,12 @@ class OperatorSocket:
             return {"ok": True, "result": whole}
         if isinstance(verb, str) and verb in told:
             return {"ok": True, "result": told[verb]}
-        return {"ok": False, "error": f"verbs are: {', '.join(['status', *told])}"}
+        if isinstance(verb, str) and verb in self._handlers:
+            try:
+                return {"ok": True, "result": self._handlers[verb](request)}
+            except OperatorError as error:
+                return {"ok": False, "error": str(error)}
+        return {"ok": False, "error": f"verbs are: {', '.join(['status', *told, *self._handlers])}"}
 
 
 def _remove_stale(directory: Path) -> None:

@@ -156,6 +156,10 @@ class Engine(Protocol):
     def has(self, prefix_hash: bytes) -> bool:
         """Whether its prefix cache has the block of full attention with that hash."""
 
+    @property
+    def num_cached_blocks(self) -> int:
+        """GPU blocks that the prefix cache has."""
+
     def is_ending(self) -> bool:
         """Whether the engine shuts down, and makes steps for as long as there is work."""
 

@@ -111,6 +111,8 @@ class Below(NamedTuple):
         ending: the engine shuts down, and steps on for a while; None: that changes nothing.
         standing: how it stands now, for operators; O(1). None: there is nothing to tell.
         events: what has entered it and left; None: that is not listed.
+        name_weights: there was a reset, and what it writes from now on has that suffix; what was written with
+            it before is there again.
     """
 
     flows: Sequence[Flow[Any]]
@@ -118,6 +120,7 @@ class Below(NamedTuple):
     ending: Callable[[], None] | None = None
     standing: Callable[[], "Standing"] | None = None
     events: "BelowEvents | None" = None
+    name_weights: Callable[[bytes], None] = lambda suffix: None
 
 
 class BelowEvents(NamedTuple):

@@ -45,6 +45,7 @@ from offload.scheduler.lasting import Lasting
 from offload.scheduler.offer import COMING, NOTHING, Offer, Why
 from offload.scheduler.restores import Restores
 from offload.scheduler.stores import Stores
+from offload.scheduler.weights import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class SchedulerSide:
         clock: Callable[[], float] = time.monotonic,
         places: Sequence[Callable[[Common], Below]] = (),
         kept: Sequence[PoolFacts] = (),
+        weights: Weights | None = None,
     ) -> None:
         """Begin with an empty pool, or with what one that outlived its engine has.
 
@@ -85,8 +87,10 @@ class SchedulerSide:
             clock: in seconds.
             places: make the flows of places below the pool.
             kept: what ranks have found in a pool that outlives its engine; nothing if it ends with it.
+            weights: whether they have a name; others may say so.
         """
         self.block_size = block_size
+        self.weights = Weights() if weights is None else weights
         self._clock = clock
         policy = make_policy(config.eviction_policy, num_slots, clock)
         adoption = adopt(kept, num_slots, engine.groups) if kept else None
@@ -157,6 +161,7 @@ class SchedulerSide:
 
     def arrived(self, request: Request) -> None:
         """``request`` waits for its turn; what it will ask for may be brought nearer meanwhile."""
+        self._name_weights(is_last=False)
         if len(self._sources) > 1 and self.adapters.may_load(request):
             hints = self._hints_of(request)
             if hints.may_load(self.block_size):
@@ -173,6 +178,7 @@ class SchedulerSide:
         is handed to the GPU's prefix cache. ``num_local`` is remembered for ``allocated``. Blocks held for
         requests that are over may be released. The engine may be told to end a step at a checkpoint.
         """
+        self._name_weights(is_last=True)
         if self.restores.still_waits(request.request_id, num_local // self.block_size):
             return COMING
         self._local_tokens[request.request_id] = num_local
@@ -213,6 +219,7 @@ class SchedulerSide:
 
     def build_plan(self, step: Step) -> StepPlan:
         """Everything the workers are to do in this step."""
+        self._name_weights(is_last=step.total_num_scheduled_tokens > 0)
         if self.restores.tidy():
             self.stores.backlog.plan_anew()
         self._has_news |= self.allocator.tidy()
@@ -274,6 +281,7 @@ class SchedulerSide:
             self._lasting.reset()
         for flow in self.flows:
             self._next.cancelled += flow.reset()
+        self.weights.reset(self._engine.num_cached_blocks)
         self._has_news = True
 
     @property
@@ -303,7 +311,8 @@ class SchedulerSide:
 
     def check_invariants(self) -> None:
         """All parts agree, and nobody is known who is not known here. O(pool); for tests."""
-        for part in (self.allocator, self.ledger, self.adapters, self.metrics, self.costs, self._gauges):
+        own = (self.ledger, self.adapters, self.metrics, self.costs, self._gauges, self.weights)
+        for part in (self.allocator, *own):
             part.check_invariants()
         for flow in self.flows:
             flow.check_invariants()
@@ -354,6 +363,12 @@ class SchedulerSide:
                 is_there = not offer.stop
                 return offer if is_there else self.restores.offer(request, num_local, hints, offer.stop)
         return NOTHING[Why.ABSENT]
+
+    def _name_weights(self, *, is_last: bool) -> None:
+        """What was computed with weights of that name is there again, before anybody asks."""
+        if suffix := self.weights.take(is_last=is_last):
+            for below in self.below:
+                below.name_weights(suffix)
 
     def _let_go_of_adapter(self, request: Request) -> None:
         """``request`` has its adapter loaded again: KV of others under it is of old weights."""

@@ -241,6 +241,11 @@ class MemoryEngine:
         """Whether the prefix cache has that block."""
         return prefix_hash in self._cached
 
+    @property
+    def num_cached_blocks(self) -> int:
+        """GPU blocks that the prefix cache has."""
+        return len(self._cached)
+
     def num_lacking(self, request: MemoryRequest, num_tokens: int) -> int:
         """Free blocks that it takes for ``num_tokens`` of the request, with those that the cache has."""
         have = len(self._tables.get(request.request_id, ()))

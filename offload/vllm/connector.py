@@ -31,6 +31,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from offload.errors import UnsupportedError
 from offload.messages import PoolFacts, StepPlan, TierFacts, WorkerFacts, WorkerReport
 from offload.scheduler.side import SchedulerSide
+from offload.scheduler.weights import Weights
 from offload.vllm.copy_paths import make_copier
 from offload.vllm.engine import VllmEngine, drafts_of
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
@@ -86,6 +87,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._kept: list[PoolFacts] = []  # the same
         self._has_told = False
         self._operator: Operator | None = None
+        self._weights = Weights()
         config = check_engine(vllm_config)
         if config is None:
             raise UnsupportedError(
@@ -103,7 +105,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._samples_late = False
         if role is KVConnectorRole.SCHEDULER:  # one per engine, however many processes it has
             warn_if_certified()
-            self._operator = self.make_operator(vllm_config, config, self._places)
+            self._operator = self.make_operator(vllm_config, config, self._places, self._weights)
         if role is KVConnectorRole.WORKER:
             self._samples_late = current_platform.is_cuda() and not vllm_config.use_v2_model_runner
             cpu_bytes = config.cpu_bytes // self._num_ranks
@@ -378,6 +380,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 for place, kept in zip(self._places, zip(*self._tiers, strict=True), strict=True)
             ],
             kept=self._kept,
+            weights=self._weights,
         )
         algorithm = self._vllm_config.cache_config.prefix_caching_hash_algo
         hash_bytes = 16 if algorithm.startswith("xxhash") else 32

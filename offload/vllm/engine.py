@@ -177,6 +177,11 @@ class VllmEngine:
         """Whether its prefix cache has the block of full attention with that hash."""
         return self._pool.get_cached_block(prefix_hash, self._group_ids[:1]) is not None
 
+    @property
+    def num_cached_blocks(self) -> int:
+        """GPU blocks that the prefix cache has."""
+        return len(self._pool.cached_block_hash_to_block)
+
     def is_ending(self) -> bool:
         """Asked while vLLM asks whether there is work: its engine core does so in one place as it shuts down.
 

@@ -15,6 +15,7 @@ from offload.operator.directory import runtime_directory
 from offload.operator.server import OperatorSocket
 from offload.provenance import own_version
 from offload.scheduler.side import SchedulerSide
+from offload.scheduler.weights import Weights
 from offload.vllm.places import Place
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,9 @@ class Operator:
     socket's thread gets as a whole. If there is no socket, it does nothing.
     """
 
-    def __init__(self, vllm_config: VllmConfig, config: OffloadConfig, places: Sequence[Place]) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, config: OffloadConfig, places: Sequence[Place], weights: Weights
+    ) -> None:
         """Open the socket. A warning says why if it cannot be had; the engine goes on without it."""
         parallel = vllm_config.parallel_config
         self._about: dict[str, Any] = {
@@ -41,12 +44,14 @@ class Operator:
             "data_parallel_rank": parallel.data_parallel_rank,
         }
         self._tiers = [place.about for place in places]
+        self._weights = weights
         self._next = 0.0
         self._socket: OperatorSocket | None = None
         told: dict[str, Any] = {"about": self._about, "pool": None, "jobs": None}
         told |= {"routes": [], "prefill": [], "tiers": []}
         try:
-            self._socket = OperatorSocket(runtime_directory(config.operator_socket), told)
+            handlers = {"weights": lambda request: weights.told, "reset": self._name_weights}
+            self._socket = OperatorSocket(runtime_directory(config.operator_socket), told, handlers)
         except OperatorError as error:
             logger.warning("no operator socket: %s; kv-offload status will not find this engine", error)
 
@@ -65,6 +70,14 @@ class Operator:
     def check_invariants(self) -> None:
         """It tells of the process that it is in."""
         assert self._socket is None or self._socket.name.startswith(f"{os.getpid()}-"), "it was forked"
+
+    def _name_weights(self, request: Mapping[str, Any]) -> dict[str, object]:
+        """On the socket's thread."""
+        after = request.get("after")
+        if not isinstance(after, int | None):
+            raise OperatorError(f"after is {after!r}; give the number of a reset")
+        self._weights.name(request.get("weights_version"), after)  # type: ignore[arg-type]  # looked at there
+        return self._weights.told
 
     def _told(self, side: SchedulerSide) -> Mapping[str, Any]:
         allocator, gauges = side.allocator, side.metrics.gauges

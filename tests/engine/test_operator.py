@@ -20,6 +20,8 @@ from tests.engine.process import EngineProcess
 pytestmark = pytest.mark.engine
 
 PROMPT = prompt_of(5 * 8 * BLOCK_SIZE + 20, seed=1)
+WHOLE = 5 * 8 * BLOCK_SIZE
+"""Tokens of its whole extents."""
 _WAIT_SECONDS = 60.0
 
 
@@ -73,6 +75,45 @@ def test_status_of_an_engine(tmp_path: Path, directory: Path, capsys: pytest.Cap
     assert engines_in(directory) == []
     assert main(["status", "--operator-socket", str(directory)]) == 1
     assert "no engine answers" in capsys.readouterr().err
+
+
+def test_weights_with_a_name_find_what_they_have_written(
+    tmp_path: Path, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trainer's loop: what was computed under a name is served under it, and under no other."""
+
+    def reset(version: str, *, status: int = 0) -> dict[str, Any]:
+        arguments = ["reset", "--operator-socket", str(directory), "--weights-version", version, "--json"]
+        assert main(arguments) == status
+        [told] = json.loads(capsys.readouterr().out)["engines"]
+        return dict(told)
+
+    def ask(engine: EngineProcess) -> int:
+        """Tokens that no cache had. All of it is on the disk when this returns."""
+        num_cached = engine.run(Engine.ask, [PROMPT])[0].num_cached
+        until = time.monotonic() + _WAIT_SECONDS
+        while status(directory, capsys)[0]["tiers"][0]["num_extents"] < 5:
+            assert time.monotonic() < until, engine.log()
+            engine.run(Engine.settle)
+        return int(num_cached)
+
+    with start(tmp_path, directory, 1) as engine:
+        assert ask(engine) == 0
+        assert "nothing was reset" in str(reset("one", status=1)["error"])
+        for number, (version, num_cached) in enumerate((("one", 0), ("two", 0), ("one", WHOLE)), 1):
+            assert engine.run(Engine.forget_all)
+            assert reset(version)["num_resets"] == number
+            assert ask(engine) == num_cached
+            [told] = status(directory, capsys)
+            assert told["weights"] == {"num_resets": number, "version": version}
+            assert not told["tiers"][0]["is_private"]
+            assert f"are named {version!r}" in str(reset("three", status=1)["error"])
+    with start(tmp_path, directory, 2) as engine:
+        assert engine.run(Engine.forget_all)
+        assert reset("two")["version"] == "two"
+        assert ask(engine) == WHOLE
+    with start(tmp_path, directory, 3) as engine:
+        assert ask(engine) == WHOLE, "by the weights that are loaded at the start"
 
 
 def test_an_engine_without_a_socket_serves(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def all_resets_have_one_suffix(patch: Patch) -> None:
     original = SharedDirectory.__init__
 
     def init(self: SharedDirectory, *arguments: Any) -> None:
-        original(self, *arguments, lambda: b"private")
+        original(self, *arguments, lambda num_bytes: bytes(num_bytes))
 
     patch.setattr(SharedDirectory, "__init__", init)
 

@@ -18,6 +18,7 @@ from offload.testing.virtual.store import FETCH, PROBE, SPILL, VirtualStore
 from offload.tier_config import Admit
 from offload.worker.media.base import MediumJob, Verb
 from tests.seeds import OTHER_SEEDS
+from tests.virtual import test_tiers
 from tests.virtual.driver import come_to_rest, forget_gpu, step_until, tokens, watch
 from tests.virtual.test_tiers import BLOCK, POSITIONS, PROMPT, WHOLE, Tiered
 
@@ -126,6 +127,16 @@ def test_after_a_reset_each_finds_its_own_alone(stored: Stored) -> None:
     stored.restart()
     assert stored.ask() == REST
     assert stored.store.kept
+
+
+def test_weights_with_a_name_find_what_any_engine_has_written(stored: Stored) -> None:
+    test_tiers.test_weights_with_a_name_find_what_they_have_written(stored)
+    other = Stored(stored.engine.settings.num_ranks, store=stored.store)
+    for version, computed in (("one", REST), ("four", len(PROMPT)), ("two", REST)):
+        assert other.engine.load_weights(version)
+        assert other.ask() == computed
+        other.evict()
+    other.end()
 
 
 def test_a_second_reset_hides_what_came_after_the_first(stored: Stored) -> None:

@@ -11,9 +11,11 @@ from offload.messages import Extents, TierFacts
 from offload.scheduler.tiers import directory
 from offload.scheduler.tiers.directory import Directory, Reading
 from offload.scheduler.tiers.fetches import Fetches
+from offload.scheduler.tiers.named_places import NamedPlaces, as_row
 from offload.scheduler.tiers.recovery import Agreed
 from offload.scheduler.tiers.recovery import agree as agree_all
 from offload.scheduler.tiers.spills import Spills
+from offload.scheduler.weights import Weights
 from offload.testing.media.faulty import MediumFault
 from offload.testing.media.memory import MemoryMedium
 from offload.tier_config import Admit
@@ -244,7 +246,35 @@ def places_are_not_pinned(patch: Patch) -> None:
 
 def nothing_is_private(patch: Patch) -> None:
     original = Directory.extents
-    patch.setattr(Directory, "extents", lambda *arguments: original(*arguments)._replace(is_private=False))
+    patch.setattr(Directory, "extents", lambda *arguments: original(*arguments)._replace(suffix=b""))
+
+
+def names_are_not_looked_at(patch: Patch) -> None:
+    """Whatever name weights have, they find what others have written under one."""
+    original = NamedPlaces.of
+
+    def of(self: NamedPlaces, suffix: bytes, generations: Any) -> Agreed:
+        if self._suffixes is not None:
+            self._suffixes[self._suffixes.any(axis=1)] = as_row(suffix)
+        return original(self, suffix, generations)
+
+    patch.setattr(NamedPlaces, "of", of)
+
+
+def a_name_outlives_a_reset(patch: Patch) -> None:
+    original = Weights.reset
+
+    def reset(self: Weights, num_cached: int) -> None:
+        version = self._version
+        original(self, num_cached)
+        self._version, self._is_new = version, version is not None
+
+    patch.setattr(Weights, "reset", reset)
+
+
+def plain_is_a_name(patch: Patch) -> None:
+    """What has a name is served to an engine that has just begun."""
+    patch.setattr(Agreed, "rows", lambda self, which: self)
 
 
 def skips_are_ignored(patch: Patch) -> None:
@@ -294,6 +324,9 @@ def with_tier(test: Callable[..., None], num_ranks: int, *more: Any) -> Callable
     return lambda: test(Tiered(num_ranks), *more)
 
 
+named_weights = with_tier(test_tiers.test_weights_with_a_name_find_what_they_have_written, 1)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """``apply`` puts it wrong, and ``caught_by`` says so."""
@@ -319,6 +352,9 @@ MUTANTS = [
     Mutant(
         nothing_is_private, with_tier(test_tiers.test_after_a_reset_nothing_comes_back_until_a_restart, 1)
     ),
+    Mutant(names_are_not_looked_at, named_weights),
+    Mutant(a_name_outlives_a_reset, with_tier(test_tiers.test_a_name_is_of_one_reset, 1)),
+    Mutant(plain_is_a_name, named_weights),
     Mutant(skips_are_ignored, lambda: test_what_the_pool_has_of_an_extent_is_left_out(10)),
     Mutant(skips_are_ignored, histories),
     Mutant(a_short_fetch_is_committed, a_short_fetch),

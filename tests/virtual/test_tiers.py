@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
+from offload.errors import OperatorError
 from offload.messages import Route
 from offload.scheduler.side import SchedulerSide
 from offload.scheduler.tiers.tier import TierLimits
@@ -138,6 +139,49 @@ def test_after_a_reset_nothing_comes_back_until_a_restart(tiered: Tiered) -> Non
     tiered.restart()
     assert tiered.ask() == len(PROMPT) - WHOLE
     assert tiered.ask(other) == len(PROMPT), "what was written since is of no use"
+
+
+def test_weights_with_a_name_find_what_they_have_written(tiered: Tiered) -> None:
+    """And nothing of others, whichever engine has loaded them."""
+    last = [*PROMPT[:-1], 1]
+    tiered.ask()
+    tiered.evict()
+    for version, computed in (("one", len(PROMPT)), ("two", len(PROMPT)), ("one", len(PROMPT) - WHOLE)):
+        assert tiered.engine.load_weights(version)
+        assert tiered.ask() == computed
+        tiered.evict()
+    assert tiered.engine.reset()
+    assert tiered.ask() == len(PROMPT), "nobody has said which weights these are"
+    tiered.evict()
+    tiered.restart()
+    assert tiered.ask() == len(PROMPT) - WHOLE, "those that are loaded at the start"
+    tiered.evict()
+    for version, computed in (
+        ("two", len(PROMPT) - WHOLE),
+        ("three", len(PROMPT)),
+        ("one", len(PROMPT) - WHOLE),
+    ):
+        assert tiered.engine.load_weights(version)
+        assert tiered.ask(last) == computed
+        tiered.evict()
+
+
+def test_a_name_is_of_one_reset(tiered: Tiered) -> None:
+    """One that comes before it costs misses."""
+    weights = tiered.engine.side.weights
+    with pytest.raises(OperatorError, match="nothing was reset"):
+        weights.name("early")
+    tiered.engine.reset()
+    assert weights.name("early") == weights.name("early", after=1) == 1
+    tiered.engine.reset()
+    tiered.ask()
+    tiered.evict()
+    with pytest.raises(OperatorError, match="something was computed"):
+        weights.name("late")
+    assert tiered.engine.load_weights("early")
+    assert tiered.ask() == len(PROMPT), "what was computed after the second reset has no name"
+    with pytest.raises(OperatorError, match="are named 'early'"):
+        weights.name("late")
 
 
 def test_two_requests_wait_for_one_fetch(tiered: Tiered) -> None:

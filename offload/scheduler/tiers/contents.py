@@ -82,6 +82,9 @@ class Contents(Protocol):
     def reset(self) -> None:
         """Weights may have changed: it has nothing for this life."""
 
+    def name_weights(self, suffix: bytes) -> None:
+        """There was a reset, and nothing was written since: it has what was written with that suffix."""
+
     def tidy(self) -> None:
         """A step ends."""
 

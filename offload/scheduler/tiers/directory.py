@@ -7,9 +7,10 @@ import numpy as np
 
 from allocator import CpuOffloadingBlockAllocator, Event, Pin, StorePlan
 from evictor import make_policy
-from offload.messages import EPOCH_SHIFT, Extents, Ids, TierFacts
+from offload.messages import EPOCH_SHIFT, NAMED, PRIVATE, Extents, Ids, TierFacts, is_private
+from offload.scheduler.tiers.named_places import NamedPlaces, as_row
 from offload.scheduler.tiers.names import ROOT, Path, bag_name, name_of, names_of, rows
-from offload.scheduler.tiers.recovery import agree, chains
+from offload.scheduler.tiers.recovery import Agreed, agree, chains
 
 
 class Reading(NamedTuple):
@@ -48,7 +49,8 @@ class Directory:
 
     It is an allocator whose positions are extents and whose slots are places. After a reset it begins anew
     with the places that hold nothing: what was kept before stays there for a later life of the engine until
-    its places are needed. What is written from then on is private.
+    its places are needed. What is written from then on is private, unless weights are given a name. Then
+    what was written under that name is there again.
     """
 
     def __init__(
@@ -77,8 +79,7 @@ class Directory:
         self._is_hollow = is_hollow
         self.num_places = min(fact.num_places for fact in facts)
         self.epoch = max(fact.epoch for fact in facts)
-        self.is_private = False
-        """Whether a reset has been: what is written is of this life only."""
+        self._suffix = b""
         self._policy = policy
         self._clock = clock
         self._admits_all = admits_all
@@ -87,8 +88,14 @@ class Directory:
             CpuOffloadingBlockAllocator
         ] = []  # whose extents are yet to be listed as gone
         self._generations: Ids = np.zeros(self.num_places, dtype=np.int64)
-        self._begin(np.arange(self.num_places))
+        self._is_kept = np.zeros(self.num_places, dtype=np.bool_)  # somebody may ask for what lies there
+        self._named = NamedPlaces(self.num_places)
         self._recover(facts)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether a reset has been, and weights have no name: what is written is of this life only."""
+        return is_private(self._suffix)
 
     @property
     def num_used(self) -> int:
@@ -162,18 +169,20 @@ class Directory:
         number = job_id % (1 << EPOCH_SHIFT) + 1  # the pool may have put an epoch of its own in front
         generations = np.full(num_extents, self.epoch << EPOCH_SHIFT | number, dtype=np.int64)
         self._generations[writing.places] = generations
+        self._is_kept[writing.places] = True
+        self._named.forget(writing.places)
         names = rows(plan.hashes)
         parents = rows([plan.parent_hash or ROOT, *plan.hashes[:-1]])
         skips = np.zeros(num_extents, dtype=np.int64)
-        return Extents(writing.places, generations, starts, skips, names, parents, self.is_private)
+        return Extents(writing.places, generations, starts, skips, names, parents, suffix=self._suffix)
 
     def end_write(self, writing: Writing, *, is_good: bool) -> None:
         """They are there, or never will be."""
-        if is_good:
-            if writing.life.commit(writing.plan) and writing.life is self._allocator:
-                self._note(writing.plan)
-        else:
+        self._is_kept[writing.places] = is_good and not self.is_private
+        if not is_good:
             writing.life.abort(writing.plan)
+        elif writing.life.commit(writing.plan) and writing.life is self._allocator:
+            self._note(writing)
 
     def drop(self, names: Sequence[bytes], index: int) -> None:
         """That extent is wrong or gone: it and what follows it are no longer known."""
@@ -182,11 +191,16 @@ class Directory:
 
     def reset(self) -> None:
         """It has nothing for this life. O(places), as array work."""
-        self.is_private = True
-        if self._record_events:
-            self._allocator.reset()
-            self._lives_before.append(self._allocator)
-        self._begin(np.argsort(self._generations, kind="stable"))
+        self._suffix = PRIVATE
+        self._retire()
+        self._begin(self._oldest_first())
+
+    def name_weights(self, suffix: bytes) -> None:
+        """See ``Contents``. O(places), as array work, and O(extents) of that suffix."""
+        assert self._suffix and suffix[:1] == NAMED, f"{self._suffix!r} before {suffix!r}"
+        self._suffix = suffix
+        self._retire()
+        self._take_up(self._named.of(suffix, self._generations))
 
     def deepest(self, chain: Sequence[bytes], limit: int) -> int:
         """The deepest checkpoint within the first ``limit`` positions, 0 if there is none.
@@ -227,6 +241,7 @@ class Directory:
     def check_invariants(self) -> None:
         """Places are those of slots, each once."""
         self._allocator.check_invariants()
+        self._named.check_invariants()
         order = np.sort(self._place_of)
         assert np.array_equal(order, np.arange(self.num_places)), "places are not those of slots"
 
@@ -241,12 +256,30 @@ class Directory:
             record_events=self._record_events,
         )
 
-    def _note(self, plan: StorePlan) -> None:
+    def _retire(self) -> None:
+        """What is there now is not for what comes."""
+        if self._record_events:
+            self._allocator.reset()
+            self._lives_before.append(self._allocator)
+
+    def _oldest_first(self) -> Ids:
+        """All places: first those that nobody will ask for. Of each kind the oldest come first."""
+        order: Ids = np.lexsort((self._generations, self._is_kept))
+        return order
+
+    def _note(self, writing: Writing) -> None:
+        """Remember what has a suffix, and where bags begin."""
+        plan = writing.plan
+        parents = [plan.parent_hash or ROOT, *plan.hashes[:-1]]
+        if self._suffix[:1] == NAMED:
+            self._named.note(writing.places, rows(plan.hashes), rows(parents), as_row(self._suffix))
+        self._note_ends(plan.hashes, parents)
+
+    def _note_ends(self, names: Sequence[bytes], parents: Sequence[bytes]) -> None:
         """Remember where bags begin among these extents, the latest of them."""
         if not self._has_bags:
             return
-        parents = [plan.parent_hash or ROOT, *plan.hashes[:-1]]
-        for name, parent in zip(plan.hashes, parents, strict=True):
+        for name, parent in zip(names, parents, strict=True):
             end = bag_name(name, 0)
             if end == parent or (self._is_hollow and parent == ROOT):
                 self._ends.pop(end, None)
@@ -257,14 +290,26 @@ class Directory:
     def _recover(self, facts: Sequence[TierFacts]) -> None:
         agreed = agree(facts, self.num_places)
         self._generations[agreed.places] = agreed.generations
+        is_named = np.asarray(agreed.suffixes.any(axis=1))
+        named = agreed.rows(is_named)
+        if len(named.places):
+            self._is_kept[named.places] = True
+            self._named.note(named.places, named.names, named.parents, named.suffixes)
+        self._take_up(agreed.rows(~is_named))
+
+    def _take_up(self, agreed: Agreed) -> None:
+        """Begin anew with what was kept."""
+        order = self._oldest_first()
+        self._begin(order)
         taken: list[int] = []
         for names, places in chains(agreed):
             plan = self._allocator.plan_store(names, len(names))
             if plan is not None:
                 taken += places[plan.start : plan.stop]
                 self._allocator.commit(plan)
-                self._note(plan)
+                self._note_ends(plan.hashes, [plan.parent_hash or ROOT, *plan.hashes[:-1]])
         # a fresh allocator has handed out its slots in ascending order
+        self._is_kept[taken] = True
         is_free = np.ones(self.num_places, dtype=np.bool_)
         is_free[taken] = False
-        self._place_of = np.concatenate([np.array(taken, dtype=np.int64), np.flatnonzero(is_free)])
+        self._place_of = np.concatenate([np.array(taken, dtype=np.int64), order[is_free[order]]])

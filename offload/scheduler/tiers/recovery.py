@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from offload.messages import NAME_BYTES, Ids, Names, TierFacts
+from offload.messages import NAME_BYTES, SUFFIX_BYTES, Ids, Names, TierFacts
 from offload.scheduler.tiers.names import ROOT
 
 
@@ -17,18 +18,25 @@ class Agreed(NamedTuple):
         generations: of what lies there, ``int64[n]``.
         names: ``uint8[n, 32]``.
         parents: the same.
+        suffixes: ``uint8[n, 16]``.
     """
 
     places: Ids
     generations: Ids
     names: Names
     parents: Names
+    suffixes: Names
+
+    def rows(self, which: npt.NDArray[np.bool_]) -> "Agreed":
+        """Those of them."""
+        names, parents, suffixes = self.names[which], self.parents[which], self.suffixes[which]
+        return Agreed(self.places[which], self.generations[which], names, parents, suffixes)
 
 
 def agree(facts: Sequence[TierFacts], num_places: int) -> Agreed:
     """What all ranks have kept alike. O(places)."""
     generations, sizes = np.zeros((2, num_places), dtype=np.int64)
-    labels = np.zeros((num_places, 2 * NAME_BYTES), dtype=np.uint8)
+    labels = np.zeros((num_places, 2 * NAME_BYTES + SUFFIX_BYTES), dtype=np.uint8)
     num_told = np.zeros(num_places, dtype=np.int32)
     is_equal = np.ones(num_places, dtype=np.bool_)
     for fact in facts:
@@ -37,7 +45,10 @@ def agree(facts: Sequence[TierFacts], num_places: int) -> Agreed:
         theirs, slots = np.zeros((2, num_places), dtype=np.int64)
         theirs[places], slots[places] = fact.generations[is_there], fact.num_slots[is_there]
         named = np.zeros_like(labels)
-        named[places] = np.concatenate([fact.names[is_there], fact.parents[is_there]], axis=1)
+        suffixes = fact.suffixes
+        if suffixes is None:
+            suffixes = np.zeros((len(fact.places), SUFFIX_BYTES), dtype=np.uint8)
+        named[places] = np.concatenate([fact.names, fact.parents, suffixes], axis=1)[is_there]
         is_theirs = np.arange(num_places) % fact.num_parts == fact.part
         is_first = is_theirs & (num_told == 0)
         generations[is_first], labels[is_first] = theirs[is_first], named[is_first]
@@ -47,8 +58,8 @@ def agree(facts: Sequence[TierFacts], num_places: int) -> Agreed:
         num_told += is_theirs
     found = np.flatnonzero(is_equal & (num_told > 0) & (generations > 0))
     found = found[np.argsort(generations[found], kind="stable")]
-    names, parents = np.hsplit(labels[found], 2)
-    return Agreed(found, generations[found], names, parents)
+    names, parents, suffixes = np.hsplit(labels[found], [NAME_BYTES, 2 * NAME_BYTES])
+    return Agreed(found, generations[found], names, parents, suffixes)
 
 
 def chains(agreed: Agreed) -> Iterator[tuple[list[bytes], list[int]]]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import Extents, Ids
+from offload.messages import PRIVATE, SUFFIX_BYTES, Extents, Ids
 from offload.scheduler.tiers.beliefs import FRESH_SECONDS, Beliefs
 from offload.scheduler.tiers.names import Path, bag_names, name_of, names_of, places_of, rows
 from offload.scheduler.tiers.probes import MOST_NAMES, Probes
@@ -41,7 +41,8 @@ class SharedDirectory:
 
     It believes what it has seen, in answers and in what it has written itself. What it finds to be gone is
     not believed in, so that it is not offered again. After a reset all names get a random suffix, which no
-    other engine has: so neither reads what the other has written, and nothing must be deleted.
+    other engine has: so neither reads what the other has written, and nothing must be deleted. If the new
+    weights are given a name, the suffix is made from that, and all that have it share.
     """
 
     num_used = None
@@ -52,13 +53,13 @@ class SharedDirectory:
         beliefs: Beliefs,
         probes: Probes,
         clock: Callable[[], float],
-        make_suffix: Callable[[], bytes] = secrets.token_bytes,
+        make_secret: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """``clock`` in seconds; ``make_suffix`` gives another one at each call."""
+        """``clock`` in seconds; ``make_secret`` gives so many other bytes at each call."""
         self._beliefs = beliefs
         self._probes = probes
         self._clock = clock
-        self._make_suffix = make_suffix
+        self._make_secret = make_secret
         self._suffix = b""
         self._writing: dict[bytes, float] = {}
         self._checkpoints: dict[bytes, tuple[float, int]] = {}  # by the end asked for: since when, and where
@@ -135,9 +136,10 @@ class SharedDirectory:
         self._beliefs.deny(names, index)
 
     def reset(self) -> None:
-        self._suffix = self._make_suffix()
-        self._beliefs.clear()
-        self._writing, self._checkpoints = {}, {}
+        self._begin(PRIVATE + self._make_secret(SUFFIX_BYTES - 1))
+
+    def name_weights(self, suffix: bytes) -> None:
+        self._begin(suffix)
 
     def tidy(self) -> None:
         """Nothing is left to do."""
@@ -146,6 +148,11 @@ class SharedDirectory:
         """There are not too many answers."""
         self._beliefs.check_invariants()
         assert len(self._checkpoints) <= _MOST_ANSWERS, f"{len(self._checkpoints)} answers are known"
+
+    def _begin(self, suffix: bytes) -> None:
+        self._suffix = suffix
+        self._beliefs.clear()
+        self._writing, self._checkpoints = {}, {}
 
     def _learn(self, names: Sequence[bytes], start: int, num_asked: int, num_found: int) -> None:
         """Of so many names from ``start`` on, ``num_found`` leading ones are there."""

@@ -86,7 +86,14 @@ def make_tier(
         return Standing(used, places, extent_bytes, directory.epoch, directory.is_private, left)
 
     events = BelowEvents(directory.take_events, lambda: directory.is_listing, grid.positions)
-    return Below([spills, fetches], [fetches], spills.ending, standing, events if has_events else None)
+    return Below(
+        [spills, fetches],
+        [fetches],
+        spills.ending,
+        standing,
+        events if has_events else None,
+        directory.name_weights,
+    )
 
 
 def make_store(
@@ -102,7 +109,7 @@ def make_store(
     directory = SharedDirectory(Beliefs(common.clock), probes, common.clock)
     budget = WriteBudget(limits.bytes_per_day or _NO_LIMIT, _NO_LIMIT, common.clock)
     spills, fetches = _flows(spill, fetch, common, directory, grid, budget, facts, limits)
-    return Below([spills, fetches, probes], [fetches], spills.ending)
+    return Below([spills, fetches, probes], [fetches], spills.ending, name_weights=directory.name_weights)
 
 
 def _grid(name: str, common: Common, facts: Sequence[TierFacts]) -> Grid:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import NAME_BYTES, Ids
+from offload.messages import NAME_BYTES, SUFFIX_BYTES, Ids, is_private
 from offload.worker.media.base import (
     BadExtentError,
     Extent,
@@ -59,25 +59,27 @@ class MemoryMedium:
 
     def recover(self) -> Recovered:
         """What lies where and is not private."""
-        kept = {place: each for place, each in sorted(self.kept.items()) if not each.label.is_private}
+        kept = {place: each for place, each in sorted(self.kept.items()) if not is_private(each.label.suffix)}
         unknown = np.zeros(NAME_BYTES, dtype=np.uint8)
         names = [(each.label.name, each.label.parent) for each in kept.values()]
         rows = np.array(
             [[unknown if each is None else each for each in pair] for pair in names], dtype=np.uint8
         )
         rows = rows.reshape(len(kept), 2, NAME_BYTES)
+        suffixes = b"".join(each.label.suffix.ljust(SUFFIX_BYTES, b"\0") for each in kept.values())
         return Recovered(
             np.array(list(kept), dtype=np.int64),
             np.array([each.generation for each in kept.values()], dtype=np.int64),
             np.array([len(each.seals) for each in kept.values()], dtype=np.int64),
             rows[:, 0],
             rows[:, 1],
+            np.frombuffer(suffixes, dtype=np.uint8).reshape(len(kept), SUFFIX_BYTES),
         )
 
     def reopen(self, other: "MemoryMedium") -> None:
         """Take over what another has kept, as if the process had been started again."""
         self._newest = other._newest.copy()
-        self.kept = {place: each for place, each in other.kept.items() if not each.label.is_private}
+        self.kept = {place: each for place, each in other.kept.items() if not is_private(each.label.suffix)}
 
     def submit(self, job: MediumJob) -> None:
         error = reason_against(job, self._pool, self._num_places, self._extent_slots)

@@ -1,6 +1,7 @@
 """The virtual engine: vLLM's scheduler, driven as vLLM's engine core drives it."""
 
 import random
+import zlib
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -208,6 +209,17 @@ class VirtualEngine:
             if done:
                 self.generation += 1
         return done
+
+    def load_weights(self, version: str, *, running: bool = False) -> bool:
+        """As a trainer does: new weights, a reset, and their name. Returns whether they are loaded.
+
+        KV of weights of one name is the same, whichever engine computes it.
+        """
+        if not self.reset(running=running):
+            return False
+        self.generation = 1_000_000 + zlib.crc32(version.encode())
+        self.side.weights.name(version)
+        return True
 
     def can_reset_running(self) -> bool:
         """Whether vLLM allows to reset under running requests: nobody else may hold a block."""

@@ -121,4 +121,9 @@ class Workload:
         if rng.random() < 0.5:
             engine.flush()
         running = engine.can_reset_running()
-        engine.reset(connector=rng.random() < 0.7, running=running and rng.random() < 0.7)
+        connector, running = rng.random() < 0.7, running and rng.random() < 0.7
+        version = random.Random(engine.history.step).choice([None, "A", "B"])
+        if connector and version is not None:
+            engine.load_weights(version, running=running)
+        else:
+            engine.reset(connector=connector, running=running)

@@ -57,14 +57,13 @@ class Label(NamedTuple):
     Attributes:
         name: the prefix hash of its last position, ``uint8[32]``; None: unknown.
         parent: that of the extent before it in its chain, zeros if there is none.
-        is_private: nobody may be told of it once the medium was opened again.
         depth: how many come before it in its chain.
-        suffix: it belongs behind the name.
+        suffix: it belongs behind the name. If it ``is_private``, nobody may be told of the extent once the
+            medium was opened again.
     """
 
     name: Names | None = None
     parent: Names | None = None
-    is_private: bool = False
     depth: int = 0
     suffix: bytes = b""
 
@@ -85,9 +84,8 @@ class MediumJob:
         names: PUT: what each is called, ``uint8[extents, 32]``; None: all zeros. Media that find extents by
             name have it of every job, and do not look at places and generations.
         parents: PUT: how the one before it is called; the same.
-        is_private: PUT: it is not known any more once the medium was opened again.
         depths: how many come before each in its chain, ``int64[extents]``; None: none.
-        suffix: belongs behind each name; what was put with another one is not found.
+        suffix: belongs behind each name; what was put with another one is not found. See ``Label``.
         is_last_wanted: PROBE: see ``Extents``.
     """
 
@@ -101,7 +99,6 @@ class MediumJob:
     skips: Ids | None = None
     names: Names | None = None
     parents: Names | None = None
-    is_private: bool = False
     depths: Ids | None = None
     suffix: bytes = b""
     is_last_wanted: bool = False
@@ -141,7 +138,6 @@ class MediumJob:
         return Label(
             None if self.names is None else self.names[index],
             None if self.parents is None else self.parents[index],
-            self.is_private,
             0 if self.depths is None else int(self.depths[index]),
             self.suffix,
         )

@@ -144,7 +144,6 @@ class MediumCopier:
                 extents.skips,
                 extents.names,
                 extents.parents,
-                extents.is_private,
                 extents.depths,
                 extents.suffix,
                 extents.is_last_wanted,
@@ -188,7 +187,7 @@ def store_facts(extent_slots: int, share: Share) -> TierFacts:
     """What this rank tells of a medium that others write, too: how large an extent is."""
     none: Ids = np.empty(0, dtype=np.int64)
     names = np.empty((0, NAME_BYTES), dtype=np.uint8)
-    return TierFacts(0, 0, extent_slots, none, none, none, names, names, share.part, share.num_parts)
+    return TierFacts(0, 0, extent_slots, none, none, none, names, names, None, share.part, share.num_parts)
 
 
 def tier_facts(kept: Kept, epoch: int, num_places: int, extent_slots: int, share: Share) -> TierFacts:
@@ -202,6 +201,7 @@ def tier_facts(kept: Kept, epoch: int, num_places: int, extent_slots: int, share
         kept.num_slots,
         kept.names,
         kept.parents,
+        kept.suffixes,
         share.part,
         share.num_parts,
     )

@@ -4,11 +4,12 @@ import threading
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from offload.files.private import PrivateDirectory
 from offload.files.reading import OpenDirectory
 from offload.files.records import RecordLog, Records, read_records
-from offload.messages import NAME_BYTES, Ids, Names
+from offload.messages import NAME_BYTES, PRIVATE, SUFFIX_BYTES, Ids, Names
 from offload.worker.media.base import BadExtentError, Label
 from offload.worker.media.slab_file import SlabShape
 from offload.worker.seals import Checksums
@@ -16,7 +17,7 @@ from offload.worker.seals import Checksums
 SEALS = "seals"
 
 _COLUMNS = ("place", "generation", "num_slots")
-_NAMES = ("name", "parent")
+_NAMES = ("name", "parent", "suffix")
 _PLAIN = 0
 """The codec of bytes that lie there as they were. There is no other yet."""
 _NONE = 0
@@ -32,6 +33,7 @@ class Kept(NamedTuple):
         num_slots: of each extent, ``int64[n]``.
         names: of each, ``uint8[n, 32]``; see ``Label``.
         parents: the same.
+        suffixes: the same, ``uint8[n, 16]``.
     """
 
     places: Ids
@@ -39,6 +41,7 @@ class Kept(NamedTuple):
     num_slots: Ids
     names: Names
     parents: Names
+    suffixes: Names
 
 
 class SealLog:
@@ -126,10 +129,11 @@ class SealLog:
         record = self._log.blank(1)
         record["place"], record["generation"], record["num_slots"] = place, generation, len(seals)
         record["sums"][0, : len(seals)] = seals
-        record["is_private"], record["codec"] = label.is_private, _PLAIN
-        for field, value in zip(_NAMES, (label.name, label.parent), strict=True):
+        record["codec"] = _PLAIN
+        suffix = np.frombuffer(label.suffix, dtype=np.uint8)
+        for field, value in zip(_NAMES, (label.name, label.parent, suffix), strict=True):
             if value is not None:
-                record[field][0] = value
+                record[field][0, : len(value)] = value
         with self._files:
             self._log.append(record)
             with self._table:
@@ -163,7 +167,7 @@ class SealLog:
         good = _of_places(records, self._shape)
         self._known[good["place"]] = good  # of several of one place the last stays
         self._newest = self._known["generation"].copy()
-        self._known["generation"][self._known["is_private"] != 0] = _NONE
+        self._known["generation"][_are_private(self._known)] = _NONE
         return num_bad + len(records) - len(good)
 
     def _compact(self) -> None:
@@ -183,7 +187,7 @@ def read_seals(directory: OpenDirectory, shape: SlabShape, namespace: str) -> Re
     newest = _of_places(records, shape)[::-1]
     _, first = np.unique(newest["place"], return_index=True)
     newest = newest[first]
-    kept: Records = newest[newest["is_private"] == 0]
+    kept: Records = newest[~_are_private(newest)]
     return kept
 
 
@@ -191,8 +195,9 @@ def _fields(shape: SlabShape) -> np.dtype[Any]:
     """Of a record."""
     return np.dtype(
         [
-            *((name, "<i8") for name in (*_COLUMNS, "is_private", "codec")),
-            *((name, "u1", (NAME_BYTES,)) for name in _NAMES),
+            *((name, "<i8") for name in (*_COLUMNS, "codec")),
+            *((name, "u1", (NAME_BYTES,)) for name in _NAMES[:2]),
+            (_NAMES[2], "u1", (SUFFIX_BYTES,)),
             ("sums", "<u8", (shape.extent_slots,)),
         ]
     )
@@ -200,6 +205,11 @@ def _fields(shape: SlabShape) -> np.dtype[Any]:
 
 def _identity(shape: SlabShape, namespace: str) -> str:
     return f"seals\n{shape.slot_bytes}\n{shape.extent_slots}\n{namespace}"
+
+
+def _are_private(records: Records) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = records["suffix"][:, 0] == ord(PRIVATE)
+    return found
 
 
 def _of_places(records: Records, shape: SlabShape) -> Records:

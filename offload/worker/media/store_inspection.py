@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from offload.errors import TierError
+from offload.messages import PRIVATE
 from offload.worker.media.resp import Connection, Reply, StoreError
 from offload.worker.media.store_names import KEY_PREFIX
 from offload.worker.media.store_value import is_whole
@@ -122,4 +123,4 @@ def _ask(connection: Connection, command: bytes, keys: Sequence[bytes]) -> Itera
 def _parts(key: bytes) -> tuple[str, str, bool]:
     """Namespace, rank, and whether it is private."""
     _, name, rank, *rest = key.decode(errors="replace").split(":")
-    return name, rank, len(rest) > 1
+    return name, rank, len(rest) > 1 and rest[1].startswith(PRIVATE.hex())

@@ -6,9 +6,10 @@ from typing import ClassVar, NamedTuple, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from offload.messages import EPOCH_SHIFT, Extents
+from offload.messages import EPOCH_SHIFT, PRIVATE, Extents
 from offload.scheduler.tiers.directory import Directory, Reading, Writing
 from offload.scheduler.tiers.names import ROOT, Grid
+from offload.scheduler.weights import suffix_of
 from tests.offload.scheduler.tiers.facts import SLOTS, Told, facts, starts
 from tests.strategies import chains
 
@@ -24,7 +25,7 @@ class Record(NamedTuple):
     generation: int
     name: bytes
     parent: bytes
-    is_private: bool
+    suffix: bytes
 
 
 @dataclass(eq=False)
@@ -86,14 +87,15 @@ class DirectoryMachine(RuleBasedStateMachine):
         """A new engine over what the disks have."""
         self.epoch += 1
         self.life += 1
-        self.is_private = False
+        self.suffix = b""
+        self.is_unused = False
         self.in_flight: list[Write | Read] = []
         told = [
             facts(
                 [
-                    Told(place, record.generation, record.name, record.parent)
+                    Told(place, record.generation, record.name, record.parent, suffix=record.suffix)
                     for place, record in disk.kept.items()
-                    if not record.is_private
+                    if record.suffix != PRIVATE
                 ],
                 num_places=self.num_places,
                 epoch=self.epoch,
@@ -103,22 +105,28 @@ class DirectoryMachine(RuleBasedStateMachine):
             for rank, disk in enumerate(self.disks)
         ]
         self.directory = Directory(told, policy=self.policy, clock=lambda: self.now)
-        self.parents = self.recoverable()
-        self.committed = {name for name in self.parents if self.reaches_root(name)}
+        self.noted = self.alike()  # under names, by place
+        self.take_up(self.noted)
 
     # What the model thinks
 
     def ranks_of(self, place: int) -> list[Disk]:
         return [disk for rank, disk in enumerate(self.disks) if (place - rank) % self.num_parts == 0]
 
-    def recoverable(self) -> dict[bytes, bytes]:
-        """Names that all ranks tell of alike, with their parents."""
-        parents = {}
+    def alike(self) -> dict[int, Record]:
+        """What all ranks have alike, by place."""
+        found = {}
         for place in range(self.num_places):
             first, *others = [disk.kept.get(place) for disk in self.ranks_of(place)]
-            if first is not None and not first.is_private and all(other == first for other in others):
-                parents[first.name] = first.parent
-        return parents
+            if first is not None and all(other == first for other in others):
+                found[place] = first
+        return found
+
+    def take_up(self, records: dict[int, Record]) -> None:
+        """Of these, those are known that have the suffix of this life, and all that they follow."""
+        mine = [record for record in records.values() if record.suffix == self.suffix]
+        self.parents = {record.name: record.parent for record in mine}
+        self.committed = {name for name in self.parents if self.reaches_root(name)}
 
     def reaches_root(self, name: bytes) -> bool:
         while name in self.parents:
@@ -165,7 +173,7 @@ class DirectoryMachine(RuleBasedStateMachine):
         first = writing.plan.start
         assert 1 <= len(places) <= limit
         assert extents.starts.tolist() == [SLOTS * index for index in range(len(places) + 1)]
-        assert not extents.skips.any() and extents.is_private == self.is_private
+        assert not extents.skips.any() and extents.suffix == self.suffix
         assert extents.names is not None and extents.parents is not None
         told = [row.tobytes() for row in extents.names]
         assert told == names[first : first + len(places)]
@@ -173,12 +181,15 @@ class DirectoryMachine(RuleBasedStateMachine):
         assert parents == [ROOT, *names][first : first + len(places)]
         assert set(extents.generations.tolist()) == {self.epoch << EPOCH_SHIFT | (self.job_id + 1)}
         records = {
-            place: Record(generation, name, parent, extents.is_private)
+            place: Record(generation, name, parent, extents.suffix)
             for place, generation, name, parent in zip(
                 places, extents.generations.tolist(), told, parents, strict=True
             )
         }
         assert len(records) == len(places), "a place comes twice"
+        self.is_unused = False
+        for place in places:
+            self.noted.pop(place, None)
         is_refused = False
         for other in self.in_flight:
             if other.records.keys() & records.keys():
@@ -222,6 +233,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             self.cut(names)
         elif is_good and not write.is_cut:
             self.committed |= names
+            self.noted.update(write.records)
 
     def land(self, write: Write, is_good: bool, data: st.DataObject) -> None:
         """Records of it are on the disks: all, or some."""
@@ -271,16 +283,27 @@ class DirectoryMachine(RuleBasedStateMachine):
             self.cut({names[index]})
         assert self.directory.depth(names) == min(depth, index)
 
-    @precondition(lambda self: self.committed)
     @rule(is_it=SELDOM)
     def reset(self, is_it: bool) -> None:
         if not is_it:
             return
         self.directory.reset()
-        self.is_private = True
+        self.suffix = PRIVATE
+        self.is_unused = True
         self.life += 1
         self.committed = set()
         assert self.directory.is_private and self.directory.num_used == 0
+
+    @precondition(lambda self: self.is_unused)
+    @rule(version=st.sampled_from("AB"))
+    def name_weights(self, version: str) -> None:
+        """Nothing was written since the reset: it has what was written under that name."""
+        self.suffix = suffix_of(version)
+        self.directory.name_weights(self.suffix)
+        self.is_unused = False
+        self.life += 1
+        self.take_up({place: each for place, each in self.noted.items() if self.alike().get(place) == each})
+        assert not self.directory.is_private and self.directory.num_used == len(self.committed)
 
     @precondition(lambda self: self.committed)
     @rule(is_it=SELDOM, data=st.data())

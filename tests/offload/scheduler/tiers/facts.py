@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import Ids, TierFacts
+from offload.messages import SUFFIX_BYTES, Ids, TierFacts
 from offload.scheduler.tiers.directory import Writing
 from offload.scheduler.tiers.names import ROOT, rows
 
@@ -21,6 +21,7 @@ class Told(NamedTuple):
     name: bytes
     parent: bytes = ROOT
     num_slots: int = SLOTS
+    suffix: bytes = b""
 
 
 def name(label: str) -> bytes:
@@ -42,6 +43,9 @@ def facts(
         np.array([each.num_slots for each in told], dtype=np.int64),
         rows([each.name for each in told]),
         rows([each.parent for each in told]),
+        np.array([list(each.suffix.ljust(SUFFIX_BYTES, b"\0")) for each in told], dtype=np.uint8).reshape(
+            -1, SUFFIX_BYTES
+        ),
         part,
         num_parts,
     )

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
-from offload.messages import EPOCH_SHIFT
+from offload.messages import EPOCH_SHIFT, PRIVATE
 from offload.scheduler.tiers.directory import Directory
 from tests.offload.scheduler.tiers.directory_machine import DirectoryMachine
 from tests.offload.scheduler.tiers.facts import Told, facts, name, starts
@@ -76,10 +76,10 @@ def test_a_reset_takes_the_places_first_that_hold_nothing() -> None:
 def test_what_is_written_after_a_reset_is_private() -> None:
     tier = directory(Told(0, 5, A))
     before = tier.write([A, B], 2, 1)
-    assert before is not None and not tier.extents(before, 1, starts(before)).is_private
+    assert before is not None and not tier.extents(before, 1, starts(before)).suffix
     tier.reset()
     after = tier.write([A, B], 2, 2)
-    assert after is not None and tier.extents(after, 2, starts(after)).is_private
+    assert after is not None and tier.extents(after, 2, starts(after)).suffix == PRIVATE
     tier.end_write(before, is_good=True)
     assert tier.depth([A, B]) == 0, "what was under way is of another life"
     tier.end_write(after, is_good=True)

@@ -47,8 +47,9 @@ def test_what_both_have_is_found_the_oldest_first() -> None:
         Told(3, 7, A, C),
         Told(4, 7, A, B),
         Told(3, 7, A, B, num_slots=SLOTS - 1),
+        Told(3, 7, A, B, suffix=b"v"),
     ],
-    ids=["nothing", "generation", "name", "parent", "place", "slots"],
+    ids=["nothing", "generation", "name", "parent", "place", "slots", "suffix"],
 )
 @pytest.mark.parametrize("is_first", [False, True])
 def test_what_one_rank_has_otherwise_is_not_found(theirs: Told | None, is_first: bool) -> None:
@@ -146,6 +147,7 @@ def test_any_records_make_chains(data: st.DataObject) -> None:
         st.sampled_from(labels),
         st.sampled_from([ROOT, ROOT, *labels]),
         st.just(SLOTS),
+        st.just(b""),
     )
     told = data.draw(st.lists(drawn, max_size=12, unique_by=lambda each: each.place))
     newest: dict[bytes, Told] = {}

@@ -99,7 +99,7 @@ def test_what_no_extent_has_does_not_count(path: Path, pool: Pool) -> None:
 
 def test_private_ones_are_not_there(medium: SlabMedium, tmp_path: Path, pool: Pool) -> None:
     job = pool.put(2, [(0, 2, [40, 41]), (9, 2, [42])])
-    object.__setattr__(job, "is_private", True)
+    object.__setattr__(job, "suffix", b"p")
     assert run(medium, job).error is None
     contents = look_into(tmp_path / "x")
     assert contents is not None

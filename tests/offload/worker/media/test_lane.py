@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from offload.messages import POOL, Extents, Ids, Route
+from offload.messages import POOL, PRIVATE, SUFFIX_BYTES, Extents, Ids, Route
 from offload.testing.media.memory import MemoryMedium
 from offload.worker.copiers.base import CopyEnd
 from offload.worker.lanes import Lane
@@ -77,12 +77,12 @@ def names_of(*letters: str) -> np.ndarray:
     return np.frombuffer(b"".join(each.encode() * 32 for each in letters), dtype=np.uint8).reshape(-1, 32)
 
 
-def written(is_private: bool = False) -> Extents:
+def written(suffix: bytes = b"") -> Extents:
     """Three extents of four blocks each."""
     starts = ids(0, 4, 8, 12)
     skips, generations = ids(0, 0, 0), ids(70, 70, 70)
     places = ids(4, 7, 2)
-    return Extents(places, generations, starts, skips, names_of(*"ABC"), names_of(*"0AB"), is_private)
+    return Extents(places, generations, starts, skips, names_of(*"ABC"), names_of(*"0AB"), suffix=suffix)
 
 
 def read() -> Extents:
@@ -93,12 +93,12 @@ def read() -> Extents:
 # One rank
 
 
-@pytest.mark.parametrize("is_private", [False, True])
-def test_a_spill_has_names_and_the_pools_seals(is_private: bool) -> None:
+@pytest.mark.parametrize("suffix", [b"", PRIVATE])
+def test_a_spill_has_names_and_the_pools_seals(suffix: bytes) -> None:
     rank, slots = Rank(), np.arange(20, 32)
-    rank.submit(rank.spill, written(is_private), slots)
+    rank.submit(rank.spill, written(suffix), slots)
     job = rank.job
-    assert (job.job_id, job.verb, job.is_private) == (5, Verb.PUT, is_private)
+    assert (job.job_id, job.verb, job.suffix) == (5, Verb.PUT, suffix)
     assert job.places.tolist() == [4, 7, 2]
     assert job.generations.tolist() == [70, 70, 70]
     assert job.starts.tolist() == [0, 4, 8, 12]
@@ -232,13 +232,15 @@ def test_a_rank_without_a_part_has_an_empty_job() -> None:
 
 def test_what_is_kept_is_told_by_the_places_of_all() -> None:
     names, parents = names_of("A", "B"), names_of("0", "A")
-    kept = Kept(ids(0, 3), ids(7, 9), ids(4, 4), names, parents)
+    suffixes = np.full((2, SUFFIX_BYTES), 7, dtype=np.uint8)
+    kept = Kept(ids(0, 3), ids(7, 9), ids(4, 4), names, parents, suffixes)
     facts = tier_facts(kept, 2, 6, EXTENT, SECOND)
     assert facts.places.tolist() == [1, 7]
     assert (facts.num_places, facts.epoch, facts.extent_slots) == (12, 2, EXTENT)
     assert (facts.part, facts.num_parts) == (1, 2)
     assert np.array_equal(facts.names, names) and np.array_equal(facts.parents, parents)
     assert facts.generations.tolist() == [7, 9] and facts.num_slots.tolist() == [4, 4]
+    assert facts.suffixes is suffixes
 
 
 # Down and up again
