@@ -12,17 +12,18 @@ from offload.errors import OffloadError, without_vllm
 from offload.files.memory_path import look_for_room
 from offload.files.probe import probe
 from offload.files.tier_path import check_live
+from offload.mooncake_config import MooncakeConfig
 from offload.pool_command import add_pool_command
 from offload.pool_config import SharedMemoryConfig
 from offload.provenance import own_version
 from offload.sizing.command import add_size_command
 from offload.status_command import add_status_command
 from offload.store_config import StoreConfig
+from offload.store_probe import probe_store
 from offload.tier_command import add_tier_command
 from offload.tier_config import DiskConfig
 from offload.vllm.certification.command import add_certify_command
 from offload.weights_command import add_reset_command
-from offload.worker.media.resp_check import probe_store
 from offload.worker.pool.host_limits import free_memory_bytes, host_memory_bytes
 
 _NEW_WEIGHTS = """\
@@ -128,7 +129,7 @@ def _disk(tier: DiskConfig) -> str:
     return f"{tier.path}: {tier.gib:g} GiB, {found.free_bytes / GIB:.1f} free{kept}; reads and writes {how}"
 
 
-def _store(tier: StoreConfig) -> str:
+def _store(tier: StoreConfig | MooncakeConfig) -> str:
     """What a store has to offer. Raises TierError where it cannot be had."""
     found = probe_store(tier)
     text = f"{tier}: answers in {1000 * found.seconds:.2f} ms, and keeps what is written"

@@ -106,13 +106,9 @@ class StoreConfig:
             raise ConfigError(
                 f"ttl_seconds of a store is {seconds!r}; give 1 or more, such as 86400 for a day"
             )
-        seconds = self.wait_seconds
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 10:
-            raise ConfigError(f"wait_seconds of a store is {seconds!r}; give 0 to 10, such as 0.02")
+        check_wait_seconds(self.wait_seconds)
         for name in ("ca_file", "password_file", "name_key_file"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not os.path.isabs(value)):
-                raise ConfigError(f'{name} of a store is {value!r}; give a path from "/" on')
+            check_path(name, getattr(self, name))
         if self.password_file is not None and address.password:
             raise ConfigError("a store has a password in url and a password_file; give one of them")
         if self.ca_file is not None and not address.is_tls:
@@ -140,15 +136,7 @@ class StoreConfig:
         Raises:
             ConfigError: its file cannot be read, or is too short to be one.
         """
-        if self.name_key_file is None:
-            return None
-        key = _read(self.name_key_file, "name_key_file").strip()
-        if len(key) < _LEAST_KEY_BYTES:
-            raise ConfigError(
-                f"name_key_file {self.name_key_file} has {len(key)} bytes; {_LEAST_KEY_BYTES} or more are a "
-                f"secret, such as: openssl rand -hex 32"
-            )
-        return key
+        return read_name_key(self.name_key_file)
 
     @property
     def shown(self) -> str:
@@ -158,6 +146,35 @@ class StoreConfig:
     def __str__(self) -> str:
         """Its kind and address, without secrets."""
         return f"{self.kind} at {self.shown}"
+
+
+def check_wait_seconds(seconds: object) -> None:
+    """Refuse what is no time to wait for a store."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 10:
+        raise ConfigError(f"wait_seconds of a store is {seconds!r}; give 0 to 10, such as 0.02")
+
+
+def check_path(name: str, path: object) -> None:
+    """Refuse what is no path of a file. None is no file."""
+    if path is not None and (not isinstance(path, str) or not os.path.isabs(path)):
+        raise ConfigError(f'{name} of a store is {path!r}; give a path from "/" on')
+
+
+def read_name_key(path: str | None) -> bytes | None:
+    """The secret in that file; None: there is none.
+
+    Raises:
+        ConfigError: the file cannot be read, or is too short to be one.
+    """
+    if path is None:
+        return None
+    key = _read(path, "name_key_file").strip()
+    if len(key) < _LEAST_KEY_BYTES:
+        raise ConfigError(
+            f"name_key_file {path} has {len(key)} bytes; {_LEAST_KEY_BYTES} or more are a "
+            f"secret, such as: openssl rand -hex 32"
+        )
+    return key
 
 
 def _read(path: str, setting: str) -> bytes:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import ConfigError
+from offload.mooncake_config import MOONCAKE, MooncakeConfig
 from offload.store_config import STORES, StoreConfig
 
 GIB = 1 << 30
 DISK = "disk"
-KINDS = (DISK, *STORES)
+KINDS = (DISK, *STORES, MOONCAKE)
 SHUTDOWN_SECONDS = 10.0
 
 
@@ -85,7 +86,7 @@ class DiskConfig:
         return root_of(Path(self.path))
 
 
-TierConfig = DiskConfig | StoreConfig
+TierConfig = DiskConfig | StoreConfig | MooncakeConfig
 
 
 def root_of(path: Path) -> Path:
@@ -121,6 +122,10 @@ def _read_tier(value: object) -> TierConfig:
     if kind in STORES:
         _check_keys(kind, settings, ["admit", *_names(StoreConfig)], {"url": '"redis://host:6379/0"'})
         return StoreConfig(kind=kind, second_use=_second_use(settings), **settings)
+    if kind == MOONCAKE:
+        needed = {"master_server_address": '"10.0.0.5:50051"'}
+        _check_keys(kind, settings, ["admit", *_names(MooncakeConfig)], needed)
+        return MooncakeConfig(second_use=_second_use(settings), **settings)
     if kind != DISK:
         raise ConfigError(f"kind of a tier is {kind!r}; use one of: {', '.join(KINDS)}")
     _check_keys(kind, settings, _names(DiskConfig), {"path": '"/var/cache/kv"', "gib": "500"})

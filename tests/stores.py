@@ -59,6 +59,11 @@ class StoreServer:
         return f"unix://{self._who}{self._socket_path}"
 
     @property
+    def settings(self) -> dict[str, object]:
+        """Of a tier."""
+        return {"kind": self.kind, "url": self.url}
+
+    @property
     def tcp_url(self) -> str:
         return f"redis://{self._who}127.0.0.1:{self.port}/0"
 

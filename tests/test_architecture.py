@@ -73,6 +73,7 @@ STATEFUL = {
     "offload.scheduler.tiers.spills.Spills",
     "offload.scheduler.waiting.Waiting",
     "offload.testing.memory_engine.MemoryEngine",
+    "offload.worker.media.named.NamedMedium",
     "offload.worker.media.outage.Outage",
     "offload.worker.media.resp_medium.RespMedium",
     "offload.worker.allowance.Allowance",
@@ -126,6 +127,8 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.worker.media.lane.MediumCopier",  # all it has are the jobs of its medium
     "offload.worker.media.lane.MediumLane",  # it has no state
     "offload.worker.media.lane.ProbeLane",  # the same
+    "offload.worker.media.mooncake.MooncakeClient",  # the library's
+    "offload.worker.media.mooncake_medium.MooncakeMedium",  # by NamedMedium; the rest is for one call
     "offload.worker.media.resp.Connection",  # the kernel's, and bytes that nobody has taken yet
     "offload.worker.media.runner._Mover",  # by Runner: whether it hangs is a matter of time
     "offload.worker.media.runner._Task",  # by Runner

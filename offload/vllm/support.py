@@ -14,13 +14,14 @@ from offload.errors import ConfigError, UnsupportedError
 from offload.files.memory_path import look_for_room
 from offload.files.probe import probe
 from offload.observe.recorder import check_divides
+from offload.store_probe import probe_store
 from offload.tier_config import DiskConfig
 from offload.vllm.groups import KINDS, cached_groups, is_full, layer_specs
 from offload.vllm.namespace import check_hashes
 from offload.vllm.plugin import CONNECTOR
 from offload.vllm.replicas import most_replicas
 from offload.vllm.versions import is_on_trial
-from offload.worker.media.resp_check import StoreGoneError, probe_store
+from offload.worker.media.resp_check import StoreGoneError
 from offload.worker.pool.host_limits import check_host_memory, host_memory_bytes
 from offload.worker.pool.pin_probe import check_pinning
 

@@ -13,14 +13,16 @@ from offload.config import OffloadConfig
 from offload.errors import UnsupportedError
 from offload.files.tier_path import open_one
 from offload.messages import POOL, SCHEDULER, Route, TierFacts
+from offload.mooncake_config import MooncakeConfig
 from offload.scheduler.common import Common
 from offload.scheduler.flow import Below
 from offload.scheduler.tiers.tier import TierLimits, make_store, make_tier
-from offload.store_config import StoreAddress, StoreConfig
+from offload.store_config import StoreConfig
 from offload.tier_config import DISK, SHUTDOWN_SECONDS, Admit, DiskConfig
 from offload.vllm.groups import shape_of
 from offload.vllm.namespace import namespace_of
 from offload.vllm.places import Place
+from offload.worker.media.base import Medium, PoolSlots
 from offload.worker.media.lane import (
     LanesBelow,
     PoolParts,
@@ -29,6 +31,7 @@ from offload.worker.media.lane import (
     store_lanes,
     tier_facts,
 )
+from offload.worker.media.mooncake_medium import MooncakeMedium, MooncakeOptions
 from offload.worker.media.resp_medium import RespMedium, RespOptions
 from offload.worker.media.slab import SlabMedium
 from offload.worker.media.slab_file import SlabShape
@@ -39,6 +42,7 @@ _EXTENT_BYTES = 2 << 20
 _STORE_EXTENT_BYTES = 1 << 20
 _TEARDOWN_SECONDS = 2.5
 """That a shutdown takes beside."""
+AnyStore = StoreConfig | MooncakeConfig
 _VALUE_BYTES = 32
 """What a store keeps beside a value in one piece of memory."""
 
@@ -99,7 +103,7 @@ def _disk_place(label: str, tier: DiskConfig, policy: str, engine: _Engine) -> P
     )
 
 
-def _store_place(label: str, tier: StoreConfig, policy: str, engine: _Engine) -> Place:
+def _store_place(label: str, tier: AnyStore, policy: str, engine: _Engine) -> Place:
     spill, fetch = Route("spill", POOL, label), Route("fetch", label, POOL)
     probe = Route("probe", label, SCHEDULER)
     admit = Admit.SECOND_USE if tier.second_use else Admit.ALL
@@ -111,18 +115,25 @@ def _store_place(label: str, tier: StoreConfig, policy: str, engine: _Engine) ->
 
     def make_lanes(pool: PoolParts) -> LanesBelow:
         extent_slots = store_extent_slots(pool.slots.slot_bytes, engine.columns)
-        medium = RespMedium(
-            tier.address,
-            pool.slots,
-            whose=Whose(f"{engine.namespace}\n{extent_slots}", engine.rank_of(pool)),
-            extent_slots=extent_slots,
-            options=RespOptions(ca_file=tier.ca_file, ttl_seconds=tier.ttl_seconds, name_key=tier.name_key),
-        )
-        lanes = store_lanes(spill, fetch, probe, medium, pool)
+        whose = Whose(f"{engine.namespace}\n{extent_slots}", engine.rank_of(pool))
+        lanes = store_lanes(spill, fetch, probe, _store_medium(tier, pool.slots, whose, extent_slots), pool)
         return LanesBelow(lanes, store_facts(extent_slots, pool.share))
 
-    about = {"url": str(StoreAddress.of(tier.url)), "admit": str(admit)} | engine.about(label, tier.kind)
+    about = {"url": tier.shown, "admit": str(admit)} | engine.about(label, tier.kind)
     return Place(make_flows, make_lanes, about)
+
+
+def _store_medium(tier: AnyStore, slots: PoolSlots, whose: Whose, extent_slots: int) -> Medium:
+    if isinstance(tier, MooncakeConfig):
+        options = MooncakeOptions(name_key=tier.name_key)
+        return MooncakeMedium(tier, slots, whose=whose, extent_slots=extent_slots, options=options)
+    return RespMedium(
+        tier.address,
+        slots,
+        whose=whose,
+        extent_slots=extent_slots,
+        options=RespOptions(ca_file=tier.ca_file, ttl_seconds=tier.ttl_seconds, name_key=tier.name_key),
+    )
 
 
 def store_extent_slots(slot_bytes: int, columns: int) -> int:

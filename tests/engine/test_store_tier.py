@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from offload.mooncake_config import MOONCAKE
 from offload.testing.engines.hybrids import HYBRIDS, tiny_hybrid
 from offload.vllm.tiers import store_extent_slots
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, TOLERANCE, Answer, difference, prompt_of
@@ -15,6 +16,7 @@ from tests.engine.engine import Engine, model_directory
 from tests.engine.process import EngineProcess
 from tests.engine.test_hybrid import QUESTIONS as HYBRID_QUESTIONS
 from tests.engine.test_hybrid import settings_of
+from tests.mooncake import MooncakeServer
 from tests.stores import SERVERS, StoreServer
 
 pytestmark = pytest.mark.engine
@@ -29,18 +31,22 @@ PROMPT, OTHER, THIRD = (prompt_of(WHOLE + 20, seed=seed) for seed in (1, 2, 3))
 _WAIT_SECONDS = 60.0
 
 
+Server = StoreServer | MooncakeServer
+
+
 @pytest.fixture
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreServer]:
-    server = StoreServer(getattr(request, "param", "redis"), tmp_path / "store")
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    kind, path = getattr(request, "param", "redis"), tmp_path / "store"
+    server = MooncakeServer(path) if kind == MOONCAKE else StoreServer(kind, path)
     yield server
     server.kill()
 
 
 def start(
-    path: Path, server: StoreServer, number: int, *, cpu_gib: float = 0.125, **arguments: Any
+    path: Path, server: Server, number: int, *, cpu_gib: float = 0.125, **arguments: Any
 ) -> EngineProcess:
     """An engine whose requests wait for answers however busy this machine is."""
-    tier = {"kind": server.kind, "url": server.url, "wait_seconds": 10}
+    tier = server.settings | {"wait_seconds": 10}
     settings = {"cpu_gib": cpu_gib, "tiers": [tier]}
     return EngineProcess(path / f"engine{number}.log", settings, **{"fork": True} | arguments)
 
@@ -50,7 +56,7 @@ def ask(engine: EngineProcess, prompt: list[int]) -> Answer:
     return answer
 
 
-def wait_until_kept(engine: EngineProcess, server: StoreServer, num_keys: int) -> None:
+def wait_until_kept(engine: EngineProcess, server: Server, num_keys: int) -> None:
     """Until the server has so many extents."""
     until = time.monotonic() + _WAIT_SECONDS
     while len(server.all_keys()) < num_keys:
@@ -59,18 +65,19 @@ def wait_until_kept(engine: EngineProcess, server: StoreServer, num_keys: int) -
     engine.run(Engine.settle)
 
 
-@pytest.mark.parametrize("server", SERVERS, indirect=True)
-def test_what_one_engine_computed_the_other_restores(server: StoreServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("server", [*SERVERS, MOONCAKE], indirect=True)
+def test_what_one_engine_computed_the_other_restores(server: Server, tmp_path: Path) -> None:
     with start(tmp_path, server, 1) as one, start(tmp_path, server, 2) as other:
         cold = ask(one, PROMPT)
         assert cold.num_cached == 0
         wait_until_kept(one, server, NUM_EXTENTS)
-        sent = server.num_sent
+        sent = server.num_sent if isinstance(server, StoreServer) else None
         restored = ask(other, PROMPT)
         assert restored.num_cached == WHOLE
         assert difference(restored, cold) < TOLERANCE
-        nbytes = server.num_sent - sent
-        assert 0 <= nbytes - WHOLE // BLOCK_SIZE * BLOCK_BYTES < 65536, "each byte came once"
+        if isinstance(server, StoreServer) and sent is not None:
+            nbytes = server.num_sent - sent
+            assert 0 <= nbytes - WHOLE // BLOCK_SIZE * BLOCK_BYTES < 65536, "each byte came once"
         ask(other, OTHER)
         wait_until_kept(other, server, 2 * NUM_EXTENTS)
         assert ask(one, OTHER).num_cached == WHOLE
@@ -81,7 +88,8 @@ def test_what_one_engine_computed_the_other_restores(server: StoreServer, tmp_pa
         server.start()
 
 
-def test_a_reset_hides_what_is_there_and_keeps_it_for_others(server: StoreServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("server", ["redis", MOONCAKE], indirect=True)
+def test_a_reset_hides_what_is_there_and_keeps_it_for_others(server: Server, tmp_path: Path) -> None:
     """Weights are updated, and an engine with the first ones is started after that."""
     with start(tmp_path, server, 1) as engine:
         cold = ask(engine, PROMPT)
@@ -98,7 +106,7 @@ def test_a_reset_hides_what_is_there_and_keeps_it_for_others(server: StoreServer
         assert ask(engine, OTHER).num_cached == 0, "nobody finds what was written since"
 
 
-def test_other_weights_find_nothing(server: StoreServer, tmp_path: Path) -> None:
+def test_other_weights_find_nothing(server: Server, tmp_path: Path) -> None:
     with start(tmp_path, server, 1) as engine:
         ask(engine, PROMPT)
         wait_until_kept(engine, server, NUM_EXTENTS)
@@ -112,9 +120,7 @@ def test_other_weights_find_nothing(server: StoreServer, tmp_path: Path) -> None
         assert ask(engine, PROMPT).num_cached == 0
 
 
-def test_a_hybrid_model_goes_on_at_a_checkpoint_of_another_engine(
-    server: StoreServer, tmp_path: Path
-) -> None:
+def test_a_hybrid_model_goes_on_at_a_checkpoint_of_another_engine(server: Server, tmp_path: Path) -> None:
     kind = next(iter(HYBRIDS))
     question = HYBRID_QUESTIONS[0]
     arguments = settings_of(HYBRIDS[kind]) | {"model": tiny_hybrid(kind)}
@@ -132,7 +138,7 @@ def test_a_hybrid_model_goes_on_at_a_checkpoint_of_another_engine(
     assert difference(first, restored) == 0
 
 
-def test_ranks_with_the_same_kv_write_it_once(server: StoreServer, tmp_path: Path) -> None:
+def test_ranks_with_the_same_kv_write_it_once(server: Server, tmp_path: Path) -> None:
     arguments = {"tensor_parallel_size": 2, "model": model_directory(kv_heads=1)}
     with start(tmp_path, server, 1, **arguments) as engine:
         cold = ask(engine, PROMPT)

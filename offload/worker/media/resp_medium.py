@@ -16,18 +16,15 @@ from offload.worker.media.base import (
     BadExtentError,
     Extent,
     Label,
-    MediumEnd,
     MediumJob,
     PoolSlots,
     Verb,
     check_seals,
-    reason_against_named,
 )
-from offload.worker.media.outage import Outage
+from offload.worker.media.named import NamedMedium
 from offload.worker.media.resp import CONNECT_SECONDS, IO_SECONDS, Connection, StoreError
-from offload.worker.media.runner import Runner, one_by_one
-from offload.worker.media.store_names import StoreNames, Whose
-from offload.worker.media.store_value import HEAD_BYTES, ValueFormat, seals_in
+from offload.worker.media.store_names import Whose
+from offload.worker.media.store_value import HEAD_BYTES, seals_in
 from offload.worker.seals import Checksums
 
 T = TypeVar("T")
@@ -65,7 +62,7 @@ class RespOptions:
     hang_seconds: float = 10.0
 
 
-class RespMedium:
+class RespMedium(NamedMedium):
     """A ``Medium`` over a store that other engines use, too. The store evicts, and may lose anything.
 
     A value has a header that says what it is, with a checksum of each slot. A GET receives slots where they
@@ -96,71 +93,51 @@ class RespMedium:
             options: how to work.
             clock: in seconds.
         """
-        self._address = address
-        self._pool = pool
         self._options = options or RespOptions()
-        self._names = StoreNames(whose.prefix, self._options.name_key)
-        self._extent_slots = extent_slots
-        self._format = ValueFormat(whose.digest, pool.slot_bytes, extent_slots)
-        self._clock = clock
+        super().__init__(
+            str(address),
+            pool,
+            whose=whose,
+            extent_slots=extent_slots,
+            name_key=self._options.name_key,
+            num_threads={
+                Verb.GET: self._options.get_threads,
+                Verb.PUT: self._options.put_threads,
+                Verb.PROBE: 1,
+            },
+            hang_seconds=self._options.hang_seconds,
+            clock=clock,
+        )
+        self._address = address
         num_bytes = pool.num_slots * pool.slot_bytes
         self._memory = memoryview((ctypes.c_uint8 * num_bytes).from_address(pool.address)).cast("B")
         self._connections: dict[tuple[Verb, int], Connection] = {}
         self._lock = threading.Lock()
-        self._outage = Outage(str(address), clock)
         self._refreshed: dict[bytes, float] = {}  # keys, and when they were made to live longer
-        self._refused: list[MediumEnd] = []
-        self._is_closed = False
-        self.runner = Runner(
-            "store",
-            one_by_one(self._move),
-            {Verb.GET: self._options.get_threads, Verb.PUT: self._options.put_threads, Verb.PROBE: 1},
-            slot_bytes=pool.slot_bytes,
-            hang_seconds=self._options.hang_seconds,
-            probe=self._probe,
-            clock=clock,
-        )
 
-    @property
-    def is_off(self) -> bool:
-        return self._is_closed or any(self.runner.hangs(verb) for verb in Verb)
+    def check_invariants(self) -> None:
+        """Not too much is remembered, too."""
+        super().check_invariants()
+        assert len(self._refreshed) <= _MOST_REFRESHED, f"{len(self._refreshed)} keys are remembered"
 
-    def submit(self, job: MediumJob) -> None:
-        error = reason_against_named(job, self._pool, self._extent_slots)
-        if error is None:
-            self.runner.submit(job)
-        else:
-            self._refused.append(MediumEnd(job.job_id, 0, error))
-
-    def poll(self) -> list[MediumEnd]:
-        refused, self._refused = self._refused, []
-        return refused + self.runner.poll()
-
-    def close(self, seconds: float) -> bool:
-        self._is_closed = True
-        self.runner.stop()
-        if not self.runner.is_over.wait(seconds):
-            self.runner.cancel()
+    def _release(self) -> None:
+        """Whoever waits for an answer gets none."""
         with self._lock:
             connections, self._connections = self._connections, {}
         for connection in connections.values():
             connection.close()
-        return self.runner.is_over.wait(0.1)
-
-    def check_invariants(self) -> None:
-        """Not too much is remembered."""
-        self.runner.check_invariants()
-        assert len(self._refreshed) <= _MOST_REFRESHED, f"{len(self._refreshed)} keys are remembered"
-        self._outage.check_invariants()
 
     # On the threads
 
-    def _move(self, verb: Verb, number: int, job: MediumJob, index: int) -> Checksums:
+    def _move(
+        self, verb: Verb, number: int, job: MediumJob, indices: range
+    ) -> Sequence[Checksums | Exception]:
+        [index] = indices
         extent, label = job.extent(index), job.label(index)
         assert label.name is not None
         name = self._names.name(label.name)
         move = self._get if verb is Verb.GET else self._put
-        return self._with(verb, number, lambda connection: move(connection, name, extent, label))
+        return [self._with(verb, number, lambda connection: move(connection, name, extent, label))]
 
     def _probe(self, number: int, job: MediumJob) -> int:
         assert job.names is not None

@@ -36,6 +36,32 @@ class ValueFormat(NamedTuple):
         content = head + seals.astype("<u8").tobytes()
         return content + _checksum(content)
 
+    @property
+    def most_header_bytes(self) -> int:
+        """Bytes of the longest header."""
+        return _header_bytes(self.extent_slots)
+
+    def count(self, length: int) -> int:
+        """Slots of a value of so many bytes.
+
+        Raises:
+            BadExtentError: it is none of ours.
+        """
+        num_slots, rest = divmod(length - _header_bytes(0), 8 + self.slot_bytes)
+        if rest or not 0 < num_slots <= self.extent_slots:
+            raise BadExtentError(f"it has {length} bytes")
+        return num_slots
+
+    def seals(self, header: bytes, length: int, name: bytes) -> Checksums:
+        """Those of a value of so many bytes, in its header.
+
+        Raises:
+            BadExtentError: it is not the extent of that name, or its header is not as it was written.
+        """
+        head = header[: _HEAD.size]
+        end = _header_bytes(self.num_slots(head, length, name))
+        return seals_in(head, header[_HEAD.size : end])
+
     def num_slots(self, head: bytes, length: int, name: bytes) -> int:
         """Slots of a value of so many bytes that begins like that.
 
@@ -73,7 +99,7 @@ def is_whole(value: bytes) -> bool:
     magic, version, num_slots, slot_bytes, _, _ = _HEAD.unpack_from(value)
     if (magic, version) != (_MAGIC, _VERSION) or len(value) != value_bytes(num_slots, slot_bytes):
         return False
-    end = _HEAD.size + 8 * num_slots + 8
+    end = _header_bytes(num_slots)
     try:
         seals = seals_in(value[: _HEAD.size], value[_HEAD.size : end])
     except BadExtentError:
@@ -86,7 +112,11 @@ def is_whole(value: bytes) -> bool:
 
 def value_bytes(num_slots: int, slot_bytes: int) -> int:
     """Bytes of a value of so many slots."""
-    return _HEAD.size + 8 * num_slots + 8 + num_slots * slot_bytes
+    return _header_bytes(num_slots) + num_slots * slot_bytes
+
+
+def _header_bytes(num_slots: int) -> int:
+    return _HEAD.size + 8 * num_slots + 8
 
 
 def _checksum(content: bytes) -> bytes:

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 from offload.messages import Ids, Names
+from offload.mooncake_config import MOONCAKE
 from offload.store_config import StoreAddress
 from offload.testing.media.faulty import FaultyMedium
 from offload.testing.media.store import MemoryStore, StoreMedium
 from offload.worker.media.base import Medium, MediumEnd, MediumJob, Verb
+from offload.worker.media.mooncake_medium import MooncakeMedium, MooncakeOptions
 from offload.worker.media.resp_medium import RespMedium, RespOptions
 from offload.worker.media.store_names import Whose
+from tests.mooncake import MooncakeServer
 from tests.offload.worker.media.bench import EXTENT, GET, PUT, SLOTS, Pool, ends, ids, run, wait_until
 from tests.stores import SERVERS, StoreServer
 
@@ -22,6 +25,8 @@ pytestmark = pytest.mark.timeout(120)
 
 PROBE = Verb.PROBE
 WHOSE = Whose("model and layout", "0 of 1")
+
+Server = StoreServer | MooncakeServer
 
 Extents = list[tuple[str, list[int]]]
 """Each with a letter for its name, and slots."""
@@ -120,17 +125,35 @@ def over_resp(address: str, **options: Any) -> Callable[[Pool, Whose], Medium]:
     return make
 
 
-KINDS = ["memory", "faulty", *(f"{kind} {way}" for kind in SERVERS for way in ("unix", "tcp", "keyed"))]
+def over_mooncake(server: MooncakeServer) -> Callable[[Pool, Whose], Medium]:
+    options = MooncakeOptions(most_extents=3)
+
+    def make(pool: Pool, whose: Whose) -> Medium:
+        return MooncakeMedium(
+            server.config,
+            pool.slots,
+            whose=whose,
+            extent_slots=EXTENT,
+            options=options,
+            connect=server.kept,
+        )
+
+    return make
+
+
+RESP_KINDS = [f"{kind} {way}" for kind in SERVERS for way in ("unix", "tcp", "keyed")]
+KINDS = ["memory", "faulty", *RESP_KINDS, MOONCAKE]
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], StoreServer]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Server]]:
     """One server of each kind for all of these tests."""
-    running: dict[str, StoreServer] = {}
+    running: dict[str, Server] = {}
 
-    def get(kind: str) -> StoreServer:
+    def get(kind: str) -> Server:
         if kind not in running:
-            running[kind] = StoreServer(kind, tmp_path_factory.mktemp(kind))
+            path = tmp_path_factory.mktemp(kind)
+            running[kind] = MooncakeServer(path) if kind == MOONCAKE else StoreServer(kind, path)
         return running[kind]
 
     yield get
@@ -140,11 +163,17 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
 @pytest.fixture(params=KINDS)
 def bench(
-    request: pytest.FixtureRequest, tmp_path: Path, servers: Callable[[str], StoreServer]
+    request: pytest.FixtureRequest, tmp_path: Path, servers: Callable[[str], Server]
 ) -> Iterator[Bench]:
     kind, _, way = request.param.partition(" ")
-    if kind in SERVERS:
+    if kind == MOONCAKE:
+        mooncake = servers(kind)
+        assert isinstance(mooncake, MooncakeServer)
+        mooncake.clear()
+        make = over_mooncake(mooncake)
+    elif kind in SERVERS:
         server = servers(kind)
+        assert isinstance(server, StoreServer)
         server.call(b"FLUSHALL")
         options = {"name_key": b"secret"} if way == "keyed" else {}
         make = over_resp(server.tcp_url if way == "tcp" else server.url, **options)
