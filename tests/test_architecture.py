@@ -75,6 +75,7 @@ STATEFUL = {
     "offload.testing.memory_engine.MemoryEngine",
     "offload.worker.media.named.NamedMedium",
     "offload.worker.media.outage.Outage",
+    "offload.worker.media.store_keeper.StoreKeeper",
     "offload.worker.media.resp_medium.RespMedium",
     "offload.worker.allowance.Allowance",
     "offload.worker.following.Following",

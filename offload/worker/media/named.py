@@ -1,15 +1,25 @@
 """What media over stores that engines share have in common: they find extents by name."""
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from offload.worker.media.base import MediumEnd, MediumJob, PoolSlots, Verb, reason_against_named
+from offload.worker.media.base import (
+    BadExtentError,
+    MediumEnd,
+    MediumJob,
+    PoolSlots,
+    Verb,
+    reason_against_named,
+)
 from offload.worker.media.outage import Outage
 from offload.worker.media.runner import Runner
 from offload.worker.media.store_names import StoreNames, Whose
 from offload.worker.media.store_value import ValueFormat
 from offload.worker.seals import Checksums
+
+logger = logging.getLogger(__name__)
 
 
 class NamedMedium(ABC):
@@ -49,6 +59,8 @@ class NamedMedium(ABC):
         self._outage = Outage(store, clock)
         self._refused: list[MediumEnd] = []
         self._is_closed = False
+        self._store = store
+        self._off: str | None = None
         self._runner = Runner(
             "store",
             self._move,
@@ -62,10 +74,10 @@ class NamedMedium(ABC):
 
     @property
     def is_off(self) -> bool:
-        return self._is_closed or any(self._runner.hangs(verb) for verb in Verb)
+        return self._is_closed or self._off is not None or any(self._runner.hangs(verb) for verb in Verb)
 
     def submit(self, job: MediumJob) -> None:
-        error = reason_against_named(job, self._pool, self._extent_slots)
+        error = self._off or reason_against_named(job, self._pool, self._extent_slots)
         if error is None:
             self._runner.submit(job)
         else:
@@ -94,6 +106,12 @@ class NamedMedium(ABC):
         """Let go of the store. A thread may still be at something."""
 
     # On the threads
+
+    def _turn_off(self, error: BadExtentError) -> None:
+        """What it has cannot be used until it is opened again."""
+        is_first, self._off = self._off is None, f"the store {self._store} is off: {error}"
+        if is_first:
+            logger.warning("%s. The engine goes on without it", self._off)
 
     @abstractmethod
     def _move(

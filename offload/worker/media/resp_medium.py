@@ -23,6 +23,7 @@ from offload.worker.media.base import (
 )
 from offload.worker.media.named import NamedMedium
 from offload.worker.media.resp import CONNECT_SECONDS, IO_SECONDS, Connection, StoreError
+from offload.worker.media.store_keeper import StoreKeeper
 from offload.worker.media.store_names import Whose
 from offload.worker.media.store_value import HEAD_BYTES, seals_in
 from offload.worker.seals import Checksums
@@ -70,7 +71,8 @@ class RespMedium(NamedMedium):
     makes it live longer, as a use does, once a minute at most.
 
     What the store does not answer in time is a failed end. A connection that is lost is made anew, with
-    growing pauses, and one line is logged. Nothing is ever scanned or flushed.
+    growing pauses, and one line is logged. Nothing is ever scanned or flushed. What is of another namespace
+    with the same short name turns it off.
     """
 
     def __init__(
@@ -114,14 +116,17 @@ class RespMedium(NamedMedium):
         self._connections: dict[tuple[Verb, int], Connection] = {}
         self._lock = threading.Lock()
         self._refreshed: dict[bytes, float] = {}  # keys, and when they were made to live longer
+        self._keeper = StoreKeeper(self._dial, whose, int(self._options.ttl_seconds * 1000))
 
     def check_invariants(self) -> None:
         """Not too much is remembered, too."""
         super().check_invariants()
+        self._keeper.check_invariants()
         assert len(self._refreshed) <= _MOST_REFRESHED, f"{len(self._refreshed)} keys are remembered"
 
     def _release(self) -> None:
         """Whoever waits for an answer gets none."""
+        self._keeper.close()
         with self._lock:
             connections, self._connections = self._connections, {}
         for connection in connections.values():
@@ -173,17 +178,29 @@ class RespMedium(NamedMedium):
 
     def _connect(self, verb: Verb, number: int) -> Connection:
         self._outage.check()
+        connection = self._dial()
+        try:
+            self._keeper.check(connection)
+        except BadExtentError as error:
+            connection.close()
+            self._turn_off(error)
+            raise
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._connections[verb, number] = connection
+        self._outage.ends()
+        return connection
+
+    def _dial(self) -> Connection:
         options = self._options
-        connection = Connection(
+        return Connection(
             self._address,
             ca_file=options.ca_file,
             connect_seconds=options.connect_seconds,
             io_seconds=options.io_seconds,
         )
-        with self._lock:
-            self._connections[verb, number] = connection
-        self._outage.ends()
-        return connection
 
     def _drop(self, verb: Verb, number: int) -> None:
         with self._lock:
@@ -201,6 +218,7 @@ class RespMedium(NamedMedium):
         else:
             is_there = connection.call(b"PEXPIRE", key, life) == 1
         if not is_there:
+            self._keeper.note(connection, key, label.suffix)
             header = self._format.header(name, seals)
             slots = [self._slot(slot) for slot in extent.slots.tolist()]
             num_bytes = len(header) + len(slots) * self._pool.slot_bytes

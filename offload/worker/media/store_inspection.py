@@ -1,11 +1,13 @@
 """What a store has of ours, seen from outside: it scans, which no engine does."""
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from offload.errors import TierError
 from offload.messages import PRIVATE
 from offload.worker.media.resp import Connection, Reply, StoreError
+from offload.worker.media.store_keeper import ABOUT, namespace_key
 from offload.worker.media.store_names import KEY_PREFIX
 from offload.worker.media.store_value import is_whole
 
@@ -77,6 +79,9 @@ def delete(connection: Connection, names: Sequence[str], *, private_only: bool =
             if (not names or name in names) and (is_private or not private_only)
         ]
         num_deleted += sum(each for each in _ask(connection, b"UNLINK", chosen) if isinstance(each, int))
+    if not private_only:
+        about = [namespace_key(name.encode()) for name in names] or list(_keys(connection, _is_about))
+        deque(_ask(connection, b"UNLINK", about), maxlen=0)
     return num_deleted
 
 
@@ -92,8 +97,21 @@ def check_names(found: Sequence[StoredNamespace], names: Sequence[str]) -> None:
             raise TierError(f"{name!r} is no namespace there; there are: {', '.join(known) or 'none'}")
 
 
-def _scan(connection: Connection) -> Iterator[list[bytes]]:
-    """Keys of extents, in batches; none twice in one batch."""
+def _is_extent(key: bytes) -> bool:
+    return key.count(b":") >= 3
+
+
+def _is_about(key: bytes) -> bool:
+    return key.startswith(ABOUT)
+
+
+def _keys(connection: Connection, is_meant: Callable[[bytes], bool]) -> Iterator[bytes]:
+    for batch in _scan(connection, is_meant):
+        yield from batch
+
+
+def _scan(connection: Connection, is_meant: Callable[[bytes], bool] = _is_extent) -> Iterator[list[bytes]]:
+    """Keys of ours, in batches, none twice."""
     cursor: Reply = b"0"
     seen = set[bytes]()
     while True:
@@ -102,7 +120,7 @@ def _scan(connection: Connection) -> Iterator[list[bytes]]:
         if not isinstance(found, list) or len(found) != 2 or not isinstance(found[1], list):
             raise TierError(f"the store answers SCAN with {found!r:.100}")
         cursor, keys = found[0], found[1]
-        fresh = [key for key in keys if isinstance(key, bytes) and key.count(b":") >= 3 and key not in seen]
+        fresh = [key for key in keys if isinstance(key, bytes) and is_meant(key) and key not in seen]
         seen.update(fresh)
         yield list(dict.fromkeys(fresh))
         if cursor == b"0":

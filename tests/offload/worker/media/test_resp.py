@@ -6,6 +6,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 from offload.errors import ConfigError
+from offload.messages import PRIVATE
+from offload.scheduler.weights import suffix_of
 from offload.store_config import StoreAddress
 from offload.worker.media.resp import Connection, LostError, StoreError
 from offload.worker.media.resp_medium import RespMedium, RespOptions
@@ -76,6 +79,49 @@ def works(medium: RespMedium, pool: Pool, suffix: bytes = b"") -> bool:
     return put.num_good == found.num_good == got.num_good == 1 and pool.read([9]) == pool.read([0])
 
 
+# Whose it is
+
+
+def test_a_namespace_of_the_same_short_name_turns_it_off(
+    server: StoreServer, pool: Pool, media: Media, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its full text lies in the store, and is compared before anything is read or written."""
+    about = b"kvo1:namespace-" + WHOSE.prefix.split(b":")[1]
+    assert works(media(server.url), pool)
+    assert server.call(b"GET", about) == WHOSE.namespace.encode()
+    before = server.all_keys()
+    server.call(b"SET", about, b"another")
+    medium = media(server.url)
+    for job_id, sent in ((1, job(pool, 1, PUT, [("B", [1])])), (2, job(pool, 2, GET, [("A", [9])]))):
+        end = run(medium, sent)
+        assert (end.job_id, end.num_good, end.is_absent) == (job_id, 0, False)
+        assert "names another namespace" in str(end.error)
+    assert run(medium, probe(3, "A")).num_good == 0
+    assert medium.is_off and server.all_keys() == before
+    assert caplog.text.count("The engine goes on without it") == 1
+
+
+def test_what_an_engine_leaves_after_a_reset_is_deleted_by_the_next_start(
+    server: StoreServer, pool: Pool, media: Media
+) -> None:
+    """And what an engine that lives has is not, nor what has no suffix or a name."""
+    private, other, named = PRIVATE + bytes(15), PRIVATE + bytes([1]) * 15, suffix_of("one")
+    for medium, suffix in ((media(server.url), private), (media(server.url), other)):
+        extents = [(letter, [index]) for index, letter in enumerate("ABC")]
+        assert run(medium, job(pool, 1, PUT, extents, suffix=suffix)).num_good == 3
+        for kept in (b"", named):
+            assert run(medium, job(pool, 2, PUT, extents, suffix=kept)).num_good == 3
+        if suffix == private:
+            assert medium.close(30)
+            wait_until(lambda: server.call(b"EXISTS", b"kvo1:alive-" + private.hex().encode()) == 0)
+    assert len(server.all_keys()) == 12
+    media(server.url)
+    wait_until(lambda: len(server.all_keys()) == 9)
+    listed = b"kvo1:private-" + WHOSE.digest.hex().encode()
+    wait_until(lambda: server.call(b"SMEMBERS", listed) == [other.hex().encode()])
+    assert not any(private.hex().encode() in key for key in server.all_keys(with_lists=True))
+
+
 # Who may ask
 
 
@@ -92,7 +138,8 @@ def test_a_password(kind: str, tmp_path: Path, pool: Pool, media: Media) -> None
 
 def test_a_user_that_may_do_what_is_needed_and_no_more(server: StoreServer, pool: Pool, media: Media) -> None:
     """The access control list that the docs give."""
-    rules = b"on >word ~kvo1:* -@all +get +getex +set +exists +pexpire +del +ping +select"
+    rules = b"on >word ~kvo1:* -@all +get +getex +set +exists +pexpire +del "
+    rules += b"+sadd +srem +spop +smembers +ping +select"
     server.call(b"ACL", b"SETUSER", b"engine", *rules.split())
     url = f"unix://engine:word@{server._socket_path}"
     assert works(media(url), pool)
@@ -428,7 +475,7 @@ def test_nonsense_is_a_failed_end(said: bytes, tmp_path: Path, pool: Pool, media
                 connection, _ = listening.accept()
             except OSError:
                 return
-            with connection:
+            with connection, suppress(OSError):  # the other end may be gone
                 connection.recv(1 << 16)
                 connection.sendall(said)
 

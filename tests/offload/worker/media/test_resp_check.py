@@ -54,7 +54,8 @@ def test_a_store_that_refuses(server: StoreServer) -> None:
 
 
 def test_a_user_who_may_do_what_the_docs_say(server: StoreServer) -> None:
-    rules = "on >word ~kvo1:* -@all +get +getex +set +exists +pexpire +del +ping +select"
+    rules = "on >word ~kvo1:* -@all +get +getex +set +exists +pexpire +del "
+    rules += "+sadd +srem +spop +smembers +ping +select"
     assert f"`{rules.split(' ', 2)[2]}`" in Path("docs/using.md").read_text().replace("\n", " ")
     server.call(b"ACL", b"SETUSER", b"engine", *rules.encode().split())
     found = probe_store(StoreConfig(url=server.url.replace("unix://", "unix://engine:word@")))
