@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from offload.config import GIB, OffloadConfig
+from offload.config import OffloadConfig
 from offload.errors import OffloadError, without_vllm
 from offload.files.memory_path import look_for_room
 from offload.files.probe import probe
@@ -16,6 +16,7 @@ from offload.mooncake_config import MooncakeConfig
 from offload.pool_command import add_pool_command
 from offload.pool_config import SharedMemoryConfig
 from offload.provenance import own_version
+from offload.settings import GIB
 from offload.sizing.command import add_size_command
 from offload.status_command import add_status_command
 from offload.store_config import StoreConfig

@@ -12,9 +12,9 @@ from typing import Any
 from evictor import available_policies
 from offload.errors import ConfigError
 from offload.pool_config import SharedMemoryConfig, read_pool
+from offload.settings import GIB
 from offload.tier_config import TierConfig, read_tiers
 
-GIB = 1 << 30
 DEFAULT_POLICY = "hazard"
 AUTO = "auto"
 

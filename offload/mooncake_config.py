@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from offload.errors import ConfigError
+from offload.settings import Admit, read_admit
 from offload.store_config import check_path, check_wait_seconds, read_name_key
 
 MOONCAKE = "mooncake"
@@ -24,7 +25,7 @@ class MooncakeConfig:
         device_name: RDMA devices, separated by commas; empty: Mooncake finds them.
         local_hostname: how others reach this host; None: the address that reaches the master.
         tenant_id: in whose name, where the master knows several.
-        second_use: whether only what was asked for before is written; else all is.
+        admit: what is written: ``Admit.ALL`` or ``Admit.SECOND_USE``.
         wait_seconds: a request waits for the store's answers that long at most, from its first question on.
         name_key_file: has a secret that names are keyed with.
 
@@ -38,7 +39,7 @@ class MooncakeConfig:
     device_name: str = ""
     local_hostname: str | None = None
     tenant_id: str = "default"
-    second_use: bool = False
+    admit: Admit = Admit.ALL
     wait_seconds: float = 0.02
     name_key_file: str | None = None
 
@@ -51,6 +52,7 @@ class MooncakeConfig:
                 raise ConfigError(f"{name} of a mooncake tier is {value!r}; give a string, or leave it out")
         if self.protocol not in _PROTOCOLS:
             raise ConfigError(f'protocol of a mooncake tier is {self.protocol!r}; use "tcp" or "rdma"')
+        object.__setattr__(self, "admit", read_admit(self.admit))
         check_wait_seconds(self.wait_seconds)
         check_path("name_key_file", self.name_key_file)
 

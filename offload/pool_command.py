@@ -8,7 +8,8 @@ from typing import Any
 
 from offload.errors import OffloadError, TierError
 from offload.files.tier_path import Found, delete_named, find_named, held, look_around
-from offload.pool_config import GIB, pool_root
+from offload.pool_config import pool_root
+from offload.settings import GIB
 from offload.sizing.tables import format_table
 from offload.tier_command import model_of
 from offload.worker.pool.region import look_into

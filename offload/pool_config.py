@@ -1,7 +1,6 @@
 """What the user says of the pool's memory, checked before anything is built."""
 
 import difflib
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -9,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import ConfigError
+from offload.settings import GIB, is_size
 
-GIB = 1 << 30
 SHARED_MEMORY = "shared-memory"
 KINDS = (SHARED_MEMORY,)
 
@@ -35,9 +34,7 @@ class SharedMemoryConfig:
         if not isinstance(self.path, str) or not os.path.isabs(self.path) or "\0" in self.path:
             raise ConfigError(f'path of the pool is {self.path!r}; name a directory, as in "/dev/shm/kv"')
         size = self.gib
-        if size is not None and (
-            isinstance(size, bool) or not isinstance(size, int | float) or not 0 < size < math.inf
-        ):
+        if size is not None and not is_size(size):
             raise ConfigError(f"gib of the pool is {size!r}; give a positive number of GiB, such as 16")
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 
 from offload.operator.client import choose
 from offload.operator.directory import runtime_directory
-from offload.tier_config import GIB
+from offload.settings import GIB
 
 
 def add_status_command(commands: Any) -> None:

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from offload.errors import TierError
+from offload.settings import GIB
 from offload.sizing.tables import format_table
 from offload.store_config import StoreConfig
 from offload.worker.media.resp import Connection, StoreError
 from offload.worker.media.store_inspection import StoredNamespace, check_names, delete, look_into, verify
-
-_GIB = 1 << 30
 
 
 def run_on_store(verb: str, options: argparse.Namespace) -> int:
@@ -57,7 +56,7 @@ def _ls(shown: str, connection: Connection, options: argparse.Namespace) -> int:
         _print_json(shown, {"namespaces": [_row(each) for each in found]})
         return 0
     total = sum(each.num_bytes for each in found)
-    print(f"{shown}: {len(found)} namespaces, {total / _GIB:.2f} GiB")
+    print(f"{shown}: {len(found)} namespaces, {total / GIB:.2f} GiB")
     if found:
         columns = ["name", "GiB", "extents", "private", "ranks"]
         print(
@@ -66,7 +65,7 @@ def _ls(shown: str, connection: Connection, options: argparse.Namespace) -> int:
                 [
                     [
                         each.name,
-                        f"{each.num_bytes / _GIB:.2f}",
+                        f"{each.num_bytes / GIB:.2f}",
                         f"{each.num_extents:,}",
                         f"{each.num_private:,}",
                         str(len(each.ranks)),
@@ -110,7 +109,7 @@ def _say_deleted(shown: str, connection: Connection, num_deleted: int, options: 
         return 0
     num_left = sum(each.num_extents for each in left)
     print(f"deleted  {num_deleted:,} extents")
-    print(f"left     {num_left:,} extents, {sum(each.num_bytes for each in left) / _GIB:.2f} GiB")
+    print(f"left     {num_left:,} extents, {sum(each.num_bytes for each in left) / GIB:.2f} GiB")
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from offload.errors import ConfigError
+from offload.settings import Admit, read_admit
 
 VALKEY, REDIS = "valkey", "redis"
 STORES = (VALKEY, REDIS)
@@ -77,7 +78,7 @@ class StoreConfig:
     Attributes:
         kind: ``valkey`` or ``redis``; the same for both but in names of metrics.
         url: where it listens, and who asks; see ``StoreAddress``.
-        second_use: whether only what was asked for before is written; else all is.
+        admit: what is written: ``Admit.ALL`` or ``Admit.SECOND_USE``.
         ttl_seconds: what nobody uses is kept that long at most.
         wait_seconds: a request waits for the store's answers that long at most, from its first question on.
         ca_file: certificates that the store's own is checked against; None: the system's.
@@ -90,7 +91,7 @@ class StoreConfig:
 
     kind: str = VALKEY
     url: str
-    second_use: bool = False
+    admit: Admit = Admit.ALL
     ttl_seconds: float = 86_400.0
     wait_seconds: float = 0.02
     ca_file: str | None = None
@@ -106,6 +107,7 @@ class StoreConfig:
             raise ConfigError(
                 f"ttl_seconds of a store is {seconds!r}; give 1 or more, such as 86400 for a day"
             )
+        object.__setattr__(self, "admit", read_admit(self.admit))
         check_wait_seconds(self.wait_seconds)
         for name in ("ca_file", "password_file", "name_key_file"):
             check_path(name, getattr(self, name))

@@ -18,9 +18,10 @@ from offload.files.tier_path import (
     is_owned,
     look_around,
 )
+from offload.settings import GIB
 from offload.sizing.tables import format_table
 from offload.store_command import run_on_store
-from offload.tier_config import GIB, root_of
+from offload.tier_config import root_of
 from offload.worker.media.inspection import Contents, look_into, verify
 
 _LIVE = """\

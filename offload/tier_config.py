@@ -5,30 +5,17 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from offload.errors import ConfigError
 from offload.mooncake_config import MOONCAKE, MooncakeConfig
+from offload.settings import GIB, Admit, is_size
 from offload.store_config import STORES, StoreConfig
 
-GIB = 1 << 30
 DISK = "disk"
 KINDS = (DISK, *STORES, MOONCAKE)
 SHUTDOWN_SECONDS = 10.0
-
-
-class Admit(StrEnum):
-    """What is written to a tier."""
-
-    ALL = "all"
-    """All that requests leave in the pool, at once."""
-    POLICY = "policy"
-    """The same while the tier has room. Then what the pool is about to evict, where the tier's own eviction
-    policy thinks it worth more than what would go."""
-    SECOND_USE = "second-use"
-    """What was asked for before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +107,12 @@ def _read_tier(value: object) -> TierConfig:
     settings: dict[str, Any] = dict(value)
     kind = settings.pop("kind", None)
     if kind in STORES:
-        _check_keys(kind, settings, ["admit", *_names(StoreConfig)], {"url": '"redis://host:6379/0"'})
-        return StoreConfig(kind=kind, second_use=_second_use(settings), **settings)
+        _check_keys(kind, settings, _names(StoreConfig), {"url": '"redis://host:6379/0"'})
+        return StoreConfig(kind=kind, **settings)
     if kind == MOONCAKE:
         needed = {"master_server_address": '"10.0.0.5:50051"'}
-        _check_keys(kind, settings, ["admit", *_names(MooncakeConfig)], needed)
-        return MooncakeConfig(second_use=_second_use(settings), **settings)
+        _check_keys(kind, settings, _names(MooncakeConfig), needed)
+        return MooncakeConfig(**settings)
     if kind != DISK:
         raise ConfigError(f"kind of a tier is {kind!r}; use one of: {', '.join(KINDS)}")
     _check_keys(kind, settings, _names(DiskConfig), {"path": '"/var/cache/kv"', "gib": "500"})
@@ -133,7 +120,7 @@ def _read_tier(value: object) -> TierConfig:
 
 
 def _names(config: type) -> list[str]:
-    return [field.name for field in fields(config) if field.name not in ("kind", "second_use")]
+    return [field.name for field in fields(config) if field.name != "kind"]
 
 
 def _check_keys(kind: str, settings: Mapping[str, Any], known: list[str], needed: Mapping[str, str]) -> None:
@@ -149,16 +136,6 @@ def _check_keys(kind: str, settings: Mapping[str, Any], known: list[str], needed
             raise ConfigError(f'a {kind} tier lacks "{key}"; give it, as in {example}')
 
 
-def _second_use(settings: dict[str, Any]) -> bool:
-    """What ``admit`` of a store says, which is taken out."""
-    admit = settings.pop("admit", Admit.ALL)
-    if admit not in (Admit.ALL, Admit.SECOND_USE):
-        raise ConfigError(
-            f'admit of a store is {admit!r}; use "all" or "second-use": a store decides itself what it evicts'
-        )
-    return bool(admit == Admit.SECOND_USE)
-
-
 def _check_gib(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if not is_size(value):
         raise ConfigError(f"{name} of a disk tier is {value!r}; give a positive number of GiB, such as 500")

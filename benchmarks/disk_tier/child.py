@@ -27,9 +27,9 @@ def _make(has_tier: bool, num_tokens: int, num_slots: int) -> Any:
 
     from benchmarks.control_plane.prompts import PromptEngine  # not over here: it imports vLLM
     from offload.scheduler.tiers.tier import TierLimits
+    from offload.settings import Admit
     from offload.testing.media.faulty import MediumFault
     from offload.testing.virtual.tier import VirtualTier
-    from offload.tier_config import Admit
 
     logging.disable(logging.WARNING)
     places = ()

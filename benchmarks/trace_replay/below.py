@@ -22,7 +22,7 @@ from benchmarks.trace_replay.rows import Row
 from benchmarks.trace_replay.workloads import Workload, chains_in_blocks
 from offload.config import DEFAULT_POLICY
 from offload.scheduler.tiers.tier import TierLimits
-from offload.tier_config import Admit
+from offload.settings import Admit
 
 __all__ = ["ALONE", "BUDGET", "ONE_POOL", "format_below", "rows_below"]
 

@@ -8,8 +8,8 @@ from offload.errors import TierError
 from offload.files.private import explained
 from offload.files.probe import a_place
 from offload.files.tier_path import Found, held, look_around
+from offload.settings import GIB
 
-GIB = 1 << 30
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 

@@ -15,8 +15,8 @@ from offload.errors import TierError
 from offload.files.private import explained
 from offload.files.system import write_all
 from offload.files.tier_path import held, look_around
+from offload.settings import GIB
 
-GIB = 1 << 30
 _TRIED_BYTES = 1 << 20
 _WAIT_SECONDS = 60.0
 """A disk that takes longer for a MiB hangs."""

@@ -8,9 +8,10 @@ import xxhash
 
 from allocator import CpuOffloadingBlockAllocator, serve
 from evictor import make_policy
-from offload.config import DEFAULT_POLICY, GIB
+from offload.config import DEFAULT_POLICY
 from offload.errors import OffloadError
 from offload.observe.trace import IDS_BLOCK_TOKENS, TraceRequest
+from offload.settings import GIB
 
 FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Default pool sizes, as fractions of the distinct blocks of the trace."""

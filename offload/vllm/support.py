@@ -9,11 +9,12 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
-from offload.config import GIB, OffloadConfig, check_record_trace
+from offload.config import OffloadConfig, check_record_trace
 from offload.errors import ConfigError, UnsupportedError
 from offload.files.memory_path import look_for_room
 from offload.files.probe import probe
 from offload.observe.recorder import check_divides
+from offload.settings import GIB
 from offload.store_probe import probe_store
 from offload.tier_config import DiskConfig
 from offload.vllm.groups import KINDS, cached_groups, is_full, layer_specs

@@ -18,7 +18,7 @@ from offload.scheduler.common import Common
 from offload.scheduler.flow import Below
 from offload.scheduler.tiers.tier import TierLimits, make_store, make_tier
 from offload.store_config import StoreConfig
-from offload.tier_config import DISK, SHUTDOWN_SECONDS, Admit, DiskConfig
+from offload.tier_config import DISK, SHUTDOWN_SECONDS, DiskConfig
 from offload.vllm.groups import shape_of
 from offload.vllm.namespace import namespace_of
 from offload.vllm.places import Place
@@ -106,9 +106,8 @@ def _disk_place(label: str, tier: DiskConfig, policy: str, engine: _Engine) -> P
 def _store_place(label: str, tier: AnyStore, policy: str, engine: _Engine) -> Place:
     spill, fetch = Route("spill", POOL, label), Route("fetch", label, POOL)
     probe = Route("probe", label, SCHEDULER)
-    admit = Admit.SECOND_USE if tier.second_use else Admit.ALL
     seconds = min(SHUTDOWN_SECONDS, engine.ending_seconds)
-    limits = TierLimits(policy, admit, wait_seconds=tier.wait_seconds, shutdown_seconds=seconds)
+    limits = TierLimits(policy, tier.admit, wait_seconds=tier.wait_seconds, shutdown_seconds=seconds)
 
     def make_flows(common: Common, facts: Sequence[TierFacts]) -> Below:
         return make_store(spill, fetch, probe, common, facts, limits)
@@ -119,7 +118,7 @@ def _store_place(label: str, tier: AnyStore, policy: str, engine: _Engine) -> Pl
         lanes = store_lanes(spill, fetch, probe, _store_medium(tier, pool.slots, whose, extent_slots), pool)
         return LanesBelow(lanes, store_facts(extent_slots, pool.share))
 
-    about = {"url": tier.shown, "admit": str(admit)} | engine.about(label, tier.kind)
+    about = {"url": tier.shown, "admit": str(tier.admit)} | engine.about(label, tier.kind)
     return Place(make_flows, make_lanes, about)
 
 

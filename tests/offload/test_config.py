@@ -10,7 +10,8 @@ import pytest
 
 from offload import ConfigError, OffloadConfig
 from offload import config as config_module
-from offload.config import GIB, check_record_trace, unwritable
+from offload.config import check_record_trace, unwritable
+from offload.settings import GIB
 from offload.worker.pool.host_limits import check_host_memory, host_memory_bytes
 
 POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"

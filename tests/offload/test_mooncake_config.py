@@ -7,6 +7,7 @@ import pytest
 
 from offload.errors import ConfigError
 from offload.mooncake_config import MooncakeConfig
+from offload.settings import Admit
 from offload.tier_config import read_tiers
 
 ADDRESS = {"master_server_address": "10.0.0.5:50051"}
@@ -22,7 +23,7 @@ def test_defaults() -> None:
     tier = read(**ADDRESS)
     assert tier == MooncakeConfig(master_server_address="10.0.0.5:50051")
     assert (tier.master, tier.protocol, tier.metadata_server) == (("10.0.0.5", 50051), "tcp", "P2PHANDSHAKE")
-    assert (tier.second_use, tier.name_key, tier.local_hostname) == (False, None, None)
+    assert (tier.admit, tier.name_key, tier.local_hostname) == (Admit.ALL, None, None)
     assert str(tier) == "mooncake at 10.0.0.5:50051"
 
 
@@ -40,7 +41,11 @@ def test_all_of_it(tmp_path: Path) -> None:
         wait_seconds=1,
         name_key_file=str(secret),
     )
-    assert (tier.master, tier.second_use, tier.name_key) == (("fd00::1", 50051), True, b"0123456789abcdef")
+    assert (tier.master, tier.admit, tier.name_key) == (
+        ("fd00::1", 50051),
+        Admit.SECOND_USE,
+        b"0123456789abcdef",
+    )
 
 
 @pytest.mark.parametrize(

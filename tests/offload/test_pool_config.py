@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from offload import ConfigError, OffloadConfig
-from offload.pool_config import GIB, SharedMemoryConfig, read_pool
+from offload.pool_config import SharedMemoryConfig, read_pool
+from offload.settings import GIB
 
 POOL = {"kind": "shared-memory", "path": "/dev/shm/kv"}
 
@@ -39,7 +40,10 @@ def test_beside_the_other_settings() -> None:
         ({**POOL, "path": "kv"}, ["path of the pool is 'kv'", "name a directory"]),
         ({**POOL, "path": "/a\0b"}, ["path of the pool is"]),
         ({**POOL, "path": 7}, ["path of the pool is 7"]),
-        *(({**POOL, "gib": gib}, ["gib of the pool is"]) for gib in (0, -1, math.inf, math.nan, True, "8")),
+        *(
+            ({**POOL, "gib": gib}, ["gib of the pool is"])
+            for gib in (0, -1, 10**400, math.inf, math.nan, True, "8")
+        ),
     ],
 )
 def test_refused(value: Any, parts: list[str]) -> None:

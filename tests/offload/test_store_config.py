@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from offload import ConfigError, OffloadConfig
+from offload.settings import Admit
 from offload.store_config import StoreAddress, StoreConfig
 from offload.tier_config import DiskConfig, read_tiers
 
@@ -17,7 +18,7 @@ def test_what_is_not_said() -> None:
     [tier] = read_tiers([STORE])
     assert tier == StoreConfig(kind="valkey", url="redis://host:6379/0")
     assert isinstance(tier, StoreConfig)
-    assert (tier.second_use, tier.ttl_seconds, tier.wait_seconds) == (False, 86_400, 0.02)
+    assert (tier.admit, tier.ttl_seconds, tier.wait_seconds) == (Admit.ALL, 86_400, 0.02)
     assert tier.address == StoreAddress("host")
     assert tier.name_key is None
     assert str(tier) == "valkey at host:6379/0"
@@ -29,10 +30,10 @@ def test_tiers_of_both_kinds_in_order() -> None:
     assert read_tiers(config.tiers) is config.tiers
 
 
-@pytest.mark.parametrize(("admit", "second_use"), [("all", False), ("second-use", True)])
-def test_what_is_admitted(admit: str, second_use: bool) -> None:
-    [tier] = read_tiers([{**STORE, "admit": admit}])
-    assert isinstance(tier, StoreConfig) and tier.second_use is second_use
+@pytest.mark.parametrize("admit", [Admit.ALL, Admit.SECOND_USE])
+def test_what_is_admitted(admit: Admit) -> None:
+    [tier] = read_tiers([{**STORE, "admit": str(admit)}])
+    assert isinstance(tier, StoreConfig) and tier.admit is admit
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from offload import ConfigError, OffloadConfig
-from offload.tier_config import GIB, Admit, DiskConfig, read_tiers
+from offload.settings import GIB, Admit
+from offload.tier_config import DiskConfig, read_tiers
 
 DISK = {"kind": "disk", "path": "/cache", "gib": 500}
 
@@ -95,7 +96,9 @@ def test_a_refusal_names_value_and_remedy(value: Any, parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("key", ["gib", "write_gib_per_day"])
-@pytest.mark.parametrize("value", ["500", True, False, 0, 0.0, -1, -(10**400), math.nan, math.inf, [500], {}])
+@pytest.mark.parametrize(
+    "value", ["500", True, False, 0, 0.0, -1, -(10**400), 10**400, math.nan, math.inf, [500], {}]
+)
 def test_sizes_are_positive_numbers(key: str, value: Any) -> None:
     with pytest.raises(ConfigError) as refusal:
         read_tiers([{**DISK, key: value}])

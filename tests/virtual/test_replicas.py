@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from offload.config import GIB
 from offload.messages import LOAD, STORE, Route
+from offload.settings import GIB
 from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import VirtualEngine, draw_kind, draw_settings, run_seed
 from offload.testing.virtual.drawing import with_drafts

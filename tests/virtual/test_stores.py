@@ -10,12 +10,12 @@ import pytest
 from offload.scheduler.tiers.beliefs import FRESH_SECONDS, KEEP_SECONDS
 from offload.scheduler.tiers.probes import LATE_SECONDS, MOST_QUESTIONS, WAIT_SECONDS
 from offload.scheduler.tiers.tier import TierLimits
+from offload.settings import Admit
 from offload.testing.media.faulty import MediumFault
 from offload.testing.media.store import MemoryStore
 from offload.testing.virtual import MODELS, VirtualSettings
 from offload.testing.virtual.run import run_seed
 from offload.testing.virtual.store import FETCH, PROBE, SPILL, VirtualStore
-from offload.tier_config import Admit
 from offload.worker.media.base import MediumJob, Verb
 from tests.seeds import OTHER_SEEDS
 from tests.virtual import test_tiers

@@ -16,9 +16,9 @@ from offload.scheduler.tiers.recovery import Agreed
 from offload.scheduler.tiers.recovery import agree as agree_all
 from offload.scheduler.tiers.spills import Spills
 from offload.scheduler.weights import Weights
+from offload.settings import Admit
 from offload.testing.media.faulty import MediumFault
 from offload.testing.media.memory import MemoryMedium
-from offload.tier_config import Admit
 from offload.worker.media.base import Verb
 from offload.worker.replicas import Share
 from tests.seeds import OTHER_SEEDS

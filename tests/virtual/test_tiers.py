@@ -12,11 +12,11 @@ from offload.errors import OperatorError
 from offload.messages import Route
 from offload.scheduler.side import SchedulerSide
 from offload.scheduler.tiers.tier import TierLimits
+from offload.settings import Admit
 from offload.testing.media.faulty import MediumFault
 from offload.testing.virtual import MODELS, VirtualEngine, VirtualSettings
 from offload.testing.virtual.run import run_seed
 from offload.testing.virtual.tier import FETCH, SPILL, VirtualTier
-from offload.tier_config import Admit
 from offload.vllm import connector, kv_events
 from offload.worker.media.base import MediumJob, Verb
 from tests.seeds import OTHER_SEEDS

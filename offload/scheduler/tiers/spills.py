@@ -16,7 +16,7 @@ from offload.scheduler.tiers.budget import WriteBudget
 from offload.scheduler.tiers.cold_end import MOST_POOLS, Chain, ColdEnd
 from offload.scheduler.tiers.contents import Contents, Writing
 from offload.scheduler.tiers.names import Grid, Path
-from offload.tier_config import Admit
+from offload.settings import Admit
 
 MOST_BYTES = 64 << 20
 """In flight, on all ranks together."""

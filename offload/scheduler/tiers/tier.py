@@ -19,7 +19,8 @@ from offload.scheduler.tiers.pace import Pace
 from offload.scheduler.tiers.probes import WAIT_SECONDS, Probes
 from offload.scheduler.tiers.shared import SharedDirectory
 from offload.scheduler.tiers.spills import Spills
-from offload.tier_config import SHUTDOWN_SECONDS, Admit
+from offload.settings import Admit
+from offload.tier_config import SHUTDOWN_SECONDS
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from evictor import available_policies
 from offload.config import AUTO
 from offload.scheduler.tiers.tier import TierLimits
+from offload.settings import Admit
 from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.media.faulty import MediumFault
@@ -20,7 +21,6 @@ from offload.testing.virtual.region import VirtualRegion
 from offload.testing.virtual.settings import DRAFTERS, VirtualSettings
 from offload.testing.virtual.store import VirtualStore
 from offload.testing.virtual.tier import VirtualTier
-from offload.tier_config import Admit
 from offload.worker.media.base import MediumJob
 
 HAS_EXACT_STATES = "hash_block_size" in {field.name for field in fields(KVCacheConfig)}

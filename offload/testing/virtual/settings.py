@@ -13,7 +13,8 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 
-from offload.config import DEFAULT_POLICY, GIB
+from offload.config import DEFAULT_POLICY
+from offload.settings import GIB
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.engines.environment import transfer_config
 from offload.testing.virtual.groups import FULL, STATE, Group

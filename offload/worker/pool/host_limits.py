@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from offload.config import GIB, OffloadConfig
+from offload.config import OffloadConfig
 from offload.errors import ConfigError, HostMemoryError
+from offload.settings import GIB
 from offload.worker.pool.numa import parse_list
 
 _RAISE_GROUP = (

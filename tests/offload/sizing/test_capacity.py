@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from evictor import EvictionPolicy, LruPolicy, available_policies, registry
-from offload.config import GIB
 from offload.errors import OffloadError
 from offload.observe.trace import TraceRequest
+from offload.settings import GIB
 from offload.sizing.capacity import FRACTIONS, chains_of, replay, size_pool
 from tests.evictor.test_golden_hits import CAPACITIES, GOLDEN, TRACES, chains
 

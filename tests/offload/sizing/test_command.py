@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from offload.cli import main
-from offload.config import GIB
+from offload.settings import GIB
 
 TOKEN = str(GIB // 512)
 """Bytes per token with which a block takes a GiB."""
