@@ -135,7 +135,6 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.worker.media.runner._Task",  # by Runner
     "offload.worker.media.slab_file.Bounce",  # it has no state but memory that is written before it is read
     "offload.worker.media.slab_file.SlabFile",  # the kernel's, too; see the contract of media
-    "offload.scheduler.adoption._Index",  # does not change
     "offload.scheduler.lasting.Lasting",  # all it has is a list of news
     "offload.worker.lasting.Lasting",  # the kernel's, and the table's; the tests of tables read both back
     "offload.worker.pool.region.Region",  # the kernel's; its tests read files and locks

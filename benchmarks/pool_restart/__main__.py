@@ -26,9 +26,9 @@ from benchmarks.common import report
 from benchmarks.common.arguments import add_numbers, parser_of, settings_of
 from benchmarks.common.tables import Column, table
 from offload.messages import EPOCH_SHIFT, Fingerprint, Kept, WorkerFacts
+from offload.naming import WIDTH_SHIFT
 from offload.scheduler.adoption import adopt
 from offload.scheduler.groups import Group, Groups, Kind
-from offload.scheduler.lasting import WIDTH_SHIFT
 from offload.worker.pool.region import RegionPlan
 from offload.worker.replicas import ONE, Sharing, share_pool
 

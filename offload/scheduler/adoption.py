@@ -7,16 +7,12 @@ from itertools import chain as chain_up
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from allocator import CpuOffloadingBlockAllocator
-from offload.messages import NAME_BYTES, Ids, Kept, Names, PoolFacts
+from offload.messages import NAME_BYTES, Ids, Kept, PoolFacts
+from offload.naming import BAG, MISSING, WIDTH_SHIFT, NameIndex, keys_of
 from offload.scheduler.groups import Groups
-from offload.scheduler.lasting import BAG, WIDTH_SHIFT
 
-_NO_PARENT, _MISSING = -1, -2
-"""In the place of a position before another: it is the first of a chain, or that one is not there."""
-_FACTORS = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63)
 _UNSEEN, _LOST = -3, -4
 """In the place of a chain: not known yet, or there is a hole before it."""
 
@@ -117,43 +113,10 @@ class _Positions(NamedTuple):
     bags: dict[int, Ids]
 
 
-class _Index:
-    """Finds names among others, by a hash of 64 bits and then in full."""
-
-    def __init__(self, names: Names) -> None:
-        """``names``: each once, or one of those that are equal is found."""
-        self._names = names
-        keys = _keys(names)
-        self._order = np.argsort(keys)
-        self._keys = keys[self._order]
-
-    def find(self, names: Names) -> Ids:
-        """Where each is, ``int64[n]``; one of the constants above if it is not there."""
-        found: Ids = np.full(len(names), _MISSING, dtype=np.int64)
-        found[~names.any(axis=1)] = _NO_PARENT
-        if not len(self._keys):
-            return found
-        keys = _keys(names)
-        at = self._order[np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)]
-        is_there = (self._names[at] == names).all(axis=1)
-        found[is_there] = at[is_there]
-        return found
-
-
-def _keys(names: Names) -> npt.NDArray[np.uint64]:
-    """As good as different for different names."""
-    words = np.ascontiguousarray(names).view(np.uint64)
-    keys = np.zeros(len(words), dtype=np.uint64)
-    for column, factor in enumerate(_FACTORS):
-        keys = (keys ^ words[:, column]) * np.uint64(factor)
-        keys ^= keys >> np.uint64(29)
-    return keys
-
-
 def _positions(kept: Kept, columns: int) -> _Positions:
     """Put slots together that are of one name and one job."""
     numbers, is_bag = kept.marks & (BAG - 1), (kept.marks & BAG) != 0
-    order = np.lexsort((numbers, _keys(kept.names), kept.generations, is_bag))
+    order = np.lexsort((numbers, keys_of(kept.names), kept.generations, is_bag))
     kept, numbers, is_bag = kept.rows(order), numbers[order], is_bag[order]
     is_first = np.ones(len(order), dtype=np.bool_)
     is_first[1:] = (kept.names[1:] != kept.names[:-1]).any(axis=1)
@@ -164,10 +127,10 @@ def _positions(kept: Kept, columns: int) -> _Positions:
     is_whole = np.logical_and.reduceat(is_next, starts) if len(starts) else is_next
 
     firsts = starts[is_whole & ~is_bag[starts] & (sizes == columns)]
-    newest = _keys(kept.names[firsts])[::-1]
+    newest = keys_of(kept.names[firsts])[::-1]
     firsts = firsts[np.sort(len(firsts) - 1 - np.unique(newest, return_index=True)[1])]
     names = kept.names[firsts]
-    index = _Index(names)
+    index = NameIndex(names)
     bags = is_whole & is_bag[starts]
     ends = index.find(kept.names[starts[bags]])
     content, width = names.tobytes(), int(kept.marks[firsts[:1]].sum()) >> WIDTH_SHIFT
@@ -228,7 +191,7 @@ def _chains(parents: Sequence[int]) -> Iterator[tuple[list[int], int]]:
             tail.append(at)
             at = parents[at]
         before = chain_of[at] if at >= 0 else at
-        if before in (_LOST, _MISSING):
+        if before in (_LOST, MISSING):
             continue
         tail.reverse()
         start = depths[at] + 1 if at >= 0 else 0

@@ -4,14 +4,9 @@ import numpy as np
 
 from allocator import StorePlan
 from offload.messages import NAME_BYTES, Ids, Kept
+from offload.naming import BAG, ROOT, WIDTH_SHIFT, rows
 from offload.scheduler.engine import Request
-from offload.scheduler.tiers.names import ROOT, names_of, rows
-
-NUMBER_BITS = 20
-BAG = 1 << NUMBER_BITS
-WIDTH_SHIFT = 32
-"""A mark is ``bytes of a prefix hash << 32 | BAG or 0 | number``. The number says which slot it is of its
-position, or of the bag of the checkpoint behind that."""
+from offload.scheduler.tiers.names import names_of
 
 
 class Lasting:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from offload import naming
 from offload.messages import EPOCH_SHIFT, Kept
 from offload.scheduler import adoption
 from offload.scheduler.lasting import Lasting
@@ -34,7 +35,7 @@ def the_epoch_is_not_raised(patch: Patch) -> None:
 
 def parents_are_not_looked_at(patch: Patch) -> None:
     """What has lost its parent begins a chain."""
-    patch.setattr(adoption, "_MISSING", adoption._NO_PARENT)
+    patch.setattr(naming, "MISSING", naming.NO_PARENT)
 
 
 def a_reset_forgets_the_region(patch: Patch) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 from allocator import CpuOffloadingBlockAllocator, Event, Pin, StorePlan
 from evictor import make_policy
 from offload.messages import EPOCH_SHIFT, NAMED, PRIVATE, Extents, Ids, TierFacts, is_private
+from offload.naming import ROOT, bag_name, rows
 from offload.scheduler.tiers.named_places import NamedPlaces, as_row
-from offload.scheduler.tiers.names import ROOT, Path, bag_name, name_of, names_of, rows
+from offload.scheduler.tiers.names import Path, name_of, names_of
 from offload.scheduler.tiers.recovery import Agreed, agree, chains
 
 

@@ -7,11 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from offload.messages import NAME_BYTES, Ids, Names
+from offload.naming import bag_name
 
-ROOT = bytes(NAME_BYTES)
-"""The parent of the first extent of a chain."""
-
-_MARK = 0xB5
 _PLACE_MASK = (1 << 32) - 1
 
 
@@ -94,22 +91,6 @@ def names_of(hashes: Sequence[bytes]) -> list[bytes]:
     return list(hashes)
 
 
-def bag_name(name: bytes, index: int) -> bytes:
-    """Of an extent of the bag behind that prefix; ``bag_name(bag_name(name, i), i)`` is ``name``."""
-    mask = _MARK.to_bytes(1, "big") * (NAME_BYTES - 4) + (index + 1).to_bytes(4, "big")
-    return (int.from_bytes(name, "big") ^ int.from_bytes(mask, "big")).to_bytes(NAME_BYTES, "big")
-
-
-def bag_names(names: Names) -> Names:
-    """``bag_name(name, 0)`` of many, ``uint8[n, 32]``."""
-    return names ^ rows([bag_name(ROOT, 0)])
-
-
 def places_of(names: Names) -> Ids:
     """Numbers by which ranks that share bytes divide extents of these names, ``int64[n]``."""
     return np.ascontiguousarray(names[:, :8]).view(np.int64).reshape(-1) & _PLACE_MASK
-
-
-def rows(names: Sequence[bytes]) -> Names:
-    """Names as an array, ``uint8[n, 32]``."""
-    return np.frombuffer(b"".join(names), dtype=np.uint8).reshape(-1, NAME_BYTES)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from offload.messages import NAME_BYTES, SUFFIX_BYTES, Ids, Names, TierFacts
-from offload.scheduler.tiers.names import ROOT
+from offload.naming import ROOT
 
 
 class Agreed(NamedTuple):

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from offload.messages import PRIVATE, SUFFIX_BYTES, Extents, Ids
+from offload.naming import bag_names, rows
 from offload.scheduler.tiers.beliefs import FRESH_SECONDS, Beliefs
-from offload.scheduler.tiers.names import Path, bag_names, name_of, names_of, places_of, rows
+from offload.scheduler.tiers.names import Path, name_of, names_of, places_of
 from offload.scheduler.tiers.probes import MOST_NAMES, Probes
 
 _MOST_ANSWERS = 4096

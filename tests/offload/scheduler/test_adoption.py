@@ -9,10 +9,11 @@ import pytest
 
 from allocator import CpuOffloadingBlockAllocator
 from offload.messages import EPOCH_SHIFT, Ids, Kept, PoolFacts
+from offload.naming import rows
 from offload.scheduler.adoption import Adoption, adopt
 from offload.scheduler.groups import Group, Groups, Kind
 from offload.scheduler.lasting import Lasting
-from offload.scheduler.tiers.names import name_of, rows
+from offload.scheduler.tiers.names import name_of
 from tests.seeds import OTHER_SEEDS
 
 PLAIN = Groups([Group(Kind.FULL, 4)], 4)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from offload.messages import EPOCH_SHIFT, PRIVATE, Extents
+from offload.naming import ROOT
 from offload.scheduler.tiers.directory import Directory, Reading, Writing
-from offload.scheduler.tiers.names import ROOT, Grid
+from offload.scheduler.tiers.names import Grid
 from offload.scheduler.weights import suffix_of
 from tests.offload.scheduler.tiers.facts import SLOTS, Told, facts, starts
 from tests.strategies import chains

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from offload.messages import SUFFIX_BYTES, Ids, TierFacts
+from offload.naming import ROOT, rows
 from offload.scheduler.tiers.directory import Writing
-from offload.scheduler.tiers.names import ROOT, rows
 
 SLOTS = 4
 """Of an extent."""

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from offload.messages import NAME_BYTES
-from offload.scheduler.tiers.names import ROOT, Grid, rows
+from offload.naming import ROOT, rows
+from offload.scheduler.tiers.names import Grid
 
 CHAIN = [bytes([position + 1]) * NAME_BYTES for position in range(10)]
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.messages import TierFacts
-from offload.scheduler.tiers.names import ROOT, rows
+from offload.naming import ROOT, rows
 from offload.scheduler.tiers.recovery import Agreed, agree, chains
 from tests.offload.scheduler.tiers.facts import SLOTS, Told, facts, name
 
