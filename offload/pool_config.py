@@ -22,6 +22,7 @@ class SharedMemoryConfig:
         path: a directory in memory, on a tmpfs; regions lie in ``kv-offload-pool`` there.
         gib: room that all regions of the path take at most, those of engines that run included; None: as much
             as these, and a new region takes the place of those that nobody owns.
+        siblings: whether to read what engines beside this one have there, of the same model.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
@@ -29,6 +30,7 @@ class SharedMemoryConfig:
 
     path: str
     gib: float | None = None
+    siblings: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not os.path.isabs(self.path) or "\0" in self.path:
@@ -36,6 +38,8 @@ class SharedMemoryConfig:
         size = self.gib
         if size is not None and not is_size(size):
             raise ConfigError(f"gib of the pool is {size!r}; give a positive number of GiB, such as 16")
+        if not isinstance(self.siblings, bool):
+            raise ConfigError(f"siblings of the pool is {self.siblings!r}; use true or false")
 
     @property
     def root(self) -> Path:

@@ -4,8 +4,8 @@
 
 Each seed is an engine of its own: tiny pools, random mode, random faults (see ``offload.testing.virtual``).
 Engines are of several kinds: as they come, with drafts, with other ranks, with a tier, with a store, with a
-pool that outlives them, or with the groups of a hybrid model. Without ``--kind`` all have their turn, each
-for so many seconds. Without ``--seed`` the first seed is fresh, and printed.
+pool that outlives them, with siblings, or with the groups of a hybrid model. Without ``--kind`` all have
+their turn, each for so many seconds. Without ``--seed`` the first seed is fresh, and printed.
 The exit status is 1 if any seed failed; a failed seed is printed with its step and the history of the
 block, and reproduces with ``--seed SEED --seeds 1`` and its kind.
 """

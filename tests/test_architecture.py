@@ -81,7 +81,9 @@ STATEFUL = {
     "offload.worker.following.Following",
     "offload.worker.media.runner.Runner",
     "offload.worker.media.seal_log.SealLog",
+    "offload.worker.media.siblings.SiblingMedium",
     "offload.worker.media.slab.SlabMedium",
+    "offload.worker.pool.siblings.Siblings",
     "offload.worker.seals.Seals",
     "offload.worker.side.WorkerSide",
     "offload.worker.transfer.TransferEngine",
@@ -138,6 +140,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.lasting.Lasting",  # all it has is a list of news
     "offload.worker.lasting.Lasting",  # the kernel's, and the table's; the tests of tables read both back
     "offload.worker.pool.region.Region",  # the kernel's; its tests read files and locks
+    "offload.worker.pool.region_index.RegionIndex",  # does not change
     "offload.worker.pool.table.SlotTable",  # its state is the memory; its tests read it back
     "offload.worker.media.store_inspection.StoredNamespace",  # counts
     "offload.worker.checker.Checker",  # it has no state but its threads

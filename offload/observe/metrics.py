@@ -41,6 +41,7 @@ METRICS = (
     MetricSpec("pool_tokens", False, "Tokens the CPU pool can hold, in full blocks."),
     MetricSpec("pool_used_tokens", False, "Tokens in blocks of the CPU pool that are not free."),
     MetricSpec("pool_bytes", False, "Size of the CPU pool, all ranks."),
+    MetricSpec("adopted_blocks", False, "Blocks that the CPU pool had from earlier engines at start."),
     MetricSpec("jobs_in_flight", False, "Loads and stores that have not ended."),
     MetricSpec("queued_blocks", False, "GPU blocks of requests that are over, held until they are stored."),
     MetricSpec(
@@ -56,9 +57,14 @@ METRICS = (
         "route_refused_bytes", True, "Bytes not written to a tier: its budget is spent.", by_route=True
     ),
     MetricSpec(
-        "route_missed_blocks", True, "Blocks that a store had not although it had them before.", by_route=True
+        "route_missed_blocks",
+        True,
+        "Blocks that a store, or sibling, had no longer.",
+        by_route=True,
     ),
-    MetricSpec("route_probed_extents", True, "Extents that a store was asked for.", by_route=True),
+    MetricSpec(
+        "route_probed_extents", True, "Extents that a store, or siblings, was asked for.", by_route=True
+    ),
     MetricSpec("route_found_extents", True, "Of these, extents that it had.", by_route=True),
     MetricSpec("route_kept_bytes", False, "Bytes of KV that a tier keeps, all ranks.", by_route=True),
     MetricSpec("route_paused", False, "1 while a route pauses or tries a single job.", by_route=True),

@@ -1,5 +1,6 @@
 """What a pool that outlived its engine holds: what all ranks have alike, as chains that make sense."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +13,8 @@ from allocator import CpuOffloadingBlockAllocator
 from offload.messages import NAME_BYTES, Ids, Kept, PoolFacts
 from offload.naming import BAG, MISSING, WIDTH_SHIFT, NameIndex, keys_of
 from offload.scheduler.groups import Groups
+
+logger = logging.getLogger(__name__)
 
 _UNSEEN, _LOST = -3, -4
 """In the place of a chain: not known yet, or there is a hole before it."""
@@ -39,7 +42,7 @@ class Adoption:
         epoch: of this life.
         generations: of each slot, ``int64[slots]``; -1: it holds nothing.
         stretches: in the order in which they are to be stored.
-        order: of all slots, those of the stretches first.
+        order: of all slots, those of the stretches first, then what holds nothing, and the oldest.
     """
 
     epoch: int
@@ -59,6 +62,7 @@ class Adoption:
             is_so = plan is not None and np.array_equal(plan.all_slots, slots)
             assert plan is not None and is_so, f"{slots} are adopted as {plan}"
             allocator.commit(plan)
+        logger.info("%d blocks of the CPU pool are adopted", self.num_slots)
 
 
 def adopt(facts: Sequence[PoolFacts], num_slots: int, groups: Groups) -> Adoption:
@@ -76,7 +80,11 @@ def adopt(facts: Sequence[PoolFacts], num_slots: int, groups: Groups) -> Adoptio
     generations[kept.slots] = kept.generations
     generations[is_free] = -1
     epoch = max(fact.epoch for fact in facts)
-    return Adoption(epoch, generations, stretches, np.concatenate([taken, np.flatnonzero(is_free)]))
+    oldest: Ids = np.full(num_slots, -1, dtype=np.int64)
+    oldest[kept.slots] = kept.generations
+    free = np.flatnonzero(is_free)
+    free = free[np.argsort(oldest[free], kind="stable")]
+    return Adoption(epoch, generations, stretches, np.concatenate([taken, free]))
 
 
 def _agreed(facts: Sequence[PoolFacts], num_slots: int) -> Kept:

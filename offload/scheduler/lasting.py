@@ -54,7 +54,7 @@ def _described(plan: StorePlan, generations: Ids) -> Kept:
     names, parents = rows(hashes), rows([*before, *hashes[:-1]][:positions])
     width = len((plan.hashes or plan.lead)[-1])
     marks: Ids = np.tile(np.arange(columns, dtype=np.int64), positions)
-    if columns > 1:
+    if columns != 1:
         names, parents = names.repeat(columns, axis=0), parents.repeat(columns, axis=0)
     if num_bag:
         last = rows((hashes or before)[-1:])

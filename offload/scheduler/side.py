@@ -123,7 +123,7 @@ class SchedulerSide:
         )
         if adoption is not None:
             adoption.into(self.allocator)
-            logger.info("%d blocks of the CPU pool are adopted", adoption.num_slots)
+            self.metrics.show("adopted_blocks", adoption.num_slots)
         self.costs = costs
         self.adapters = Adapters(self.allocator, engine)
         self.stores = Stores(

@@ -20,7 +20,8 @@ def seams(places: Sequence[Place] = PLACES, join: Join = join_replicas, **instea
     Not for several threads.
     """
     ours = CpuOffloadConnector
-    before = ours.seams, ours.places, ours.join_replicas, ours.make_operator
+    before = ours.seams, ours.places, ours.join_replicas, ours.make_operator, ours.sibling_places
+    ours.sibling_places = staticmethod(_no_siblings)  # type: ignore[arg-type]
     ours.make_operator = staticmethod(_no_operator)
     ours.seams, ours.places = before[0]._replace(**instead), tuple(places)
     ours.join_replicas = staticmethod(join)  # type: ignore[arg-type]
@@ -30,6 +31,12 @@ def seams(places: Sequence[Place] = PLACES, join: Join = join_replicas, **instea
         ours.seams, ours.places = before[:2]
         ours.join_replicas = staticmethod(before[2])
         ours.make_operator = before[3]
+        ours.sibling_places = staticmethod(before[4])
+
+
+def _no_siblings(*arguments: object) -> list[Place]:
+    """Whoever wants to read from siblings says so with a place."""
+    return []
 
 
 def _no_operator(*arguments: object) -> None:

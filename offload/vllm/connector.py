@@ -37,7 +37,7 @@ from offload.vllm.engine import VllmEngine, drafts_of
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.groups import event_groups, groups_of
 from offload.vllm.kv_events import KvEvents
-from offload.vllm.lasting_pool import region_plan
+from offload.vllm.lasting_pool import region_plan, sibling_places
 from offload.vllm.operator import Operator
 from offload.vllm.places import PLACES
 from offload.vllm.pool_size import PoolSize
@@ -71,6 +71,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     seams = Seams(make_copier)
     places = PLACES
     join_replicas = staticmethod(join_replicas)
+    sibling_places = staticmethod(sibling_places)
     make_operator: Callable[..., Operator | None] = Operator
     """They are of connectors that are made from now on; the testing kit has others, and no operator."""
 
@@ -96,7 +97,11 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         check_cache_groups(kv_cache_config)
         self._config = config
         self._seams = self.seams
-        self._places = [*self.places, *tier_places(vllm_config, kv_cache_config, config)]
+        self._places = [
+            *self.places,
+            *self.sibling_places(vllm_config, kv_cache_config, config),
+            *tier_places(vllm_config, kv_cache_config, config),
+        ]
         region = region_plan(vllm_config, kv_cache_config, config)
         self._num_ranks = vllm_config.parallel_config.world_size
         self._fingerprint = take_fingerprint(vllm_config, kv_cache_config)

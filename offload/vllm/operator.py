@@ -89,6 +89,7 @@ class Operator:
                 "num_bytes": int(gauges["pool_bytes"]),
                 "num_tokens": int(gauges["pool_tokens"]),
                 "num_evicted_blocks": allocator.num_evicted,
+                "num_adopted_blocks": int(gauges.get("adopted_blocks", 0)),
             },
             "jobs": {
                 "num_in_flight": len(side.ledger),

@@ -10,13 +10,16 @@ import numpy.typing as npt
 from offload.messages import Kept, PoolFacts
 from offload.worker.pool.region import Region
 from offload.worker.pool.segment import Segment
+from offload.worker.pool.siblings import Home
 from offload.worker.pool.table import SlotTable
 
 
 class Lasting:
     """One rank's part of it, where it is the first of those that share it, or the view that another has."""
 
-    def __init__(self, table: SlotTable, facts: PoolFacts, segment: Segment, region: Region | None) -> None:
+    def __init__(
+        self, table: SlotTable, facts: PoolFacts, segment: Segment, region: Region | None, home: Home
+    ) -> None:
         """As it was opened.
 
         Args:
@@ -24,8 +27,10 @@ class Lasting:
             facts: what they held when it was opened.
             segment: its memory. As long as it is open here nobody adopts it, whatever became of its owner.
             region: owned as long as this is open; None: another rank owns it, and writes the table.
+            home: where it lies, and whose it is.
         """
         self.facts = facts
+        self.home = home
         self._table = table
         self._segment = segment
         self._region = region

@@ -7,6 +7,7 @@ import logging
 import mmap
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from offload.worker.lasting import Lasting
 from offload.worker.pool.pages import take_pages
 from offload.worker.pool.region import Region, RegionPlan, RegionShape
 from offload.worker.pool.segment import Segment, SegmentName
+from offload.worker.pool.siblings import Home
 from offload.worker.pool.table import SlotTable
 from offload.worker.seals import SealTables
 
@@ -230,7 +232,9 @@ def share_pool(
         lasting = None
         if first.kept is not None:
             owned = regions[0] if regions else None
-            lasting = Lasting(tables[0], PoolFacts(first.epoch, first.kept), segments[0], owned)
+            identity = offers[replicas.members[0]].identity  # type: ignore[union-attr]
+            home = Home(Path(segments[0].name.label).parent, identity, facts.slot_bytes)
+            lasting = Lasting(tables[0], PoolFacts(first.epoch, first.kept), segments[0], owned, home)
         sealed = SealTables.over(mapped[1], facts.num_slots)
         return Sharing(replicas.share, mapped[0], sealed, lasting)
     if len(replicas.members) == 1:

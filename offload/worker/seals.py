@@ -40,7 +40,7 @@ class SealTables(NamedTuple):
     fills: Ids
 
     @classmethod
-    def over(cls, memory: mmap.mmap, num_slots: int) -> "SealTables":
+    def over(cls, memory: mmap.mmap | bytearray, num_slots: int) -> "SealTables":
         """Tables that lie in ``num_bytes`` of memory; what is there counts."""
         sums = np.frombuffer(memory, dtype=np.uint64, count=num_slots)
         return cls(sums, np.frombuffer(memory, dtype=np.int64, count=num_slots, offset=sums.nbytes))

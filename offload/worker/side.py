@@ -183,7 +183,8 @@ class WorkerSide:
         )
         copier = self._seams.make_copier(device, layout, self._cache.num_blocks, num_slots)
         lanes = gpu_lanes(layout, copier)
-        parts = PoolParts(PoolSlots(self._memory.address, num_slots, slot_bytes), seals, sharing.share)
+        home = None if lasting is None else lasting.home
+        parts = PoolParts(PoolSlots(self._memory.address, num_slots, slot_bytes), seals, sharing.share, home)
         for make_lanes in self._make_lanes:
             made = make_lanes(parts)
             lanes += made.lanes

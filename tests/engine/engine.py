@@ -173,7 +173,8 @@ class Engine:
     def counters(self) -> dict[str, float]:
         """Counters and gauges as last reported, by name without prefix.
 
-        ``prompt_tokens_by_source`` comes under the names of its sources, such as ``local_cache_hit``.
+        ``prompt_tokens_by_source`` comes under the names of its sources, such as ``local_cache_hit``. What is
+        counted by route comes for all, and for each as ``name:route``.
         """
         values: dict[str, float] = {}
         for metric in self.llm.get_metrics():
@@ -182,6 +183,8 @@ class Engine:
                 if name == "prompt_tokens_by_source":
                     name = metric.labels["source"]
                 values[name] = values.get(name, 0) + metric.value
+                if "route" in metric.labels:
+                    values[f"{name}:{metric.labels['route']}"] = metric.value
         return values
 
     def forget_gpu(self) -> bool:

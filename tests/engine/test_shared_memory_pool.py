@@ -109,3 +109,33 @@ def test_a_hybrid_model_goes_on_at_a_checkpoint(memory: Path, tmp_path: Path) ->
     assert cold.num_cached == 0 < restored.num_cached
     assert first.num_cached == restored.num_cached
     assert difference(first, restored) == 0
+
+
+def fetched_bytes(engine: EngineProcess) -> float:
+    """That came from siblings so far."""
+    return float(engine.run(Engine.settle).get("route_bytes:siblings_to_pool", 0))
+
+
+def test_engines_beside_each_other_read_from_each_other(memory: Path, tmp_path: Path) -> None:
+    """One is killed: what it had is still read, and so is what its successor has."""
+    with suppress(EngineError), start(memory, tmp_path, 1) as first:
+        cold = ask(first)
+        first.run(Engine.settle)
+        with start(memory, tmp_path, 2) as second:
+            found = ask(second)
+            assert found.num_cached == WHOLE
+            assert difference(found, cold) < TOLERANCE
+            num_bytes = fetched_bytes(second)
+            assert num_bytes > 0
+            other = ask(second, OTHER)
+            second.run(Engine.settle)
+            again = ask(first, OTHER)
+            assert again.num_cached == WHOLE, "and the other way round"
+            assert difference(again, other) < TOLERANCE
+            for seed in range(10, 14):
+                first.run(Engine.add, prompt_of(1400, seed), 2)
+            first.run(Engine.step)
+            os.killpg(first.pid, signal.SIGKILL)
+            for seed in range(10, 14):
+                assert ask(second, prompt_of(1400, seed)).tokens
+            assert len(list(memory.rglob("pool"))) == 2

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from offload import UnsupportedError
 from offload.messages import LOAD, STORE
 from offload.scheduler.tiers.tier import TierLimits
 from offload.testing.copiers.faulty import Fault
@@ -200,12 +199,6 @@ def test_failed_loads_of_old_slots_cost_a_miss(lives: Lives) -> None:
     assert lives.ask() > 2
     lives.restart()
     assert lives.ask() == 2
-
-
-@pytest.mark.parametrize("model", ["windows", "states"])
-def test_models_without_full_attention_are_refused(model: str) -> None:
-    with pytest.raises(UnsupportedError, match="no layer of this model has full attention"):
-        Lives(groups=MODELS[model], gpu_blocks=300, cpu_slots=600)
 
 
 def test_a_branch_whose_beginning_was_used_again(lives: Lives) -> None:

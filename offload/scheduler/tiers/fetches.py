@@ -19,7 +19,6 @@ from offload.scheduler.tiers.contents import Contents
 from offload.scheduler.tiers.fetch import NO_WISH, Batch, Fetch, Wish
 from offload.scheduler.tiers.names import Grid, Path
 from offload.scheduler.tiers.pace import Pace
-from offload.scheduler.tiers.spills import Spills
 
 LEAST_TOKENS = 512
 """Fewer are computed sooner than they are asked for."""
@@ -45,7 +44,7 @@ class Fetches:
         common: Common,
         directory: Contents,
         grid: Grid,
-        spills: Spills,
+        note: Callable[[str, int], bool],
         pace: Pace,
         *,
         least_tokens: int = LEAST_TOKENS,
@@ -59,7 +58,8 @@ class Fetches:
             common: what all flows work with.
             directory: of the tier.
             grid: how chains are cut.
-            spills: of the same tier.
+            note: told once of each request how many leading positions there are for it; says whether it is
+                the first time.
             pace: what was measured.
             least_tokens: fewer are not worth a fetch.
             pool_share: fetches under way fill at most that part of the pool.
@@ -70,7 +70,7 @@ class Fetches:
         self._common = common
         self._directory = directory
         self._grid = grid
-        self._spills = spills
+        self._note_arrival = note
         self._pace = pace
         self._least_tokens = least_tokens
         self._most_filling = int(common.allocator.capacity * pool_share)
@@ -228,7 +228,7 @@ class Fetches:
 
     def _note(self, request_id: str, chain: Sequence[bytes], num_there: int, stop: int) -> None:
         """Once for each request: it uses what the tier has of its chain, and would have used the rest."""
-        if self._spills.arrived(request_id, num_there):
+        if self._note_arrival(request_id, num_there):
             if not self._has_bags:
                 self._directory.touch(self._grid.names(chain))
             elif stop:

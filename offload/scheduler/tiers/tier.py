@@ -18,11 +18,15 @@ from offload.scheduler.tiers.names import Grid
 from offload.scheduler.tiers.pace import Pace
 from offload.scheduler.tiers.probes import WAIT_SECONDS, Probes
 from offload.scheduler.tiers.shared import SharedDirectory
+from offload.scheduler.tiers.siblings import SiblingDirectory, SiblingFetches
 from offload.scheduler.tiers.spills import Spills
 from offload.settings import Admit
 from offload.tier_config import SHUTDOWN_SECONDS
 
 logger = logging.getLogger(__name__)
+
+EXTENT_BYTES = 1 << 20
+"""Of a position or several that siblings are asked for together, at least; on each rank."""
 
 _NO_LIMIT = 1e18
 """Bytes that nobody writes."""
@@ -113,6 +117,36 @@ def make_store(
     return Below([spills, fetches, probes], [fetches], spills.ending, name_weights=directory.name_weights)
 
 
+def make_siblings(
+    fetch: Route,
+    probe: Route,
+    common: Common,
+    facts: Sequence[TierFacts],
+    limits: TierLimits = TierLimits(),  # noqa: B008 (immutable)
+    extent_bytes: int = EXTENT_BYTES,
+) -> Below:
+    """What decides about fetches from pools of siblings. Their extents are only names: of any size."""
+    groups, num_parts = common.engine.groups, facts[0].num_parts
+    slot_bytes = common.slot_bytes * num_parts // len(facts)
+    positions = 0
+    if groups.columns:
+        positions = 1 << max(0, (extent_bytes - 1) // (slot_bytes * groups.columns)).bit_length()
+    grid = Grid(positions, groups.columns, max(positions * groups.columns, groups.bag_slots))
+    probes = Probes(probe, common, wait_seconds=limits.wait_seconds)
+    fetches = SiblingFetches(
+        fetch,
+        common,
+        SiblingDirectory(Beliefs(common.clock), probes, common.clock),
+        grid,
+        lambda request_id, num_there: False,
+        Pace(common.costs.prefill, common.clock),
+        least_tokens=limits.least_tokens,
+        pool_share=limits.pool_share,
+        is_followed=num_parts == 1,
+    )
+    return Below([fetches, probes], [fetches])
+
+
 def _grid(name: str, common: Common, facts: Sequence[TierFacts]) -> Grid:
     """How chains are cut for the tier of that name, on all ranks alike."""
     sizes = {fact.extent_slots for fact in facts}
@@ -147,7 +181,7 @@ def _flows(
         common,
         contents,
         grid,
-        spills,
+        spills.arrived,
         Pace(common.costs.prefill, common.clock),
         least_tokens=limits.least_tokens,
         pool_share=limits.pool_share,

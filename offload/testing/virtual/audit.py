@@ -57,7 +57,8 @@ class Audit(SchedulerAudit):
         """What requests of an earlier engine over the same pool have told."""
         assert isinstance(before, Audit)
         before._learn()
-        self._tags, self._inputs = dict(before._tags), dict(before._inputs)
+        self._tags |= before._tags
+        self._inputs |= before._inputs
 
     def follow(self, request: Request) -> None:
         """Remember the request, whose prefix hashes name what slots should hold."""
@@ -185,7 +186,7 @@ class Audit(SchedulerAudit):
         done_to_it = engine.counts["rot"] or any(copier.num_faults for copier in engine.copiers)
         done_to_it = done_to_it or (tier is not None and tier.num_faults > 0)
         region = engine.settings.region
-        done_to_it = done_to_it or (region is not None and region.num_corrupted > 0)
+        done_to_it = done_to_it or (region is not None and region.is_disturbed)
         unwanted = ended.given_up or job.given_up or job.job_id in self._cancelled
         follows = job.flow.route == LOAD and job.task.restore.follows
         may_lack = follows or job.flow.route.source not in (GPU, POOL)  # what others have evicted, or keep

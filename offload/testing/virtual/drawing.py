@@ -17,7 +17,7 @@ from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.media.faulty import MediumFault
 from offload.testing.media.store import MemoryStore
 from offload.testing.virtual.groups import CHUNK, FULL, MODELS, STATE, WINDOW, Group
-from offload.testing.virtual.region import VirtualRegion
+from offload.testing.virtual.region import VirtualRegion, sibling_place
 from offload.testing.virtual.settings import DRAFTERS, VirtualSettings
 from offload.testing.virtual.store import VirtualStore
 from offload.testing.virtual.tier import VirtualTier
@@ -245,6 +245,30 @@ def with_region(settings: VirtualSettings, rng: random.Random) -> VirtualSetting
     if rng.random() < 0.7:
         settings = rng.choice(changes)(settings, rng=rng)
     return replace(settings, region=VirtualRegion(rng.choice([2, 3, 5])))
+
+
+def with_siblings(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
+    """The same with engines beside it whose pools outlive them, of models and ranks of any kind."""
+    models = [partial(with_varied_model, model=each) for each in MODELS if each != "plain"]
+    changes: list[Callable[..., VirtualSettings]] = [*models, with_drafts, with_replicas]
+    changes += [with_shared_blocks, with_stages]
+    if rng.random() < 0.7:
+        settings = rng.choice(changes)(settings, rng=rng)
+    limits = TierLimits(
+        least_tokens=rng.choice([1, 4, 20]),
+        pool_share=rng.choice([0.25, 1.0]),
+        wait_seconds=rng.choice([0.02, 0.2, 3.0]),
+    )
+    place = sibling_place(
+        settings.columns, extent_bytes=settings.slot_bytes * rng.choice([1, 1, 4, 16]), limits=limits
+    )
+    return replace(
+        settings,
+        region=VirtualRegion(num_beside=rng.choice([2, 2, 3])),
+        places=(place,),
+        step_seconds=rng.choice([0.05, 1.0]),
+        fetch_gpu_share=rng.choice([0.1, 1.0, 1.0]),
+    )
 
 
 def _with_groups(settings: VirtualSettings, groups: tuple[Group, ...], rng: random.Random) -> VirtualSettings:

@@ -13,6 +13,7 @@ from offload.testing.virtual.drawing import (
     with_region,
     with_replicas,
     with_shared_blocks,
+    with_siblings,
     with_stages,
     with_store,
     with_tier,
@@ -32,12 +33,17 @@ _CHANGES: Mapping[str, Callable[..., VirtualSettings]] = {
     "tier": with_tier,
     "store": with_store,
     "region": with_region,
+    "siblings": with_siblings,
     **{model: partial(with_varied_model, model=model) for model in MODELS if model != "plain"},
 }
 
 KINDS = ("plain", *_CHANGES)
 """Of engines: as they come, with speculative decoding, with other ranks, with a tier below the pool, with
-a store that they share, with a pool that outlives them, or with a hybrid model's groups."""
+a store that they share, with a pool that outlives them, with siblings that read it, or with the groups of a
+hybrid model."""
+
+_KILLED = 0.01
+"""In so many turns an engine among others is killed."""
 
 LEAVERS_EVERY = 8
 """In one seed of so many, requests leave chains that are being restored, and do nothing else."""
@@ -91,6 +97,8 @@ def run_seed(
     began = time.perf_counter()
     rng = random.Random(seed)
     settings = draw_kind(kind, seed, rng) if settings is None else settings
+    if settings.region is not None and settings.region.num_beside > 1:
+        return _run_beside(seed, turns, settings, rng)
     outliving = [each.num_lives for each in (settings.tier, settings.region) if each is not None]
     num_lives = max(outliving, default=1)
     make = Leavers if seed % LEAVERS_EVERY == LEAVERS_EVERY - 1 else Workload
@@ -125,3 +133,44 @@ def run_seed(
     if settings.region is not None:
         settings.region.close()
     return RunReport(seed, num_steps, time.perf_counter() - began, num_checked, counts)
+
+
+def _run_beside(seed: int, turns: int, settings: VirtualSettings, rng: random.Random) -> RunReport:
+    """Several engines at once, which take turns and are asked for the same. Now and then one is killed."""
+    began, region = time.perf_counter(), settings.region
+    assert region is not None
+    over: list[VirtualEngine] = []
+    engines = [_explained(VirtualEngine(settings, rng)) for _ in range(region.num_beside)]
+    workloads = [Workload(engine, rng) for engine in engines]
+    for workload in workloads:
+        workload.ask_as(workloads[0])
+    try:
+        for _ in range(turns):
+            which = rng.randrange(len(engines))
+            if rng.random() < _KILLED:
+                engines[which].close()
+                over.append(engines[which])
+                engines[which] = _explained(VirtualEngine(settings, rng))
+                workloads[which].move_to(engines[which])
+            workloads[which].turn()
+        for engine in engines:
+            engine.drain()
+            engine.audit.check_drained()
+            engine.audit.check_gpu_cache()
+    except Exception as error:
+        num_steps = sum(engine.num_steps for engine in [*over, *engines])
+        raise RunFailedError(seed, num_steps, settings, error) from error
+    finally:
+        for engine in engines:
+            engine.close()
+    over += engines
+    region.close()
+    counts = sum((engine.counts for engine in over), Counter[str]())
+    num_checked = sum(engine.runner.num_positions_checked for engine in over)
+    num_steps = sum(engine.num_steps for engine in over)
+    return RunReport(seed, num_steps, time.perf_counter() - began, num_checked, counts)
+
+
+def _explained(engine: VirtualEngine) -> VirtualEngine:
+    engine.audit.explain_failures = True
+    return engine

@@ -201,6 +201,12 @@ class VirtualSettings:
         return math.lcm(*(group.tokens_of_block(self.dcp) for group in self.cache_groups))
 
     @property
+    def columns(self) -> int:
+        """Slots of a position in the pool: none without full attention."""
+        full = [group for group in self.cache_groups if group.kind == FULL]
+        return sum(self.block_tokens // group.tokens_of_block(self.dcp) for group in full)
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of a layer's part of a block, in any group."""
         return max(group.page_bytes for group in self.cache_groups)

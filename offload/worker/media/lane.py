@@ -12,6 +12,7 @@ from offload.worker.lanes import Lane
 from offload.worker.media.base import Medium, MediumJob, PoolSlots, Verb
 from offload.worker.media.runner import Runner
 from offload.worker.media.seal_log import Kept
+from offload.worker.pool.siblings import Home
 from offload.worker.replicas import Share
 from offload.worker.seals import Checksums, Seals
 
@@ -26,11 +27,13 @@ class PoolParts(NamedTuple):
         slots: where they lie.
         seals: of them.
         share: which part of what fills the pool is this rank's.
+        home: where it lies if it outlives the engine.
     """
 
     slots: PoolSlots
     seals: Seals
     share: Share
+    home: Home | None = None
 
 
 class LanesBelow(NamedTuple):
@@ -178,6 +181,15 @@ def store_lanes(spill: Route, fetch: Route, probe: Route, medium: Medium, pool: 
     copier = MediumCopier(medium, pool.share)
     return [
         MediumLane(spill, copier, is_awaited=False, pool=pool),
+        MediumLane(fetch, copier, is_awaited=True, pool=pool),
+        ProbeLane(probe, copier, is_awaited=True, pool=pool),
+    ]
+
+
+def sibling_lanes(fetch: Route, probe: Route, medium: Medium, pool: PoolParts) -> list[Lane]:
+    """Those of a tier that is never written to."""
+    copier = MediumCopier(medium, pool.share)
+    return [
         MediumLane(fetch, copier, is_awaited=True, pool=pool),
         ProbeLane(probe, copier, is_awaited=True, pool=pool),
     ]

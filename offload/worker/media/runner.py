@@ -177,22 +177,23 @@ class Runner:
 
     def _run(self, mover: _Mover) -> None:
         while (taken := self._take(mover)) is not None:
-            indices, task = taken
-            found: Sequence[Checksums | Exception] = []
-            job = task.job
-            try:
-                if self._probe is not None and job.verb is Verb.PROBE:
-                    task.stop = self._probe(mover.number, job)
-                else:
-                    found = self._move(mover.verb, mover.number, job, indices)
-            except Exception as failure:  # whatever it is, the thread goes on
-                found = [failure]
-            mover.since = None
-            self._after(task, indices, found)
+            self._work(mover, *taken)
         with self._changed:
             self._num_running -= 1
             if not self._num_running:
                 self.is_over.set()
+
+    def _work(self, mover: _Mover, indices: range, task: _Task) -> None:
+        found: Sequence[Checksums | Exception] = []
+        try:
+            if self._probe is not None and task.job.verb is Verb.PROBE:
+                task.stop = self._probe(mover.number, task.job)
+            else:
+                found = self._move(mover.verb, mover.number, task.job, indices)
+        except Exception as failure:  # whatever it is, the thread goes on
+            found = [failure]
+        mover.since = None
+        self._after(task, indices, found)
 
     def _take(self, mover: _Mover) -> "tuple[range, _Task] | None":
         """The next extents for this thread; waits for one. None when there will be none."""

@@ -17,7 +17,7 @@ from offload.worker.pool.segment import Segment
 from offload.worker.pool.table import SlotTable
 
 POOL_FILE = MAPPED
-_TABLE_FORMAT = 1
+TABLE_FORMAT = 1
 """Of rows and their order."""
 
 
@@ -50,7 +50,7 @@ class RegionShape(NamedTuple):
     @property
     def sizes(self) -> dict[str, int]:
         """What a superblock says of it."""
-        return {"num_slots": self.num_slots, "slot_bytes": self.slot_bytes, "table": _TABLE_FORMAT}
+        return {"num_slots": self.num_slots, "slot_bytes": self.slot_bytes, "table": TABLE_FORMAT}
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ def look_into(path: Path) -> Contents | None:
         if superblock is None:
             return None
         sizes = superblock.sizes
-        if sizes.get("table") != _TABLE_FORMAT:
+        if sizes.get("table") != TABLE_FORMAT:
             raise TierFormatError(f"{path}: its sizes are {dict(sizes)}, which this release does not read")
         shape = RegionShape(sizes["num_slots"], sizes["slot_bytes"])
         fd = directory.open_file(POOL_FILE)

@@ -25,7 +25,7 @@ class SlotTable:
     other bytes take the generation away first, and the checksum is of the one that was there.
     """
 
-    def __init__(self, memory: mmap.mmap, num_slots: int, identity: str) -> None:
+    def __init__(self, memory: mmap.mmap | bytearray, num_slots: int, identity: str) -> None:
         """What is there counts.
 
         Args:
@@ -47,6 +47,11 @@ class SlotTable:
     def num_bytes(num_slots: int) -> int:
         """Bytes for so many slots."""
         return SealTables.num_bytes(num_slots) + 8 * _BESIDE_SEALS * num_slots
+
+    @staticmethod
+    def stamped(num_slots: int) -> tuple[int, int]:
+        """Where generations begin, and where checksums of rows, which follow them, end: a row has both."""
+        return 8 * num_slots, 24 * num_slots
 
     @property
     def newest_epoch(self) -> int:

@@ -129,7 +129,7 @@ def test_what_cannot_be_read_is_made_anew(root: Path, damage: str, monkeypatch: 
     elif damage == "short":
         os.truncate(path / "pool", 4096)
     else:
-        monkeypatch.setattr(module, "_TABLE_FORMAT", 2)
+        monkeypatch.setattr(module, "TABLE_FORMAT", 2)
     region = opened(root)
     assert region.epoch == 1
     assert (region.path / "pool").stat().st_size == SHAPE.num_bytes
