@@ -1,11 +1,12 @@
-"""How fast do extents move between the pool and a Redis, and how fast are names found there?
+"""How fast do extents move between the pool and a store, and how fast are names found there?
 
     python -m benchmarks.store_tier [--rounds 9] [--mib 128] [--names 4096] [--json FILE]
 
-A server is started, which keeps nothing on disk. The product's medium puts extents of 15 slots of 128 KiB,
-and gets them back, over a socket in the file system and over TCP. What is put and got is checked against its
-seals, as always. Then it looks for so many names of which three quarters are there, as it does when a request
-comes. `one by one` asks for each of them, in one go.
+A Redis is started, which keeps nothing on disk, and a Mooncake Store where that is installed: a master, and
+a process with memory. The product's medium puts extents of 15 slots of 128 KiB, and gets them back: over a
+socket in the file system and over TCP, and with Mooncake in calls of 8 extents and of one, over TCP. What is
+put and got is checked against its seals, as always. Then it looks for so many names of which three quarters
+are there, as it does when a request comes. `one by one` asks for each of them, in one go.
 
 Ways take turns; medians count. Seconds are from the first job submitted to the last end polled. CPU seconds
 are this process's, of all threads.
@@ -22,19 +23,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.common import report
 from benchmarks.common.arguments import parser_of, positive, settings_of
 from benchmarks.common.tables import Column, table
+from benchmarks.store_tier.mooncake import binary_of_master, mooncake_store, put_names
 from offload.messages import Names
+from offload.mooncake_config import MooncakeConfig
 from offload.store_config import StoreAddress
 from offload.worker.media.base import Medium, MediumEnd, MediumJob, PoolSlots, Verb
+from offload.worker.media.mooncake import MooncakeClient
+from offload.worker.media.mooncake_medium import MooncakeMedium, MooncakeOptions
 from offload.worker.media.resp import Connection
 from offload.worker.media.resp_medium import RespMedium
 from offload.worker.media.store_names import Whose
@@ -46,6 +52,7 @@ __all__ = ["main"]
 _SLOT_BYTES = 128 << 10
 _EXTENT_SLOTS = 15
 _JOB_EXTENTS = 8
+_WHOSE = Whose("benchmark", "0")
 _POLL_SECONDS = 1e-4
 _WAIT_SECONDS = 30.0
 
@@ -57,10 +64,22 @@ _COLUMNS = [
 ]
 
 
+class _Way(NamedTuple):
+    """To a store.
+
+    Attributes:
+        make: a medium over it.
+        clear: deletes all that is there.
+    """
+
+    make: Callable[[PoolSlots], Medium]
+    clear: Callable[[], None]
+
+
 class _Bench:
     """A pool of random bytes, and a medium over a server."""
 
-    def __init__(self, url: str, num_extents: int) -> None:
+    def __init__(self, way: _Way, num_extents: int) -> None:
         num_slots = num_extents * _EXTENT_SLOTS
         self._memory = HostMemory(num_slots, _SLOT_BYTES)
         pool = PoolSlots(self._memory.address, num_slots, _SLOT_BYTES)
@@ -70,9 +89,8 @@ class _Bench:
         self._seals = checksums_of(pool.addresses(np.arange(num_slots))[:, None], [_SLOT_BYTES])
         self._num_extents = num_extents
         self.names = np.random.default_rng(1).integers(0, 256, (num_extents, 32), dtype=np.uint8)
-        self.medium: Medium = RespMedium(
-            StoreAddress.of(url), pool, whose=Whose("benchmark", "0"), extent_slots=_EXTENT_SLOTS
-        )
+        self.medium = way.make(pool)
+        self.clear = way.clear
 
     def turn(self, verb: Verb, suffix: bytes) -> dict[str, float]:
         """Move all extents; GB per second, and CPU seconds per GB."""
@@ -128,8 +146,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     notes = report.load_note()
     num_extents = max(1, (options.mib << 20) // (_EXTENT_SLOTS * _SLOT_BYTES))
-    with tempfile.TemporaryDirectory() as folder, _server(options.server, Path(folder)) as urls:
-        rows = _moves(urls, num_extents, options.rounds) + _searches(urls, options.names, options.rounds)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        urls = stack.enter_context(_server(options.server, folder))
+        ways = {way: _resp(url) for way, url in urls.items()}
+        store, binary = None, binary_of_master()
+        if binary is None:
+            notes.append("Mooncake is not installed (pip install mooncake-transfer-engine-non-cuda)")
+        else:
+            num_bytes = max(256 << 20, 4 * options.mib << 20)
+            store = stack.enter_context(mooncake_store(binary, folder, num_bytes))
+            ways |= {"Mooncake": _mooncake(store, 8), "Mooncake, one by one": _mooncake(store, 1)}
+        rows = _moves(ways, num_extents, options.rounds)
+        rows += _searches(urls["socket"], options.names, options.rounds)
+        if store is not None:
+            rows += _mooncake_searches(store, options.names, options.rounds)
     print(table(_COLUMNS, rows))
     print()
     for note in notes:
@@ -138,8 +169,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _moves(urls: dict[str, str], num_extents: int, rounds: int) -> list[dict[str, Any]]:
-    benches = {way: _Bench(url, num_extents) for way, url in urls.items()}
+def _resp(url: str) -> _Way:
+    def make(pool: PoolSlots) -> Medium:
+        return RespMedium(StoreAddress.of(url), pool, whose=_WHOSE, extent_slots=_EXTENT_SLOTS)
+
+    return _Way(make, partial(_delete, url))
+
+
+def _mooncake(store: MooncakeConfig, most_extents: int) -> _Way:
+    options = MooncakeOptions(most_extents=most_extents)
+    client = MooncakeClient(store)
+
+    def make(pool: PoolSlots) -> Medium:
+        return MooncakeMedium(store, pool, whose=_WHOSE, extent_slots=_EXTENT_SLOTS, options=options)
+
+    return _Way(make, lambda: _cleared(client))
+
+
+def _cleared(client: MooncakeClient) -> None:
+    assert client.remove_matching(".*") >= 0
+
+
+def _moves(ways: dict[str, _Way], num_extents: int, rounds: int) -> list[dict[str, Any]]:
+    benches = {name: _Bench(way, num_extents) for name, way in ways.items()}
     found: dict[tuple[Verb, str], list[dict[str, float]]] = {}
     for number in range(-1, rounds):
         for way, bench in benches.items():
@@ -148,7 +200,7 @@ def _moves(urls: dict[str, str], num_extents: int, rounds: int) -> list[dict[str
                 turn = bench.turn(verb, suffix)
                 if number >= 0:
                     found.setdefault((verb, way), []).append(turn)
-            _delete(urls["socket"])
+            bench.clear()
     for bench in benches.values():
         bench.close()
     return [_row(verb.value, way, turns) for (verb, way), turns in found.items()]
@@ -167,33 +219,61 @@ def _row(what: str, way: str, turns: Sequence[dict[str, float]]) -> dict[str, An
     }
 
 
-def _searches(urls: dict[str, str], num_names: int, rounds: int) -> list[dict[str, Any]]:
+def _searches(url: str, num_names: int, rounds: int) -> list[dict[str, Any]]:
     """Names of which three quarters are there."""
-    bench = _Bench(urls["socket"], 1)
+    bench = _Bench(_resp(url), 1)
     names = np.random.default_rng(2).integers(0, 256, (num_names, 32), dtype=np.uint8)
     num_there = num_names * 3 // 4
-    prefix = Whose("benchmark", "0").prefix
-    keys = [prefix + name.tobytes().hex().encode() for name in names]
-    connection = Connection(StoreAddress.of(urls["socket"]))
+    keys = [_WHOSE.prefix + name.tobytes().hex().encode() for name in names]
+    connection = Connection(StoreAddress.of(url))
     for key in keys[:num_there]:
         connection.call(b"SET", key, b"")
-    seconds: dict[str, list[float]] = {"search": [], "one by one": []}
+
+    def ask_all() -> int:
+        connection.send([(b"EXISTS", key) for key in keys])
+        return sum(connection.reply() == 1 for _ in keys)
+
+    rows = _timed_searches(bench, names, num_there, ask_all, rounds, ("search", "one by one"))
+    connection.close()
+    return rows
+
+
+def _mooncake_searches(store: MooncakeConfig, num_names: int, rounds: int) -> list[dict[str, Any]]:
+    """The same there."""
+    bench = _Bench(_mooncake(store, 8), 1)
+    names = np.random.default_rng(2).integers(0, 256, (num_names, 32), dtype=np.uint8)
+    num_there = num_names * 3 // 4
+    keys = [_WHOSE.prefix.decode() + name.tobytes().hex() for name in names]
+    client = MooncakeClient(store)
+    put_names(client, keys[:num_there])
+    ways = ("search, Mooncake", "one by one, Mooncake")
+    return _timed_searches(bench, names, num_there, lambda: sum(client.exist(keys)), rounds, ways)
+
+
+def _timed_searches(
+    bench: _Bench,
+    names: Names,
+    num_there: int,
+    ask_all: Callable[[], int],
+    rounds: int,
+    ways: tuple[str, str],
+) -> list[dict[str, Any]]:
+    """Milliseconds of the medium's search, and of asking for all in one go."""
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
     for number in range(-1, rounds):
         found, took = bench.search(names)
         assert found == num_there, f"{found} found, {num_there} are there"
         began = time.perf_counter()
-        connection.send([(b"EXISTS", key) for key in keys])
-        num_there_now = sum(connection.reply() == 1 for _ in keys)
+        num_found = ask_all()
         took_all = time.perf_counter() - began
-        assert num_there_now == num_there
+        assert num_found == num_there
         if number >= 0:
-            seconds["search"].append(took)
-            seconds["one by one"].append(took_all)
-    connection.close()
+            seconds[ways[0]].append(took)
+            seconds[ways[1]].append(took_all)
     bench.close()
     empty = {"gb_per_s": None, "least": None, "most": None, "cpu_s_per_gb": None}
     return [
-        {"what": f"{num_names} names", "way": way, **empty, "ms": 1000 * statistics.median(each)}
+        {"what": f"{len(names)} names", "way": way, **empty, "ms": 1000 * statistics.median(each)}
         for way, each in seconds.items()
     ]
 
