@@ -18,6 +18,7 @@ from offload.files.tier_path import (
     is_owned,
     look_around,
 )
+from offload.mooncake_command import SCHEME, run_on_mooncake
 from offload.settings import GIB
 from offload.sizing.tables import format_table
 from offload.store_command import run_on_store
@@ -69,6 +70,8 @@ def _add(
     parser.add_argument("--ca-file", metavar="FILE", help="has certificates that vouch for a store's")
 
     def run_where(options: argparse.Namespace) -> int:
+        if options.path.startswith(SCHEME):
+            return run_on_mooncake(name, options)
         if "://" in options.path:
             return run_on_store(name, options)
         options.path = Path(options.path)
