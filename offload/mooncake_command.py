@@ -5,6 +5,7 @@ import json
 import re
 
 from offload.errors import ConfigError, TierError
+from offload.messages import PRIVATE
 from offload.mooncake_config import MooncakeConfig
 from offload.worker.media.mooncake import MooncakeClient, explained
 from offload.worker.media.store_names import KEY_PREFIX
@@ -13,7 +14,7 @@ SCHEME = "mooncake://"
 
 _NAME = re.compile("[0-9a-f]{16}")
 _EXTENT = "[0-9a-f]{8}:[0-9a-f]{64}"
-"""Of a key: the rank and the name. Behind it is what is private."""
+"""Of a key: the rank and the name. A suffix is behind it."""
 
 
 def run_on_mooncake(verb: str, options: argparse.Namespace) -> int:
@@ -52,7 +53,7 @@ def _patterns(verb: str, options: argparse.Namespace) -> list[str]:
     """Of the keys to delete."""
     prefix = KEY_PREFIX.decode()
     if verb == "gc":
-        return [f"^{prefix}[0-9a-f]{{16}}:{_EXTENT}:"]
+        return [f"^{prefix}[0-9a-f]{{16}}:{_EXTENT}:{PRIVATE.hex()}"]
     for name in options.names:
         if not _NAME.fullmatch(name):
             raise ConfigError(
