@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from offload.errors import OffloadError, TierError
-from offload.files.tier_path import Found, delete_named, find_named, held, look_around
+from offload.errors import OffloadError
+from offload.files.tier_path import Found, delete_named, find_named, held, kept_root, look_around
 from offload.pool_config import pool_root
 from offload.settings import GIB
 from offload.sizing.tables import format_table
@@ -76,21 +76,7 @@ def _rm(options: argparse.Namespace) -> int:
 
 
 def _root(path: Path) -> Path:
-    """The directory that all regions are in.
-
-    Raises:
-        TierError: there is none.
-    """
-    root = pool_root(path.absolute())
-    try:
-        is_there = root.is_dir()
-    except OSError as error:
-        raise TierError(f"{root}: {error.strerror}; run this as the user that the engine has") from None
-    if not is_there:
-        raise TierError(
-            f"{path}: no engine has kept a pool there; give the path of pool in the configuration"
-        )
-    return root
+    return kept_root(path, pool_root(path.absolute()))
 
 
 def _row(found: Found) -> dict[str, Any]:

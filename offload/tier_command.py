@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from offload.errors import OffloadError, TierError
+from offload.errors import OffloadError
 from offload.files.tier_path import (
     Found,
     delete_named,
@@ -16,6 +16,7 @@ from offload.files.tier_path import (
     find_named,
     held,
     is_owned,
+    kept_root,
     look_around,
 )
 from offload.mooncake_command import SCHEME, run_on_mooncake
@@ -142,21 +143,7 @@ def _gc(options: argparse.Namespace) -> int:
 
 
 def _root(path: Path) -> Path:
-    """The directory that all engines' are in.
-
-    Raises:
-        TierError: there is none.
-    """
-    root = root_of(path.absolute())
-    try:
-        is_there = root.is_dir()
-    except OSError as error:
-        raise TierError(f"{root}: {error.strerror}; run this as the user that the engine has") from None
-    if not is_there:
-        raise TierError(
-            f"{path}: no engine has kept anything there; give the path that the tier has in the configuration"
-        )
-    return root
+    return kept_root(path, root_of(path.absolute()))
 
 
 def _chosen(root: Path, names: Sequence[str]) -> list[Found]:

@@ -78,6 +78,21 @@ def open_one(root: Path, name: str, num_bytes: int, most_bytes: int | None, make
     raise AssertionError("unreachable")
 
 
+def kept_root(path: Path, root: Path) -> Path:
+    """The directory that all engines' are in, below the path that the configuration has.
+
+    Raises:
+        TierError: there is none.
+    """
+    try:
+        is_there = root.is_dir()
+    except OSError as error:
+        raise TierError(f"{root}: {error.strerror}; run this as the user that the engine has") from None
+    if not is_there:
+        raise TierError(f"{path}: no engine has kept anything there; give the path in the configuration")
+    return root
+
+
 def look_around(root: Path) -> list[Found]:
     """All tiers' directories in it, the one unused for longest first; none if it is not there."""
     with explained(root, "look at this directory"):

@@ -109,4 +109,4 @@ def test_what_is_damaged_is_listed(path: Path, capsys: Capture) -> None:
 
 def test_a_path_without_pools(tmp_path: Path, capsys: Capture) -> None:
     assert main(["pool", "ls", str(tmp_path)]) == 1
-    assert "no engine has kept a pool there" in capsys.readouterr().err
+    assert "no engine has kept anything there" in capsys.readouterr().err
