@@ -15,11 +15,8 @@ The exit status is 1 if bytes were wrong, or an extent was lost.
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
 import random
-import select
-import signal
 import sys
 import tempfile
 import time
@@ -36,15 +33,16 @@ from offload.files.records import RecordLog
 from offload.messages import EPOCH_SHIFT
 from offload.worker.media.base import Extent, MediumJob, Verb
 from offload.worker.media.slab import SlabMedium, SlabOptions
+from tests.killing import Moment, live_and_die
 from tests.offload.worker.media.bench import Pool
 
 EXTENT, PLACES = 4, 24
 MOMENTS = [
-    *((b"\n", 400, 0.005),) * 6,
-    *((b"S compaction", 3, 0.02),) * 2,
-    *((b"S close", 2, 0.01), (b"S", 1, 0.15)),
+    *(Moment(b"\n", 400, 0.005),) * 6,
+    *(Moment(b"S compaction", 3, 0.02),) * 2,
+    *(Moment(b"S close", 2, 0.01), Moment(b"S", 1, 0.15)),
 ]
-"""When a child is killed: so many times, at most, it has told that; and so many seconds later, at most."""
+"""When a child is killed."""
 
 
 class Kind(NamedTuple):
@@ -155,30 +153,7 @@ def live(path: Path, kind: Kind, seed: int, write_fd: int) -> NoReturn:
 
 def kill_one(path: Path, kind: Kind, knowledge: Knowledge, rng: random.Random) -> str:
     """One life of a child; returns the stage at which it was killed."""
-    read_fd, write_fd = os.pipe()
-    fork = multiprocessing.get_context("fork")
-    child = fork.Process(target=live, args=(path, kind, rng.randrange(1 << 30), write_fd), daemon=True)
-    child.start()
-    os.close(write_fd)
-    told, until = b"", time.monotonic() + 60
-    awaited, times, seconds = rng.choice(MOMENTS)
-    times, seconds = rng.randint(1, times), rng.uniform(0, seconds)
-    while time.monotonic() < until:
-        ready, _, _ = select.select([read_fd], [], [], max(0.0, min(1.0, until - time.monotonic())))
-        if ready:
-            got = os.read(read_fd, 1 << 16)
-            if not got:
-                raise RuntimeError(f"the child has ended by itself, status {child.exitcode}")
-            told += got
-            if times and told.count(awaited) >= times:
-                times, until = 0, time.monotonic() + seconds
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGKILL)
-    while got := os.read(read_fd, 1 << 16):
-        told += got
-    os.close(read_fd)
-    child.join()
-    return take_in(told.decode(), knowledge)
+    return take_in(live_and_die(live, (path, kind), MOMENTS, rng), knowledge)
 
 
 def take_in(told: str, knowledge: Knowledge) -> str:

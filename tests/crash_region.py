@@ -15,12 +15,9 @@ The exit status is 1 if bytes were wrong, a slot was lost, or more memory was ta
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
 import random
-import select
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -38,17 +35,18 @@ from benchmarks.common import report
 from offload.messages import EPOCH_SHIFT, Fingerprint, Ids, Kept, WorkerFacts
 from offload.worker.pool.region import RegionPlan
 from offload.worker.replicas import ONE, Sharing, share_pool
+from tests.killing import Moment, live_and_die
 
 SLOTS, SLOT_BYTES = 64, 16384
 FACTS = WorkerFacts(SLOTS, SLOT_BYTES, Fingerprint("", "", 1, 16, "", ""))
 MOMENTS = [
-    (b"\n", 300, 0.003),
-    (b"\n", 300, 0.003),
-    (b"K", 60, 0.001),
-    (b"S adopt", 1, 0.02),
-    (b"S", 1, 0.05),
+    Moment(b"\n", 300, 0.003),
+    Moment(b"\n", 300, 0.003),
+    Moment(b"K", 60, 0.001),
+    Moment(b"S adopt", 1, 0.02),
+    Moment(b"S", 1, 0.05),
 ]
-"""When a child is killed: so many times, at most, it has told that; and so many seconds later, at most."""
+"""When a child is killed."""
 
 
 @dataclass(slots=True)
@@ -154,30 +152,7 @@ def live(root: Path, seed: int, write_fd: int) -> NoReturn:
 
 def kill_one(root: Path, knowledge: Knowledge, rng: random.Random) -> str:
     """One life of a child; returns the stage at which it was killed."""
-    read_fd, write_fd = os.pipe()
-    fork = multiprocessing.get_context("fork")
-    child = fork.Process(target=live, args=(root, rng.randrange(1 << 30), write_fd), daemon=True)
-    child.start()
-    os.close(write_fd)
-    told, until = b"", time.monotonic() + 60
-    awaited, times, seconds = rng.choice(MOMENTS)
-    times, seconds = rng.randint(1, times), rng.uniform(0, seconds)
-    while time.monotonic() < until:
-        ready, _, _ = select.select([read_fd], [], [], max(0.0, min(1.0, until - time.monotonic())))
-        if ready:
-            got = os.read(read_fd, 1 << 16)
-            if not got:
-                raise RuntimeError(f"the child has ended by itself, status {child.exitcode}")
-            told += got
-            if times and told.count(awaited) >= times:
-                times, until = 0, time.monotonic() + seconds
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGKILL)
-    while got := os.read(read_fd, 1 << 16):
-        told += got
-    os.close(read_fd)
-    child.join()
-    return take_in(told.decode(), knowledge)
+    return take_in(live_and_die(live, (root,), MOMENTS, rng), knowledge)
 
 
 def take_in(told: str, knowledge: Knowledge) -> str:
