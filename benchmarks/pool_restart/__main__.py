@@ -1,11 +1,14 @@
 """How soon does an engine have a pool again that outlived the one before?
 
-    python -m benchmarks.pool_restart [--mib 2048] [--path /dev/shm] [--times 5] [--json FILE]
+    python -m benchmarks.pool_restart [--mib 2048] [--beside-mib 512] [--path DIR] [--times 5] [--json FILE]
 
 A region in shared memory is made, filled with chains of 1,000 blocks, and adopted again, as a worker does it:
 mapped, its rows checked, its pages had. Then the scheduler's side puts chains together and hands them to a
 fresh allocator. Told are medians, in seconds, for blocks of two sizes, beside making the region. What a later
 load reads to prove it is not in it.
+
+Then two engines of a smaller pool run beside each other. One asks what the other has, which makes its index
+of that, and fetches all of it, verified. Beside that the same bytes are copied by NumPy, in turns.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from allocator import CpuOffloadingBlockAllocator
 from benchmarks.common import report
 from benchmarks.common.arguments import add_numbers, parser_of, settings_of
 from benchmarks.common.tables import Column, table
+from benchmarks.pool_restart.beside import fetch_row
 from offload.messages import EPOCH_SHIFT, Fingerprint, Kept, WorkerFacts
 from offload.naming import WIDTH_SHIFT
 from offload.scheduler.adoption import adopt
@@ -43,6 +47,9 @@ _COLUMNS = (
     Column("made, s", "made", ".3f"),
     Column("adopted by a worker, s", "adopted", ".3f"),
     Column("known to the scheduler, s", "known", ".3f"),
+    Column("asked, s", "asked", ".4f"),
+    Column("fetched, s/GiB", "fetched", ".3f"),
+    Column("NumPy copies, s/GiB", "copied", ".3f"),
 )
 
 
@@ -50,9 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and print its table; returns the exit code."""
     parser = parser_of("pool_restart", __doc__)
     parser.add_argument("--path", default="/dev/shm", metavar="DIR", help="in memory (default: %(default)s)")
-    add_numbers(parser, ("mib", 2048, "of the pool"), ("times", 5, "that each is done"))
+    add_numbers(
+        parser,
+        ("mib", 2048, "of the pool"),
+        ("beside-mib", 512, "of each of two"),
+        ("times", 5, "that each is done"),
+    )
     options = parser.parse_args(argv)
-    rows = [_row(options.path, options.mib << 20, size, options.times) for size in _SIZES]
+    rows = [
+        _row(options.path, options.mib << 20, size, options.times)
+        | fetch_row(options.path, options.beside_mib << 20, size, options.times)
+        for size in _SIZES
+    ]
     print(table(_COLUMNS, rows))
     report.write(options.json, rows, settings=settings_of(options))
     return 0
