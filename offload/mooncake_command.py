@@ -8,11 +8,12 @@ from offload.errors import ConfigError, TierError
 from offload.messages import PRIVATE
 from offload.mooncake_config import MooncakeConfig
 from offload.worker.media.mooncake import MooncakeClient, explained
-from offload.worker.media.store_names import KEY_PREFIX
+from offload.worker.media.store_names import KEY_PREFIX, NAMESPACE
 
 SCHEME = "mooncake://"
 
-_NAME = re.compile("[0-9a-f]{16}")
+_ANY = "[0-9a-f]{16}"
+_NAME = re.compile(_ANY)
 _EXTENT = "[0-9a-f]{8}:[0-9a-f]{64}"
 """Of a key: the rank and the name. A suffix is behind it."""
 
@@ -34,6 +35,9 @@ def run_on_mooncake(verb: str, options: argparse.Namespace) -> int:
     try:
         client = MooncakeClient(config)
         found = [client.remove_matching(pattern) for pattern in _patterns(verb, options)]
+        if verb == "drop":
+            for name in options.names or [_ANY]:
+                client.remove_matching(f"^{NAMESPACE.decode()}{name}$")
         bad = [each for each in found if each < 0]
         if bad:
             raise OSError(explained(bad[0]))
@@ -59,4 +63,4 @@ def _patterns(verb: str, options: argparse.Namespace) -> list[str]:
             raise ConfigError(
                 f"{name!r} is no namespace; give 16 digits, as kv-offload status and the keys have them"
             )
-    return [f"^{prefix}{name}:{_EXTENT}" for name in options.names or ["[0-9a-f]{16}"]]
+    return [f"^{prefix}{name}:{_EXTENT}" for name in options.names or [_ANY]]

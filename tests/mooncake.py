@@ -51,11 +51,15 @@ class KeptClient(MooncakeClient):
         self._all[address] += 1
         self._own.append(address)
 
+    def unregister(self, address: int) -> None:
+        self._own.remove(address)
+        self._all[address] -= 1
+        if not self._all[address]:
+            assert self._store.unregister_buffer(address) == 0
+
     def close(self) -> None:
-        for address in self._own:
-            self._all[address] -= 1
-            if not self._all[address]:
-                assert self._store.unregister_buffer(address) == 0
+        for address in self._own.copy():
+            self.unregister(address)
 
 
 class MooncakeServer:
@@ -158,6 +162,10 @@ class MooncakeServer:
         assert self.client.remove_matching(".*") >= 0
 
     def all_keys(self) -> list[str]:
+        """Of extents, and of others."""
+        return [key for key in self.really_all_keys() if not key.startswith("kvo1:namespace-")]
+
+    def really_all_keys(self) -> list[str]:
         with socket.create_connection(("127.0.0.1", self._http_port), 10) as connection:
             connection.sendall(b"GET /get_all_keys HTTP/1.0\r\nConnection: close\r\n\r\n")
             connection.settimeout(10)

@@ -145,6 +145,10 @@ class MooncakeClient:
         if code:
             raise MooncakeGoneError(f"{num_bytes} bytes of memory cannot be registered ({code})")
 
+    def unregister(self, address: int) -> None:
+        """No value is moved from or to memory that was registered at that address any more."""
+        self._store.unregister_buffer(address)
+
     def exist(self, keys: Sequence[str]) -> list[int]:
         """1 or 0 for each, or a code. Those that are there are evicted later."""
         return list(self._store.batch_is_exist(keys))

@@ -32,7 +32,7 @@ from offload.worker.media.mooncake import (
 )
 from offload.worker.media.mooncake_check import try_to_connect
 from offload.worker.media.named import NamedMedium
-from offload.worker.media.store_names import Whose
+from offload.worker.media.store_names import Whose, namespace_key
 from offload.worker.seals import Checksums
 
 _still_in_use: list[object] = []
@@ -126,6 +126,7 @@ class MooncakeMedium(NamedMedium):
             clock=clock,
         )
         self._config = config
+        self._whose = whose
         self._connect = connect
         self._client: MooncakeClient | None = None
         self._connecting = threading.Lock()
@@ -204,7 +205,32 @@ class MooncakeMedium(NamedMedium):
         client.register(self._pool.address, self._pool.num_slots * self._pool.slot_bytes)
         for scratch in (self._headers, self._unwanted):
             client.register(scratch.ctypes.data, scratch.nbytes)
+        self._compare(client)
         return client
+
+    def _compare(self, client: MooncakeClient) -> None:
+        """See that the namespace which the store knows by that name is ours. Nobody's becomes ours."""
+        ours = np.frombuffer(self._whose.namespace.encode(), dtype=np.uint8)
+        both = np.concatenate([ours, np.zeros_like(ours)])
+        address, size = both.ctypes.data, len(ours)
+        key = namespace_key(self._whose.prefix.split(b":")[1]).decode()
+        client.register(address, both.nbytes)
+        try:
+            client.put([key], [[address]], [[size]])
+            [length] = client.sizes([key])
+            if length == size:
+                [length] = client.get([key], [[address + size]], [[size]])
+        finally:
+            client.unregister(address)
+        if length < 0:  # there is no room, or no master; values say their namespace, too
+            return
+        if length != size or not np.array_equal(both[size:], ours):
+            self._turn_off(
+                BadExtentError(
+                    f"its key {key} names another namespace than this engine's; delete it with kv-offload "
+                    f"tier drop, or give the engine another store"
+                )
+            )
 
     def _put(self, client: MooncakeClient, pieces: Sequence[_Piece]) -> list[Checksums | Exception]:
         found: list[Checksums | Exception] = []

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from offload.errors import TierError
 from offload.messages import PRIVATE
 from offload.worker.media.resp import Connection, Reply, StoreError
-from offload.worker.media.store_keeper import ABOUT, namespace_key
-from offload.worker.media.store_names import KEY_PREFIX
+from offload.worker.media.store_keeper import ABOUT
+from offload.worker.media.store_names import KEY_PREFIX, namespace_key
 from offload.worker.media.store_value import is_whole
 
 _SCAN_COUNT = b"1000"

@@ -7,15 +7,13 @@ from contextlib import suppress
 from offload.messages import is_private
 from offload.worker.media.base import BadExtentError
 from offload.worker.media.resp import Connection, StoreError
-from offload.worker.media.store_names import KEY_PREFIX, Whose
+from offload.worker.media.store_names import KEY_PREFIX, NAMESPACE, Whose, namespace_key
 
 ALIVE_SECONDS = 60.0
 """An engine that has said nothing for that long is over, and what only it could find is deleted."""
 
-_NAMESPACE, _PRIVATE, _KEYS, _ALIVE = (
-    KEY_PREFIX + each for each in (b"namespace-", b"private-", b"keys-", b"alive-")
-)
-ABOUT = (_NAMESPACE, _PRIVATE, _KEYS, _ALIVE)
+_PRIVATE, _KEYS, _ALIVE = (KEY_PREFIX + each for each in (b"private-", b"keys-", b"alive-"))
+ABOUT = (NAMESPACE, _PRIVATE, _KEYS, _ALIVE)
 """How keys begin that are no extents."""
 
 _EVERY_SECONDS = 20.0
@@ -149,8 +147,3 @@ class StoreKeeper:
 
     def _keys(self, suffix: bytes) -> bytes:
         return _KEYS + suffix
-
-
-def namespace_key(name: bytes) -> bytes:
-    """Where the namespace of that short name lies in clear."""
-    return _NAMESPACE + name

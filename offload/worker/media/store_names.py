@@ -12,6 +12,9 @@ from offload.messages import Names
 KEY_PREFIX = b"kvo1:"
 """Of all keys of ours. Behind it come the namespace, the rank, the name, and maybe a suffix."""
 
+NAMESPACE = KEY_PREFIX + b"namespace-"
+"""The same of keys that have namespaces in clear."""
+
 _POINTS = 16
 """Names that a search asks for at once."""
 _BATCH = 256
@@ -70,6 +73,11 @@ class StoreNames(NamedTuple):
         """How many leading names are there, or those up to the last that is: see ``MediumEnd.num_good``."""
         keys = [self.key(self.name(name), suffix) for name in names]
         return _last_found(exist, keys) if is_last_wanted else _num_leading(exist, keys)
+
+
+def namespace_key(name: bytes) -> bytes:
+    """Where the namespace of that short name lies in clear."""
+    return NAMESPACE + name
 
 
 def _num_leading(exist: Exist, keys: Sequence[bytes]) -> int:

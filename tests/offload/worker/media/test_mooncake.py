@@ -118,6 +118,27 @@ def test_a_wrong_value_is_found_and_deleted(
     assert server.all_keys() == []
 
 
+@pytest.mark.parametrize("others", [WHOSE.namespace[:-1] + "?", "another"])
+def test_another_namespace_of_the_same_name_turns_it_off(
+    others: str, server: MooncakeServer, pool: Pool, media: Media, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Namespaces are compared in full."""
+    first = media(server)
+    [key] = server.really_all_keys()
+    assert works(first, pool, b"") and works(media(server), pool, b"1")
+    content = np.frombuffer(bytearray(others.encode()), dtype=np.uint8)
+    client = server.kept(server.config)
+    client.register(content.ctypes.data, content.nbytes)
+    client.remove([key])
+    assert client.put([key], [[content.ctypes.data]], [[content.nbytes]]) == [0]
+    client.close()
+    medium = media(server)
+    assert medium.is_off
+    end = run(medium, job(pool, 2, GET, [("A", [10, 11])]))
+    assert end.num_good == 0 and key in str(end.error)
+    assert sum("is off" in each.getMessage() for each in caplog.records) == 1
+
+
 def test_a_bad_extent_of_a_batch_ends_it_there(server: MooncakeServer, pool: Pool, media: Media) -> None:
     medium = media(server)
     put = job(pool, 1, PUT, [(letter, [index]) for index, letter in enumerate("ABCDEFGHIJ")])
