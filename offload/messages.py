@@ -255,6 +255,7 @@ class TierFacts(NamedTuple):
         suffixes: of each, ``uint8[n, 16]``, filled up with zeros; None: there are none.
         part: of places, those with ``place % num_parts == part`` are this rank's.
         num_parts: ranks that share a tier's bytes.
+        seconds: since its last life began; 0: there was none.
     """
 
     epoch: int
@@ -268,6 +269,7 @@ class TierFacts(NamedTuple):
     suffixes: Names | None = None
     part: int = 0
     num_parts: int = 1
+    seconds: float = 0.0
 
 
 class PoolFacts(NamedTuple):

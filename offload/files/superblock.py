@@ -1,6 +1,7 @@
 """Whose bytes a directory holds, and how often it was opened."""
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,11 @@ def read_superblock(directory: Readable) -> Superblock | None:
         return Superblock(**json.loads(body))
     except (ValueError, TypeError) as error:
         raise TierFormatError(damaged) from error
+
+
+def age_of(directory: Readable) -> float:
+    """Seconds since that of a directory was written, 0 if the clock was set back. Raises OSError."""
+    return max(0.0, time.time() - (directory.path / SUPERBLOCK).stat().st_mtime)
 
 
 def write_superblock(directory: PrivateDirectory, superblock: Superblock) -> None:

@@ -65,6 +65,12 @@ METRICS = (
     MetricSpec(
         "route_probed_extents", True, "Extents that a store, or siblings, was asked for.", by_route=True
     ),
+    MetricSpec(
+        "route_orphaned_extents",
+        True,
+        "Extents of no more use: what comes before them was missing or wrong.",
+        by_route=True,
+    ),
     MetricSpec("route_found_extents", True, "Of these, extents that it had.", by_route=True),
     MetricSpec("route_kept_bytes", False, "Bytes of KV that a tier keeps, all ranks.", by_route=True),
     MetricSpec("route_paused", False, "1 while a route pauses or tries a single job.", by_route=True),

@@ -205,5 +205,5 @@ def _make_lanes(
         return SlabMedium(path, pool.slots, namespace=full, extent_slots=extent_slots, num_places=num_places)
 
     medium = open_one(tier.root, name, most_bytes, tier.num_bytes, make)
-    facts = tier_facts(medium.recover(), medium.epoch, num_places, extent_slots, pool.share)
+    facts = tier_facts(medium.recover(), medium.epoch, num_places, extent_slots, pool.share, medium.seconds)
     return LanesBelow(medium_lanes(spill, fetch, medium, pool), facts)

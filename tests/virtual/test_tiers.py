@@ -10,6 +10,7 @@ from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
 from offload.errors import OperatorError
 from offload.messages import Route
+from offload.observe.metrics import Metrics
 from offload.scheduler.side import SchedulerSide
 from offload.scheduler.tiers.tier import TierLimits
 from offload.settings import Admit
@@ -242,6 +243,41 @@ def test_a_rank_that_lost_its_part_is_found_at_a_restart() -> None:
     del lost.kept[max(lost.kept)]  # type: ignore[attr-defined]
     tiered.restart()
     assert tiered.ask() == len(PROMPT) - WHOLE + POSITIONS * BLOCK
+    tiered.engine.close()
+
+
+def test_orphans_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind what is lost nothing can be of use: at a fetch, and at a start."""
+    num_orphans: list[int] = []
+    count = Metrics.count
+
+    def counted(self: Metrics, name: str, amount: float = 1, route: Route | None = None) -> None:
+        if name == "route_orphaned_extents":
+            assert route == FETCH
+            num_orphans.append(int(amount))
+        count(self, name, amount, route)
+
+    monkeypatch.setattr(Metrics, "count", counted)
+    tiered = Tiered(1, limits=LIMITS._replace(admit=Admit.ALL))
+    request = serve(tiered.engine, PROMPT)
+    tiered.evict()
+    [medium] = tiered.tier.media
+    kept = medium.inner.kept  # type: ignore[attr-defined]
+    names = tiered.tier.spills._grid.names(request.block_hashes)
+    by_name = {each.label.name.tobytes(): place for place, each in kept.items()}
+    places = [by_name[each] for each in names]
+    kept[places[10]].content[1] ^= 1
+    num_orphans.clear()
+    tiered.ask()
+    assert sum(num_orphans) == 15 - 10 - 1
+    tiered.restart()
+    [medium] = tiered.tier.media
+    lost = places[3]
+    tiered.engine.close()
+    del medium.inner.kept[lost]  # type: ignore[attr-defined]
+    num_orphans.clear()
+    tiered.start()
+    assert num_orphans == [15 - 3 - 1]
     tiered.engine.close()
 
 

@@ -15,6 +15,17 @@ class WriteBudget:
         self._clock = clock
         self._at = clock()
 
+    def begin_again(self, num_kept: float, seconds: float, num_written: float) -> None:
+        """A tier from before: what it keeps was written, and what its last life has not used up is left.
+
+        Args:
+            num_kept: bytes that it has.
+            seconds: since that life began.
+            num_written: bytes of what it has that were written in that life.
+        """
+        unused = max(0.0, seconds * self._rate - num_written)
+        self._left = min(self._most, self._left - num_kept + unused)
+
     @property
     def left(self) -> float:
         """Bytes that may be written now."""

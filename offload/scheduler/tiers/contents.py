@@ -76,8 +76,11 @@ class Contents(Protocol):
     def end_write(self, writing: Any, *, is_good: bool) -> None:
         """They are there, or never will be."""
 
-    def drop(self, names: Sequence[bytes], index: int) -> None:
-        """That extent is wrong or gone: it and what follows it are no longer known."""
+    def drop(self, names: Sequence[bytes], index: int) -> int:
+        """That extent is wrong or gone: it and what follows it are no longer known.
+
+        Returns how many of these names followed it, as far as was known.
+        """
 
     def reset(self) -> None:
         """Weights may have changed: it has nothing for this life."""

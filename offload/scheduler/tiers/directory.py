@@ -91,6 +91,8 @@ class Directory:
         self._generations: Ids = np.zeros(self.num_places, dtype=np.int64)
         self._is_kept = np.zeros(self.num_places, dtype=np.bool_)  # somebody may ask for what lies there
         self._named = NamedPlaces(self.num_places)
+        self.num_orphans = self.num_written_before = 0
+        """Extents that were kept, and lead to nothing; those that were written in the last life before."""
         self._recover(facts)
 
     @property
@@ -185,10 +187,12 @@ class Directory:
         elif writing.life.commit(writing.plan) and writing.life is self._allocator:
             self._note(writing)
 
-    def drop(self, names: Sequence[bytes], index: int) -> None:
-        """That extent is wrong or gone: it and what follows it are no longer known."""
+    def drop(self, names: Sequence[bytes], index: int) -> int:
+        """See ``Contents``."""
+        num_behind = max(0, self.depth(names) - index - 1)
         self._allocator.drop(names, index)
         self._is_untidy = True
+        return num_behind
 
     def reset(self) -> None:
         """It has nothing for this life. O(places), as array work."""
@@ -291,12 +295,17 @@ class Directory:
     def _recover(self, facts: Sequence[TierFacts]) -> None:
         agreed = agree(facts, self.num_places)
         self._generations[agreed.places] = agreed.generations
+        last = agreed.generations.max(initial=0) >> EPOCH_SHIFT
+        if last == self.epoch - 1:
+            self.num_written_before = int(np.count_nonzero(agreed.generations >> EPOCH_SHIFT == last))
         is_named = np.asarray(agreed.suffixes.any(axis=1))
         named = agreed.rows(is_named)
         if len(named.places):
             self._is_kept[named.places] = True
             self._named.note(named.places, named.names, named.parents, named.suffixes)
-        self._take_up(agreed.rows(~is_named))
+        plain = agreed.rows(~is_named)
+        self._take_up(plain)
+        self.num_orphans = len(plain.places) - self.num_used
 
     def _take_up(self, agreed: Agreed) -> None:
         """Begin anew with what was kept."""

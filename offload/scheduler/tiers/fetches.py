@@ -361,7 +361,8 @@ class Fetches:
                 self.breaker.failed(job.job_id)
             at = fetch.starts[job.job_id] + job.num_good
             bad = int(np.searchsorted(fetch.edges, at, side="right")) - 1
-            self._directory.drop(fetch.names, fetch.first + bad)
+            num_orphans = self._directory.drop(fetch.names, fetch.first + bad)
+            common.metrics.count("route_orphaned_extents", num_orphans, self.route)
         if fetch.num_left:
             return
         self._directory.end_read(fetch.reading)

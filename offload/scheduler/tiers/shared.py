@@ -133,8 +133,10 @@ class SharedDirectory:
         if is_good:
             self._beliefs.believe(writing.names)
 
-    def drop(self, names: Sequence[bytes], index: int) -> None:
+    def drop(self, names: Sequence[bytes], index: int) -> int:
+        num_behind = max(0, self._beliefs.depth(names) - index - 1)
         self._beliefs.deny(names, index)
+        return num_behind
 
     def reset(self) -> None:
         self._begin(PRIVATE + self._make_secret(SUFFIX_BYTES - 1))

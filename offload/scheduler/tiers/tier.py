@@ -82,7 +82,12 @@ def make_tier(
         )
     tier_bytes = directory.num_places * extent_bytes
     budget = WriteBudget(limits.bytes_per_day or tier_bytes, tier_bytes, common.clock)
-    budget.take(directory.num_used * extent_bytes)
+    budget.begin_again(
+        directory.num_used * extent_bytes,
+        min(fact.seconds for fact in facts),
+        directory.num_written_before * extent_bytes,
+    )
+    common.metrics.count("route_orphaned_extents", directory.num_orphans, fetch)
     spills, fetches = _flows(spill, fetch, common, directory, grid, budget, facts, limits)
 
     def standing() -> Standing:

@@ -202,8 +202,10 @@ def store_facts(extent_slots: int, share: Share) -> TierFacts:
     return TierFacts(0, 0, extent_slots, none, none, none, names, names, None, share.part, share.num_parts)
 
 
-def tier_facts(kept: Kept, epoch: int, num_places: int, extent_slots: int, share: Share) -> TierFacts:
-    """What this rank tells of a medium that has kept something."""
+def tier_facts(
+    kept: Kept, epoch: int, num_places: int, extent_slots: int, share: Share, seconds: float = 0.0
+) -> TierFacts:
+    """What this rank tells of a medium that has kept something; ``seconds``: since its last life began."""
     return TierFacts(
         epoch,
         num_places * share.num_parts,
@@ -216,4 +218,5 @@ def tier_facts(kept: Kept, epoch: int, num_places: int, extent_slots: int, share
         kept.suffixes,
         share.part,
         share.num_parts,
+        seconds,
     )

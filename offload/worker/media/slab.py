@@ -14,6 +14,7 @@ from offload.errors import OffloadError
 from offload.files.private import PrivateDirectory
 from offload.files.superblock import (
     Superblock,
+    age_of,
     check_same,
     read_superblock,
     write_superblock,
@@ -318,6 +319,8 @@ class SlabMedium:
         """Open all files; returns the epoch."""
         sizes = {"slot_bytes": self._shape.slot_bytes, "extent_slots": self._shape.extent_slots}
         found = read_superblock(self._directory)
+        self.seconds = 0.0 if found is None else age_of(self._directory)
+        """Since it was opened before."""
         if found is None:
             self._directory.remove(SEALS)  # nobody knows whose they are
         else:

@@ -1,5 +1,6 @@
 """A directory says whose bytes it holds, and is believed only when nothing contradicts it."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from offload.files.superblock import (
     FORMAT,
     SUPERBLOCK,
     Superblock,
+    age_of,
     check_same,
     read_superblock,
     write_superblock,
@@ -60,3 +62,15 @@ def test_only_the_same_is_let_pass(directory: PrivateDirectory) -> None:
         check_same(directory, WRITTEN, WRITTEN.namespace + " ", WRITTEN.sizes)
     with pytest.raises(TierError, match="slot_bytes"):
         check_same(directory, WRITTEN, WRITTEN.namespace, {"slot_bytes": 4097})
+
+
+def test_how_long_ago_it_was_written(tmp_path: Path) -> None:
+    directory = PrivateDirectory.open(tmp_path / "x")
+    write_superblock(directory, Superblock("model", {}, 1))
+    path = tmp_path / "x" / SUPERBLOCK
+    now = path.stat().st_mtime
+    os.utime(path, (now, now - 3600))
+    assert 3600 <= age_of(directory) < 7200
+    os.utime(path, (now, now + 3600))
+    assert age_of(directory) == 0, "the clock was set back"
+    directory.close()

@@ -50,6 +50,25 @@ def test_asking_often_makes_no_more_of_it() -> None:
     assert day.budget.left == pytest.approx(100)
 
 
+@pytest.mark.parametrize(
+    ("kept", "days", "written", "left"),
+    [
+        (1_000, 0, 0, 0),
+        (1_000, 3, 0, 300),
+        (1_000, 3, 120, 180),
+        (1_000, 3, 900, 0),
+        (400, 1, 0, 700),
+        (400, 90, 0, 1_000),
+    ],
+)
+def test_what_a_life_has_not_used_is_there_in_the_next(
+    kept: float, days: float, written: float, left: float
+) -> None:
+    day = Day()
+    day.budget.begin_again(kept, days * DAY_SECONDS, written)
+    assert day.left_after(0) == pytest.approx(left)
+
+
 def test_what_was_there_before_may_be_more_than_a_day_brings() -> None:
     """A tier that is full after a restart has nothing left, and no debt that a day does not pay."""
     day = Day(bytes_per_day=1_000.0)
