@@ -10,7 +10,7 @@ import numpy as np
 
 from offload.messages import PRIVATE, SUFFIX_BYTES, Extents, Ids
 from offload.naming import bag_names, rows
-from offload.scheduler.tiers.beliefs import FRESH_SECONDS, Beliefs
+from offload.scheduler.tiers.beliefs import FRESH_SECONDS, KEEP_SECONDS, Beliefs
 from offload.scheduler.tiers.names import Path, name_of, names_of, places_of
 from offload.scheduler.tiers.probes import MOST_NAMES, Probes
 
@@ -134,9 +134,7 @@ class SharedDirectory:
             self._beliefs.believe(writing.names)
 
     def drop(self, names: Sequence[bytes], index: int) -> int:
-        num_behind = max(0, self._beliefs.depth(names) - index - 1)
-        self._beliefs.deny(names, index)
-        return num_behind
+        return self._forget(names, index, KEEP_SECONDS)
 
     def reset(self) -> None:
         self._begin(PRIVATE + self._make_secret(SUFFIX_BYTES - 1))
@@ -151,6 +149,12 @@ class SharedDirectory:
         """There are not too many answers."""
         self._beliefs.check_invariants()
         assert len(self._checkpoints) <= _MOST_ANSWERS, f"{len(self._checkpoints)} answers are known"
+
+    def _forget(self, names: Sequence[bytes], index: int, seconds: float) -> int:
+        """That one is not asked for again so long; returns how many were believed to be behind it."""
+        num_behind = max(0, self._beliefs.depth(names) - index - 1)
+        self._beliefs.deny(names, index, seconds)
+        return num_behind
 
     def _begin(self, suffix: bytes) -> None:
         self._suffix = suffix

@@ -35,8 +35,8 @@ class SiblingDirectory(SharedDirectory):
             return 0
         return super().find_checkpoint(request_id, chain, limit, path_to)
 
-    def drop(self, names: Sequence[bytes], index: int) -> None:
-        self._beliefs.deny(names, index, FRESH_SECONDS)
+    def drop(self, names: Sequence[bytes], index: int) -> int:
+        return self._forget(names, index, FRESH_SECONDS)
 
     def reset(self) -> None:
         super().reset()
