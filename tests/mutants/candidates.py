@@ -40,7 +40,9 @@ def candidates_of(module_name: str) -> Iterator[Edit]:
             continue
         prefix = "" if owner is module else f"{owner.__name__}."
         for name, found in list(vars(owner).items()):
-            function = getattr(found, "fget", None) or getattr(found, "__func__", None) or found
+            function = inspect.unwrap(
+                getattr(found, "fget", None) or getattr(found, "__func__", None) or found
+            )
             if not isinstance(function, FunctionType) or function.__module__ != module_name:
                 continue
             if name in ("check_invariants", "__repr__") or name.startswith("<"):

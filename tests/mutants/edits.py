@@ -46,6 +46,7 @@ class Edit:
         found = inspect.getattr_static(owner, name)
         for wrapped in ("fget", "__func__"):
             found = getattr(found, wrapped, None) or found
+        found = inspect.unwrap(found)  # of a decorator
         assert isinstance(found, FunctionType), f"{self.function} is {found!r}"
         return found
 
@@ -61,5 +62,5 @@ def _compiled(source: str, function: FunctionType) -> CodeType:
     made = names["_within_a_class"](None)
     for wrapped in ("fget", "__func__"):
         made = getattr(made, wrapped, None) or made
-    edited: CodeType = made.__code__
+    edited: CodeType = inspect.unwrap(made).__code__
     return edited
