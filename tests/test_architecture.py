@@ -78,6 +78,7 @@ STATEFUL = {
     "offload.worker.media.store_keeper.StoreKeeper",
     "offload.worker.media.resp_medium.RespMedium",
     "offload.worker.allowance.Allowance",
+    "offload.worker.elsewhere.Elsewhere",
     "offload.worker.following.Following",
     "offload.worker.media.runner.Runner",
     "offload.worker.media.seal_log.SealLog",

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from offload.messages import Extents, Ids, Route
-from offload.worker.copiers.base import CopyEnd
+from offload.worker.copiers.base import CopyEnd, describe
 from offload.worker.lanes import Lane
+from offload.worker.seals import Seals
 
 CANCELLED = "cancelled"
 """The error of a job whose bytes were no longer wanted."""
@@ -101,6 +102,55 @@ class TransferJob:
     def num_good(self, num_own: int) -> int:
         """Leading blocks of the whole job, when so many of this part are good, and others see to theirs."""
         return self.num_blocks if num_own == len(self.own) else int(self.own[num_own])
+
+    def num_filled(self, seals: Seals) -> int:
+        """How many leading blocks of it are there to be copied."""
+        return len(self.sources) if self.fills is None else seals.num_current(self.sources, self.fills)
+
+    def was_to_come(self, seals: Seals, index: int) -> bool:
+        """Whether the slot of that block lacks what a job was to bring that has failed."""
+        if self.fills is None or index == len(self.sources):
+            return False
+        return self.follows or seals.has_failed(int(self.fills[index]), int(self.sources[index]))
+
+    def outcome(self) -> tuple[int, str | None]:
+        """How many leading blocks of its part are good, now that its copy has ended, and what went wrong."""
+        assert self.copied is not None
+        error = self.copied.error
+        num_good = self.lane.whole_blocks(self.batch, self.copied.num_copied)
+        if error is None and num_good < self.num_wanted and not self.lane.is_question:
+            error = f"the copy ended after {num_good} of {self.num_wanted} blocks"
+        if self.num_current < len(self.slots):
+            num_good = min(num_good, self.num_current)
+            another = f"the slot of block {self.num_current} was filled by another store"
+            error = error or self.missing or another
+        if self.checked is not None:
+            try:
+                num_intact = self.checked.result()
+            except Exception as failure:
+                num_intact, error = 0, describe(failure)
+            if num_intact < num_good:
+                num_good = num_intact
+                error = (
+                    None if error == self.missing else error
+                ) or f"block {num_intact} is not what was stored: its checksum differs"
+        return num_good, error
+
+    def end(self, job_id: int, num_own: int, error: str | None) -> TransferEnd:
+        """How it ends, when so many leading blocks of its part are good."""
+        if self.is_cancelled:
+            num_good, error = 0, CANCELLED
+        elif self.is_given_up:
+            num_good, error = 0, "the copy ended after it was given up"
+        else:
+            num_good = self.num_good(num_own)
+        is_absent = error is not None and error == self.missing
+        end = TransferEnd(job_id, self.lane.route, num_good, self.targets, error, is_absent=is_absent)
+        if self.copied is None:
+            return end
+        nbytes = self.lane.num_bytes(self.batch, self.copied.num_copied)
+        is_absent |= self.copied.is_absent and error == self.copied.error
+        return end._replace(seconds=self.copied.seconds, nbytes=nbytes, is_absent=is_absent)
 
     @property
     def is_copying(self) -> bool:

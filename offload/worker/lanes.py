@@ -48,6 +48,11 @@ class Lane(ABC):
         return False
 
     @property
+    def is_followed(self) -> bool:
+        """Whether loads may be told to wait for its jobs: those of what comes from below."""
+        return self.fills_pool and not self.meets_gpu
+
+    @property
     def runner(self) -> "Runner | None":
         """The threads that move its bytes, if these tell when something has ended."""
         return None

@@ -9,12 +9,17 @@ from offload.worker.lanes import Lane
 logger = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 1.0
+_LOOK_SECONDS = 0.001
+"""Between two looks at what other ranks do."""
 
 
 class Pump:
-    """A thread that calls ``go_on`` whenever it is woken. Calls that come meanwhile are one."""
+    """A thread that calls ``go_on`` whenever it is woken. Calls that come meanwhile are one.
 
-    def __init__(self, go_on: Callable[[], None]) -> None:
+    As long as ``go_on`` says that there is something that will wake nobody, it is called again soon.
+    """
+
+    def __init__(self, go_on: Callable[[], bool]) -> None:
         """Start the thread."""
         self._go_on = go_on
         self._is_wanted = threading.Event()
@@ -27,7 +32,7 @@ class Pump:
         self._is_wanted.set()
 
     @classmethod
-    def of(cls, lanes: Iterable[Lane], go_on: Callable[[], None]) -> "Pump | None":
+    def of(cls, lanes: Iterable[Lane], go_on: Callable[[], bool]) -> "Pump | None":
         """One that is woken whenever something below the pool has moved on threads; None if nothing does."""
         runners = [runner for lane in lanes if (runner := lane.runner) is not None]
         if not runners:
@@ -44,9 +49,14 @@ class Pump:
         self._thread.join(_CLOSE_SECONDS)
 
     def _run(self) -> None:
-        while self._is_wanted.wait() and not self._is_closed:
+        looks_again = False
+        while True:
+            self._is_wanted.wait(_LOOK_SECONDS if looks_again else None)
+            if self._is_closed:
+                return
             self._is_wanted.clear()
+            looks_again = False
             try:
-                self._go_on()
+                looks_again = self._go_on()
             except Exception:  # the engine's own next look meets it again
                 logger.exception("the transfer engine could not go on between steps")

@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ SAMPLE_EVERY = 16
 """With ``Verify.SAMPLED`` one block in so many is checked, others in every load."""
 
 BROKEN = -1
-"""The generation of a slot without a seal."""
+"""The generation of a slot without a seal. Those below are marks of jobs that have failed to fill it."""
 
 _HELD_BYTES = 64 << 10
 """xxhash 4 keeps the interpreter lock while it takes up to that many bytes (before, ``update`` did not)."""
@@ -139,6 +139,21 @@ class Seals:
         found: Checksums = self._sums[slots]
         return found
 
+    def fail(self, fill: int, slots: Ids) -> None:
+        """Job ``fill`` was to fill these slots, and will not fill those that are without a seal."""
+        lacking = slots[self._fills[slots] == BROKEN]
+        self._fills[lacking] = _failed(fill)
+
+    def has_failed(self, fill: int, slot: int) -> bool:
+        """Whether job ``fill`` was to fill that slot and has not, and no other job since."""
+        return bool(self._fills[slot] == _failed(fill))
+
+    def are_coming(self, slots: Ids, fills: Ids) -> bool:
+        """Whether these jobs have neither filled all these slots nor failed, as far as nobody came later."""
+        found = self._fills[slots]
+        newest = np.where(found > BROKEN, found, _failed(found))
+        return bool((newest < fills).any())
+
     def num_current(self, slots: Ids, fills: Ids) -> int:
         """How many leading ones of these slots still hold what those store jobs put there."""
         return _num_leading(self._fills[slots] == fills)
@@ -166,10 +181,8 @@ class Seals:
         return _num_leading(self._intact(block_ids, slots))
 
     def check_invariants(self) -> None:
-        """A slot has a checksum and a generation; no generation is below that of a broken seal."""
+        """A slot has a checksum and a generation."""
         assert len(self._sums) == len(self._fills), f"{len(self._sums)} sums of {len(self._fills)} slots"
-        wrong = np.flatnonzero(self._fills < BROKEN)
-        assert not len(wrong), f"slots {wrong} have generations {self._fills[wrong]}"
 
     def _are_unproven(self, slots: Ids) -> bool:
         return self._unproven is not None and bool(self._unproven[slots].any())
@@ -210,3 +223,11 @@ def checksums_of(addresses: Ids, sizes: Sequence[int]) -> Checksums:
 
 def _num_leading(good: npt.NDArray[np.bool_]) -> int:
     return len(good) if good.all() else int(good.argmin())
+
+
+T = TypeVar("T", int, Ids)
+
+
+def _failed(fill: T) -> T:
+    """The mark of that job, and the job of that mark. That of a broken seal is below all jobs."""
+    return BROKEN - 1 - fill

@@ -11,6 +11,7 @@ from offload.messages import Extents, Ids, Route
 from offload.worker.allowance import Allowance
 from offload.worker.checker import Checker, seal_thread
 from offload.worker.copiers.base import Copier, CopyEnd, close_copier, describe
+from offload.worker.elsewhere import Elsewhere
 from offload.worker.following import Following
 from offload.worker.jobs import CANCELLED, TransferEnd, TransferJob
 from offload.worker.lanes import CopyLane, Lane
@@ -82,6 +83,7 @@ class TransferEngine:
         self._awaited: set[int] = set()  # jobs of awaited lanes that are copying, and not given up
         self._allowance = Allowance(clock())  # of the others
         self._following = Following()
+        self._elsewhere = Elsewhere(seals, DEADLINE_SECONDS)
         self._checking: list[int] = []
         self._fence_errors: dict[Route, str] = {}
         self._ended: list[TransferEnd] = []
@@ -126,6 +128,8 @@ class TransferEngine:
         """
         lane, num_blocks = self._lanes[route], len(targets)
         own = lane.own(self._share, job_id, num_blocks, extents)
+        if lane.is_followed and len(own) < num_blocks:
+            self._elsewhere.began(job_id, self._clock())
         if num_blocks and not len(own):
             self._ended.append(TransferEnd(job_id, route, num_blocks, targets[:0], None))
             return
@@ -136,13 +140,12 @@ class TransferEngine:
             self._seals.unseal(targets)
         job = TransferJob(lane, sources, targets, self._clock(), fills, extents, own, num_blocks)
         self._jobs[job_id] = job
-        num_filled = self._num_filled(job)
-        fillers = self._fillers(job, num_filled)
+        fillers = self._fillers(job)
         if fillers:
             job.follows = True
             self._following.wait(job_id, fillers)
         else:
-            self._start(job_id, job, num_filled)
+            self._start_or_wait(job_id, job)
 
     @locked
     def refuse(self, job_id: int, route: Route, targets: Ids, error: str) -> None:
@@ -154,7 +157,7 @@ class TransferEngine:
         """The bytes of that job are no longer wanted: it will end as failed, with no block copied."""
         if job_id in self._jobs:
             self._jobs[job_id].is_cancelled = True
-            if job_id in self._held or job_id in self._following:
+            if self._has_not_begun(job_id):
                 self._end(job_id, 0, CANCELLED)
         elif job_id in self._landed:
             self._ended.append(self._landed.pop(job_id).void())
@@ -162,11 +165,17 @@ class TransferEngine:
             self._ended = [end.void() if end.job_id == job_id else end for end in self._ended]
 
     @locked
-    def go_on(self) -> None:
-        """Begin what has waited for copies that have ended. Also called between steps, on another thread."""
+    def go_on(self) -> bool:
+        """Begin what has waited for copies that have ended. Also called between steps, on another thread.
+
+        Returns whether something waits for other ranks, which wake nobody here.
+        """
         for copied in (each for copier in self._copiers for each in self._poll(copier)):
             self._after_copy(copied)
+        for job_id in self._elsewhere.over():
+            self._start(job_id, self._jobs[job_id], self._jobs[job_id].num_filled(self._seals))
         self._begin_held()
+        return len(self._elsewhere) > 0
 
     @locked
     def poll(self) -> list[TransferEnd]:
@@ -228,9 +237,11 @@ class TransferEngine:
             assert job is not None and not job.lane.is_awaited, f"{job_id} waits, and is awaited: {job}"
             assert job.is_copying, f"{job_id} waits, and was begun: {job}"
         self._following.check_invariants(self._jobs.keys())
-        cancelled = [each for each, job in self._jobs.items() if job.is_cancelled and each in self._following]
+        self._elsewhere.check_invariants()
+        waiting = {each for each in self._jobs if each in self._following or each in self._elsewhere}
+        cancelled = [job_id for job_id in waiting if self._jobs[job_id].is_cancelled]
         assert not cancelled, f"{cancelled} wait, and nobody wants them"
-        begun = {job_id: job for job_id, job in self._jobs.items() if job_id not in self._following}
+        begun = {job_id: job for job_id, job in self._jobs.items() if job_id not in waiting}
         copying = {job_id for job_id, job in begun.items() if job.is_copying and job.lane.is_awaited}
         assert copying == self._awaited, f"{copying} are awaited, known are {self._awaited}"
         copied = {job_id for job_id, job in self._jobs.items() if job.copied is not None}
@@ -251,13 +262,13 @@ class TransferEngine:
                     self._give_up(job_id, job, describe(error))
             return []
 
-    def _num_filled(self, job: TransferJob) -> int:
-        """How many leading blocks of it are there to be copied."""
-        return len(job.sources) if job.fills is None else self._seals.num_current(job.sources, job.fills)
+    def _has_not_begun(self, job_id: int) -> bool:
+        """Whether nothing of that job, which is known, is under way."""
+        return job_id in self._held or job_id in self._following or job_id in self._elsewhere
 
-    def _fillers(self, job: TransferJob, num_filled: int) -> list[int]:
-        """Jobs under way that fill slots which it reads; the first so many are filled."""
-        if job.fills is None or num_filled == len(job.sources):
+    def _fillers(self, job: TransferJob) -> list[int]:
+        """Jobs of this rank under way that fill slots which it reads."""
+        if job.fills is None or (num_filled := job.num_filled(self._seals)) == len(job.sources):
             return []
         return [each for each in np.unique(job.fills[num_filled:]).tolist() if each in self._jobs]
 
@@ -268,7 +279,7 @@ class TransferEngine:
             num_wanted = 0  # extents move as a whole
         job.batch = lane.batch(job.sources[:num_wanted], job.targets[:num_wanted], job.extents)
         job.num_wanted, job.since = num_wanted, self._clock()
-        if job.follows and num_wanted < len(job.sources):
+        if job.was_to_come(self._seals, num_wanted):
             job.missing = f"the slot of block {num_wanted} was not filled by the job that it follows"
         filled = "its slots were filled by other stores" if num_wanted == 0 < len(job.sources) else None
         error = self._fence_errors.get(lane.route) or (filled and (job.missing or filled))
@@ -283,11 +294,22 @@ class TransferEngine:
         if not (lane.fills_pool or lane.checks_slots or self._seals.of_blocks) and job_id in self._jobs:
             self._checker.check(job, num_wanted)  # beside the copy
 
-    def _start_followers(self, job_id: int) -> None:
+    def _filled(self, job_id: int, job: TransferJob) -> None:
         """That job is over, or given up: it fills nothing any more that anybody could wait for."""
+        if job.lane.is_followed:
+            self._seals.fail(job_id, job.slots)
         for follower in self._following.over(job_id):
-            job = self._jobs[follower]
-            self._start(follower, job, self._num_filled(job))
+            self._start_or_wait(follower, self._jobs[follower])
+
+    def _start_or_wait(self, job_id: int, job: TransferJob) -> None:
+        """This rank has filled what it reads, or will not. Other ranks may be about to."""
+        if self._elsewhere.must_wait(job):
+            job.follows = True
+            self._elsewhere.wait(job_id, job)
+            if self._pump is not None:
+                self._pump.wake()
+        else:
+            self._start(job_id, job, job.num_filled(self._seals))
 
     def _begin_held(self) -> None:
         """Begin those that are held back whose turn has come."""
@@ -339,48 +361,20 @@ class TransferEngine:
         if job.checked is not None and not job.checked.done():
             self._checking.append(job_id)
             return
-        error = job.copied.error
-        num_good = job.lane.whole_blocks(job.batch, job.copied.num_copied)
-        if error is None and num_good < job.num_wanted and not job.lane.is_question:
-            error = f"the copy ended after {num_good} of {job.num_wanted} blocks"
-        if job.num_current < len(job.slots):
-            num_good = min(num_good, job.num_current)
-            another = f"the slot of block {job.num_current} was filled by another store"
-            error = error or job.missing or another
-        if job.checked is not None:
-            try:
-                num_intact = job.checked.result()
-            except Exception as failure:
-                num_intact, error = 0, describe(failure)
-            if num_intact < num_good:
-                num_good = num_intact
-                error = (
-                    None if error == job.missing else error
-                ) or f"block {num_intact} is not what was stored: its checksum differs"
-        self._end(job_id, num_good, error)
+        self._end(job_id, *job.outcome())
 
     def _end(self, job_id: int, num_good: int, error: str | None) -> None:
         job = self._jobs.pop(job_id)
         self._held.pop(job_id, None)
         self._awaited.discard(job_id)
         self._following.leave(job_id)
-        if job.is_cancelled:
-            num_good, error = 0, CANCELLED
-        elif job.is_given_up:
-            num_good, error = 0, "the copy ended after it was given up"
-        else:
-            num_good = job.num_good(num_good)
-        is_absent = error is not None and error == job.missing
-        end = TransferEnd(job_id, job.lane.route, num_good, job.targets, error, is_absent=is_absent)
-        if (copied := job.copied) is not None:
-            nbytes = job.lane.num_bytes(job.batch, copied.num_copied)
-            is_absent |= copied.is_absent and error == copied.error
-            end = end._replace(seconds=copied.seconds, nbytes=nbytes, is_absent=is_absent)
-        if job.lane.is_awaited and error is None:
+        self._elsewhere.leave(job_id)
+        end = job.end(job_id, num_good, error)
+        if job.lane.is_awaited and end.error is None:
             self._landed[job_id] = end
         else:
             self._ended.append(end)
-        self._start_followers(job_id)
+        self._filled(job_id, job)
 
     def _give_up_overdue(self) -> None:
         """A checksum that is late is no reason."""
@@ -391,10 +385,10 @@ class TransferEngine:
                 self._give_up(job_id, job, f"the copy has not ended after {DEADLINE_SECONDS:g} s")
 
     def _give_up(self, job_id: int, job: TransferJob, error: str) -> None:
-        if job_id in self._held or job_id in self._following:  # nothing of it is under way
+        if self._has_not_begun(job_id):
             self._end(job_id, 0, error)
         elif not job.is_given_up:
             job.is_given_up = True
             self._awaited.discard(job_id)
             self._ended.append(TransferEnd(job_id, job.lane.route, 0, job.targets, error, is_over=False))
-            self._start_followers(job_id)
+            self._filled(job_id, job)

@@ -119,12 +119,28 @@ AREAS = {
     ),
     "answers": Area(["offload.scheduler.answers"], ["tests/offload/scheduler/test_answers.py"]),
     "seals": Area(
-        ["offload.worker.seals", "offload.worker.transfer", "offload.worker.allowance"],
+        [
+            "offload.worker.seals",
+            "offload.worker.transfer",
+            "offload.worker.jobs",
+            "offload.worker.allowance",
+        ],
         ["tests/offload/worker/test_seals.py", "tests/offload/worker/test_transfer.py"],
     ),
     "chained": Area(
-        ["offload.scheduler.arrivals", "offload.worker.following", "offload.worker.transfer"],
-        ["tests/offload/worker/test_following.py", "tests/virtual/test_chained_fetches.py"],
+        [
+            "offload.scheduler.arrivals",
+            "offload.worker.elsewhere",
+            "offload.worker.following",
+            "offload.worker.jobs",
+            "offload.worker.seals",
+            "offload.worker.transfer",
+        ],
+        [
+            "tests/offload/worker/test_elsewhere.py",
+            "tests/offload/worker/test_following.py",
+            "tests/virtual/test_chained_fetches.py",
+        ],
     ),
 }
 

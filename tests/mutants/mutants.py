@@ -26,6 +26,8 @@ _HOLDS = "offload.scheduler.holds:Holds"
 _RESTORES = "offload.scheduler.restores:Restores"
 _ALLOWANCE = "offload.worker.allowance:Allowance"
 _TRANSFER = "offload.worker.transfer:TransferEngine"
+_JOB = "offload.worker.jobs:TransferJob"
+_ELSEWHERE = "offload.worker.elsewhere:Elsewhere"
 _SEALS = "offload.worker.seals:Seals"
 _REUSE = "offload.scheduler.answers:AnswerReuse"
 _GROUP = "offload.scheduler.groups:Group"
@@ -227,18 +229,18 @@ _ROWS = [
     ("seals", f"{_TRANSFER}._start", "self._checker.check(job, num_wanted)", "pass"),
     (
         "seals",
-        f"{_TRANSFER}._num_filled",
-        "self._seals.num_current(job.sources, job.fills)",
-        "len(job.sources)",
+        f"{_JOB}.num_filled",
+        "seals.num_current(self.sources, self.fills)",
+        "len(self.sources)",
     ),
     ("seals", f"{_TRANSFER}._after_copy", "self._seals.num_current(job.slots, job.fills)", "job.num_current"),
     ("seals", f"{_TRANSFER}._after_copy", "elif num_blocks == len(job.slots):", "else:"),
     ("seals", f"{_TRANSFER}._after_copy", "job.is_given_up or job.is_cancelled", "job.is_cancelled"),
     ("seals", f"{_TRANSFER}._after_copy", "job.is_given_up or job.is_cancelled", "job.is_given_up"),
-    ("seals", f"{_TRANSFER}._end_if_checked", "min(num_good, job.num_current)", "num_good"),
-    ("seals", f"{_TRANSFER}._end_if_checked", "num_good = num_intact", "pass"),
-    ("seals", f"{_TRANSFER}._end_if_checked", "num_good < job.num_wanted", "False"),
-    ("seals", f"{_TRANSFER}._end", "if job.is_cancelled", "if False"),
+    ("seals", f"{_JOB}.outcome", "min(num_good, self.num_current)", "num_good"),
+    ("seals", f"{_JOB}.outcome", "num_good = num_intact", "pass"),
+    ("seals", f"{_JOB}.outcome", "num_good < self.num_wanted", "False"),
+    ("seals", f"{_JOB}.end", "if self.is_cancelled", "if False"),
     ("seals", f"{_TRANSFER}._give_up_overdue", "job.since <= late", "job.since < late"),
     ("seals", f"{_TRANSFER}._give_up_overdue", "and job.copied is None", ""),
     ("seals", f"{_TRANSFER}._give_up", "self._awaited.discard(job_id)", "pass"),
@@ -246,7 +248,7 @@ _ROWS = [
     ("seals", f"{_TRANSFER}._begin_copy", "job.since = self._clock()", "pass"),
     ("seals", f"{_TRANSFER}._begin_held", "self._allowance.take(job.lane.num_bytes(job.batch))", "pass"),
     ("seals", f"{_ALLOWANCE}.has_turn", "or self._at >= since + HOLD_SECONDS", ""),
-    ("seals", f"{_TRANSFER}.cancel", "if job_id in self._held", "if False"),
+    ("seals", f"{_TRANSFER}._has_not_begun", "job_id in self._held or", ""),
     ("answers", f"{_REUSE}.arrived", "num_found + 1, num_prompt", "num_found, num_prompt"),
     ("answers", f"{_REUSE}.arrived", "int(stop == num_prompt)", "0"),
     ("answers", f"{_REUSE}.ended", "self._uncounted.append(kind)", "pass"),
@@ -264,11 +266,20 @@ _ROWS = [
     ("chained", f"{_TRANSFER}.submit", "if fillers:", "if False:"),
     (
         "chained",
-        f"{_TRANSFER}._num_filled",
-        "self._seals.num_current(job.sources, job.fills)",
-        "len(job.sources)",
+        f"{_JOB}.num_filled",
+        "seals.num_current(self.sources, self.fills)",
+        "len(self.sources)",
     ),
-    ("chained", f"{_TRANSFER}.cancel", "or job_id in self._following", ""),
+    ("chained", f"{_JOB}.was_to_come", "self.follows or", ""),
+    ("chained", f"{_TRANSFER}._has_not_begun", "job_id in self._following or", ""),
+    ("chained", f"{_TRANSFER}._has_not_begun", "or job_id in self._elsewhere", ""),
+    ("chained", f"{_TRANSFER}._start_or_wait", "if self._elsewhere.must_wait(job)", "if False"),
+    ("chained", f"{_TRANSFER}._filled", "self._seals.fail(job_id, job.slots)", "pass"),
+    ("chained", f"{_ELSEWHERE}.must_wait", "if each in self._begun", ""),
+    ("chained", f"{_ELSEWHERE}.over", "del self._waiting[job_id]", "pass"),
+    ("chained", f"{_SEALS}.are_coming", "newest < fills", "newest <= fills"),
+    ("chained", f"{_SEALS}.are_coming", "np.where(found > BROKEN, found, _failed(found))", "found"),
+    ("chained", f"{_SEALS}.fail", "slots[self._fills[slots] == BROKEN]", "slots"),
 ]
 
 MUTANTS = {area: [Edit(*row[1:]) for row in rows] for area, rows in groupby(_ROWS, key=lambda row: row[0])}

@@ -49,7 +49,6 @@ class Fetches:
         *,
         least_tokens: int = LEAST_TOKENS,
         pool_share: float = POOL_SHARE,
-        is_followed: bool = True,
     ) -> None:
         """Begin with none.
 
@@ -63,7 +62,6 @@ class Fetches:
             pace: what was measured.
             least_tokens: fewer are not worth a fetch.
             pool_share: fetches under way fill at most that part of the pool.
-            is_followed: whether restores may begin before a fetch has ended.
         """
         self.route = route
         self.breaker = CircuitBreaker(f"copies out of the {route.source} tier", common.clock)
@@ -74,7 +72,6 @@ class Fetches:
         self._pace = pace
         self._least_tokens = least_tokens
         self._most_filling = int(common.allocator.capacity * pool_share)
-        self._is_followed = is_followed
         self._has_bags = common.engine.groups.has_bags
         self._part_slots = max(1, _PART_BYTES // common.slot_bytes)
         self._orders: list[Order] = []
@@ -201,7 +198,7 @@ class Fetches:
         """It comes: a restore may follow it to the GPU at once, or once it is in the pool."""
         groups = self._common.engine.groups
         num_blocks = (stop - first) * groups.columns + groups.bag_slots
-        if self._is_followed and self._common.arrivals.may_follow(chain, stop, num_blocks):
+        if self._common.arrivals.may_follow(chain, stop, num_blocks):
             return Offer(None, Why.FOLLOWING, stop)
         return COMING
 

@@ -147,7 +147,6 @@ def make_siblings(
         Pace(common.costs.prefill, common.clock),
         least_tokens=limits.least_tokens,
         pool_share=limits.pool_share,
-        is_followed=num_parts == 1,
     )
     return Below([fetches, probes], [fetches])
 
@@ -190,6 +189,5 @@ def _flows(
         Pace(common.costs.prefill, common.clock),
         least_tokens=limits.least_tokens,
         pool_share=limits.pool_share,
-        is_followed=all(fact.num_parts == 1 for fact in facts),  # else one rank reads what others fill
     )
     return spills, fetches

@@ -57,10 +57,6 @@ def busy() -> TransferEngine:
     return engine
 
 
-def broken_seal(engine: TransferEngine) -> None:
-    engine._seals._fills[3] = -2
-
-
 def sums_of_others(engine: TransferEngine) -> None:
     engine._seals._sums = engine._seals._sums[1:]
 
@@ -93,7 +89,6 @@ def too_much_at_once(engine: TransferEngine) -> None:
 @pytest.mark.parametrize(
     ("contradict", "shown"),
     [
-        (broken_seal, "generations"),
         (sums_of_others, "7 sums of 8"),
         (ended_and_under_way, "under way and over"),
         (load_that_waits, "2 waits, and is awaited"),
