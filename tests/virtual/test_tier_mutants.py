@@ -9,6 +9,7 @@ import pytest
 
 from offload.messages import Extents, TierFacts
 from offload.scheduler.tiers import directory
+from offload.scheduler.tiers.cold_end import ColdEnd
 from offload.scheduler.tiers.directory import Directory, Reading
 from offload.scheduler.tiers.fetches import Fetches
 from offload.scheduler.tiers.named_places import NamedPlaces, as_row
@@ -277,6 +278,28 @@ def plain_is_a_name(patch: Patch) -> None:
     patch.setattr(Agreed, "rows", lambda self, which: self)
 
 
+def the_cold_end_is_not_looked_at(patch: Patch) -> None:
+    patch.setattr(ColdEnd, "due", lambda self: [])
+
+
+def the_cold_end_is_written_at_once(patch: Patch) -> None:
+    patch.setattr(ColdEnd, "due", ColdEnd.take)
+
+
+def a_shutdown_forgets_what_waits(patch: Patch) -> None:
+    patch.setattr(ColdEnd, "take", lambda self: self.clear() or [])
+
+
+def a_shutdown_never_ends(patch: Patch) -> None:
+    original = Spills.ending
+
+    def ending(self: Spills) -> None:
+        original(self)
+        self._busy_until = float("inf")
+
+    patch.setattr(Spills, "ending", ending)
+
+
 def skips_are_ignored(patch: Patch) -> None:
     def extents(self: Reading, starts: Any, skips: Any) -> Extents:
         return Extents(self.places, self.generations, starts, np.zeros_like(skips))
@@ -327,6 +350,10 @@ def with_tier(test: Callable[..., None], num_ranks: int, *more: Any) -> Callable
 named_weights = with_tier(test_tiers.test_weights_with_a_name_find_what_they_have_written, 1)
 
 
+def full_tier() -> None:
+    test_tiers.test_a_full_tier_takes_what_the_pool_is_about_to_evict(Admit.POLICY)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """``apply`` puts it wrong, and ``caught_by`` says so."""
@@ -355,6 +382,10 @@ MUTANTS = [
     Mutant(names_are_not_looked_at, named_weights),
     Mutant(a_name_outlives_a_reset, with_tier(test_tiers.test_a_name_is_of_one_reset, 1)),
     Mutant(plain_is_a_name, named_weights),
+    Mutant(the_cold_end_is_not_looked_at, full_tier),
+    Mutant(the_cold_end_is_written_at_once, full_tier),
+    Mutant(a_shutdown_forgets_what_waits, test_tiers.test_a_shutdown_writes_what_waits),
+    Mutant(a_shutdown_never_ends, test_tiers.test_a_shutdown_takes_no_longer_than_it_may),
     Mutant(skips_are_ignored, lambda: test_what_the_pool_has_of_an_extent_is_left_out(10)),
     Mutant(skips_are_ignored, histories),
     Mutant(a_short_fetch_is_committed, a_short_fetch),
