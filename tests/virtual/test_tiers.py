@@ -16,6 +16,7 @@ from offload.scheduler.tiers.tier import TierLimits
 from offload.settings import Admit
 from offload.testing.media.faulty import MediumFault
 from offload.testing.virtual import MODELS, VirtualEngine, VirtualSettings
+from offload.testing.virtual import engine as virtual_engine
 from offload.testing.virtual.run import run_seed
 from offload.testing.virtual.tier import FETCH, SPILL, VirtualTier
 from offload.vllm import connector, kv_events
@@ -432,8 +433,18 @@ def test_a_shutdown_takes_no_longer_than_it_may() -> None:
     tiered.engine.close()
 
 
-def test_events_tell_what_the_disk_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In vLLM's words, at every moment: also after a restart, and after a reset."""
+@pytest.mark.parametrize("algorithm", ["sha256", "xxhash"])
+def test_events_tell_what_the_disk_has(monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
+    """In vLLM's words, at every moment: also after a restart, and after a reset. xxhash is half as long."""
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    make = virtual_engine.make_vllm_config
+
+    def make_vllm_config(*arguments: Any, **named: Any) -> Any:
+        made = make(*arguments, **named)
+        made.cache_config.prefix_caching_hash_algo = algorithm
+        return made
+
+    monkeypatch.setattr(virtual_engine, "make_vllm_config", make_vllm_config)
 
     def with_events(*arguments: Any, **named: Any) -> SchedulerSide:
         return SchedulerSide(*arguments, **{**named, "record_events": True})
@@ -475,6 +486,7 @@ def test_events_tell_what_the_disk_has(monkeypatch: pytest.MonkeyPatch) -> None:
         for request in requests:
             names = tiered.tier.spills._grid.names(request.block_hashes)
             hashes = request.block_hashes[POSITIONS - 1 :: POSITIONS]
+            assert {len(each) for each in hashes} == {16 if algorithm == "xxhash" else 32}
             assert [each in told for each in hashes[: len(names)]] == [
                 number < directory.depth(names) for number in range(len(names))
             ]
