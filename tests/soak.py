@@ -1,6 +1,7 @@
 """Millions of adversarial steps of vLLM's real scheduler over our whole connector.
 
     python -m tests.soak [--seed 0] --seconds 600 [--processes 2] [--kind window ...] [--json FILE]
+    python -m tests.soak --tiers disk,store,pool,siblings --steps 250000 --seconds 3600
 
 Each seed is an engine of its own: tiny pools, random mode, random faults (see ``offload.testing.virtual``).
 Engines are of several kinds: as they come, with drafts, with other ranks, with a tier, with a store, with a
@@ -28,6 +29,9 @@ from benchmarks.common import report
 from offload.testing.virtual import KINDS, RunFailedError, run_seed
 from offload.testing.virtual.engine import StuckError
 from offload.testing.virtual.history import WrongBytesError
+
+TIERS = {"disk": "tier", "store": "store", "pool": "region", "siblings": "siblings"}
+"""Kinds of engines by what is below their pool, or what it is."""
 
 
 class Outcome(NamedTuple):
@@ -88,11 +92,12 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=1000, help="turns of the workload per seed")
     parser.add_argument("--processes", type=int, default=1, help="seeds that run at the same time")
     parser.add_argument("--kind", choices=KINDS, action="append", help="of engines; each counts for itself")
+    parser.add_argument("--tiers", type=_tiers, default=[], help=f"kinds below the pool: {','.join(TIERS)}")
     parser.add_argument("--json", metavar="FILE", help="write the totals there")
     arguments = parser.parse_args()
     if arguments.seed is None:
         arguments.seed = random.SystemRandom().randrange(10**9)
-    kinds = arguments.kind or KINDS
+    kinds = [*(arguments.kind or ()), *arguments.tiers] or KINDS
     settings = {name: value for name, value in vars(arguments).items() if name != "json"}
     meta = report.meta(settings=settings)  # of the code that runs, whatever is changed meanwhile
     summaries = {}
@@ -105,6 +110,14 @@ def main() -> int:
                 json.dump({"meta": meta, **found}, file, indent=2)
                 file.write("\n")
     return 1 if any(summary["failed_seeds"] for summary in summaries.values()) else 0
+
+
+def _tiers(names: str) -> list[str]:
+    """The kinds of engines with these below the pool."""
+    unknown = [name for name in names.split(",") if name not in TIERS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not a tier: use some of {','.join(TIERS)}")
+    return [TIERS[name] for name in names.split(",")]
 
 
 def _soak(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
