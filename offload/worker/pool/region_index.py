@@ -125,7 +125,7 @@ class RegionIndex:
             axis=1,
         )
         before = self._index.find(kept.parents[first_slots])
-        self._parents = np.where(before >= 0, self._position_at[before], before)
+        self._parents = np.where(before >= 0, self._position_at[np.maximum(before, 0)], before)
         own, lost = np.arange(num_positions + 1), num_positions
         leads = np.where(self._parents == NO_PARENT, own[:-1], np.where(before >= 0, self._parents, lost))
         leads[(self._table < 0).any(axis=1)] = lost
