@@ -146,7 +146,7 @@ class MooncakeMedium(NamedMedium):
         client, self._client = self._client, None
         if client is None:
             return
-        if self._runner.is_over.is_set() and not self._outage.is_on:
+        if self.runner.is_over.is_set() and not self._outage.is_on:
             client.close()
         else:  # the process ends without it
             _still_in_use.append((client, self._headers, self._unwanted))

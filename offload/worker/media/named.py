@@ -61,7 +61,7 @@ class NamedMedium(ABC):
         self._is_closed = False
         self._store = store
         self._off: str | None = None
-        self._runner = Runner(
+        self.runner = Runner(
             "store",
             self._move,
             num_threads,
@@ -74,30 +74,30 @@ class NamedMedium(ABC):
 
     @property
     def is_off(self) -> bool:
-        return self._is_closed or self._off is not None or any(self._runner.hangs(verb) for verb in Verb)
+        return self._is_closed or self._off is not None or any(self.runner.hangs(verb) for verb in Verb)
 
     def submit(self, job: MediumJob) -> None:
         error = self._off or reason_against_named(job, self._pool, self._extent_slots)
         if error is None:
-            self._runner.submit(job)
+            self.runner.submit(job)
         else:
             self._refused.append(MediumEnd(job.job_id, 0, error))
 
     def poll(self) -> list[MediumEnd]:
         refused, self._refused = self._refused, []
-        return refused + self._runner.poll()
+        return refused + self.runner.poll()
 
     def close(self, seconds: float) -> bool:
         self._is_closed = True
-        self._runner.stop()
-        if not self._runner.is_over.wait(seconds):
-            self._runner.cancel()
+        self.runner.stop()
+        if not self.runner.is_over.wait(seconds):
+            self.runner.cancel()
         self._release()
-        return self._runner.is_over.wait(0.1)
+        return self.runner.is_over.wait(0.1)
 
     def check_invariants(self) -> None:
         """Its parts agree with themselves, and nothing of what was refused is good."""
-        self._runner.check_invariants()
+        self.runner.check_invariants()
         self._outage.check_invariants()
         assert not any(end.num_good for end in self._refused), f"{self._refused} were refused"
 

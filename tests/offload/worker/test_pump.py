@@ -2,36 +2,71 @@
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from offload.messages import LOAD, POOL, Extents, Route
+from offload.store_config import StoreAddress
 from offload.worker.copiers.cpu import CpuCopier
 from offload.worker.lanes import gpu_lanes
 from offload.worker.layout import BlockLayout, Region
+from offload.worker.media.base import Medium
 from offload.worker.media.lane import PoolParts, medium_lanes
+from offload.worker.media.resp_medium import RespMedium
+from offload.worker.media.store_names import Whose
 from offload.worker.pump import Pump
 from offload.worker.replicas import Share
 from offload.worker.seals import Seals
 from offload.worker.transfer import TransferEngine
 from tests.offload.worker.media.bench import EXTENT, SLOTS, Pool, ids, run, slab, wait_until
+from tests.stores import REDIS, StoreServer
 
 SPILL, FETCH = Route("spill", POOL, "disk"), Route("fetch", "disk", POOL)
 NUM_BLOCKS = 2 * EXTENT
+NAMES = np.frombuffer(b"A" * 32 + b"B" * 32, dtype=np.uint8).reshape(2, 32)
+
+
+def over_slab(path: Path, pool: Pool) -> tuple[Medium, int]:
+    """A slab on a disk, and its epoch."""
+    medium = slab(path / "slab", pool)
+    return medium, medium.epoch
+
+
+def over_store(path: Path, pool: Pool) -> tuple[Medium, int]:
+    """A real store, which ends with the medium."""
+    server = StoreServer(REDIS, path)
+    whose = Whose("model and layout", "0 of 1")
+    return StoreMedium(server, StoreAddress.of(server.url), pool.slots, whose=whose, extent_slots=EXTENT), 1
+
+
+class StoreMedium(RespMedium):
+    """One with a server of its own."""
+
+    def __init__(self, server: StoreServer, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._server = server
+
+    def close(self, seconds: float) -> bool:
+        is_closed = super().close(seconds)
+        self._server.kill()
+        return is_closed
 
 
 class Worker:
-    """A pool over a slab that has two extents, a GPU cache in host memory, and what moves between them."""
+    """A pool over a medium that has two extents, a GPU cache in host memory, and what moves between them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, make: Callable[[Path, Pool], tuple[Medium, int]], path: Path) -> None:
         self.pool = Pool()
         memory = self.pool.slots
-        self.medium = slab(path, self.pool)
+        self.medium, epoch = make(path, self.pool)
         slots = list(range(NUM_BLOCKS))
-        put = self.pool.put(1, [(0, 1, slots[:EXTENT]), (1, 1, slots[EXTENT:])], epoch=self.medium.epoch)
+        put = self.pool.put(1, [(0, 1, slots[:EXTENT]), (1, 1, slots[EXTENT:])], epoch=epoch)
+        put = replace(put, names=NAMES, depths=ids(0, 1))
         assert run(self.medium, put).error is None
         self.kept = self.pool.read(slots)
         self.generations = put.generations
@@ -48,7 +83,8 @@ class Worker:
         """Jobs 7 and 8, and load 9 of both."""
         slots = np.arange(NUM_BLOCKS)
         for number, job_id in enumerate((7, 8)):
-            extents = Extents(ids(number), self.generations[number : number + 1], ids(0, EXTENT), ids(0))
+            one = slice(number, number + 1)
+            extents = Extents(ids(number), self.generations[one], ids(0, EXTENT), ids(0), NAMES[one])
             part = slots[number * EXTENT : (number + 1) * EXTENT]
             self.engine.submit(job_id, FETCH, np.full(EXTENT, number), part, None, extents)
         fills = np.repeat([7, 8], EXTENT)
@@ -60,9 +96,9 @@ class Worker:
         return bytes(self.cache) == self.kept
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Worker]:
-    worker = Worker(tmp_path / "slab")
+@pytest.fixture(params=[over_slab, over_store])
+def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
+    worker = Worker(request.param, tmp_path)
     yield worker
     assert worker.engine.close(10.0)
 
