@@ -49,6 +49,8 @@ class Weights:
             raise OperatorError(
                 f"a name of weights has 1 to {MOST_CHARACTERS} characters, not {version!r:.50}"
             )
+        if not _is_text(version):  # as of an argument that is no UTF-8
+            raise OperatorError(f"the name of weights {version!r:.50} is no text; give it as UTF-8")
         with self._lock:
             if after is not None and after != self._num_resets:
                 raise OperatorError(f"the last reset is number {self._num_resets}, not {after!r}")
@@ -90,6 +92,15 @@ class Weights:
         """A name is of a reset, and only one that was given can be new."""
         assert self._num_resets or self._version is None, f"{self._version!r} is a name of no reset"
         assert self._version is not None or not self._is_new, "what is new is no name"
+
+
+def _is_text(version: str) -> bool:
+    """Whether it can be written as UTF-8, which what comes as JSON need not."""
+    try:
+        version.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def suffix_of(version: str) -> bytes:
