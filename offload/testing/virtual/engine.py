@@ -218,7 +218,8 @@ class VirtualEngine:
         if not self.reset(running=running):
             return False
         self.generation = 1_000_000 + zlib.crc32(version.encode())
-        self.side.weights.name(version)
+        if self.settings.connector == "offload":
+            self.side.weights.name(version)
         return True
 
     def can_reset_running(self) -> bool:
