@@ -105,7 +105,7 @@ class Hits:
             limit = min(limit, first + most // size)
         depth = 0
         if limit > first and room >= 0:
-            depth = coming if coming <= limit else 0
+            depth = coming if first < coming <= limit else 0
             depth = depth or self._allocator.usable_depth(chain, limit, first)
         if not depth:
             self.retain_known(request, first)

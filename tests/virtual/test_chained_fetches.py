@@ -217,6 +217,28 @@ def test_any_model_follows_to_its_checkpoint_or_computes(model: str, fault: Medi
     tiered.engine.close()
 
 
+@pytest.mark.parametrize("model", MODELS)
+def test_what_comes_is_not_offered_to_whom_the_gpu_gives_more(model: str) -> None:
+    """Another request has computed beyond it meanwhile, and asked for nothing of it."""
+    sizes = {"gpu_blocks": 300, "cpu_slots": 600, "chunk": 64, "positions": 8, "limits": AT_ONCE}
+    tiered = Tiered(groups=MODELS[model], fetch_gpu_share=1.0, **sizes)
+    prompt = tokens(150)
+    tiered.ask(prompt)
+    tiered.restart()
+    fault_from(tiered, 0, MediumFault.STUCK)
+    tiered.engine.add(prompt, 1)
+    longer = [*prompt, *tokens(60, first=5)]
+    computing = tiered.engine.add(longer, 1, hints={"cpu_offload_load": False})
+    step_until(tiered.engine, computing.is_finished, 40)
+    assert FETCH.verb in routes(tiered)
+    request = tiered.engine.add([*longer, *tokens(9, first=7)], 1)
+    step_until(tiered.engine, request.is_finished, 40)
+    for medium in tiered.tier.media:
+        medium.let_go()
+    come_to_rest(tiered.engine)
+    tiered.engine.close()
+
+
 def test_a_bad_slot_that_is_found_before_its_fetch_has_ended_everywhere_is_dropped() -> None:
     """A byte rots on the first rank while the second still fetches: its position is not resident then."""
     tiered = Tiered(2, limits=AT_ONCE, fetch_gpu_share=1.0, verify_loads="always")

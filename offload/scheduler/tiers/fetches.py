@@ -119,6 +119,9 @@ class Fetches:
             self._unsure.pop(request_id, None)
             self._note(request_id, chain, max(num_usable, stop), stop)
             wish = self._wishes[request_id] = Wish(stop, -1)
+        if wish.stop <= first:  # the GPU has more
+            self._wishes[request_id] = NO_WISH
+            return None
         # a checkpoint comes at its end, plain blocks one after the other
         awaited = wish.stop - 1 if self._has_bags else max(num_usable, first)
         if 0 <= awaited < len(chain) and chain[awaited] in self._coming:
