@@ -198,8 +198,8 @@ def with_store(settings: VirtualSettings, rng: random.Random) -> VirtualSettings
                 store.evict_deepest()
             else:
                 store.evict(rng.choice(keys))
-        if keys and rng.random() < changed:
-            content = store.kept[rng.choice(keys)].content
+        if store.kept and rng.random() < changed:
+            content = store.kept[rng.choice(list(store.kept))].content
             content[rng.randrange(len(content))] ^= 1
             tier.num_faults += 1
         if rng.random() < gone:
