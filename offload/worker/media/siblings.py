@@ -157,6 +157,8 @@ class SiblingMedium:
         for sibling in () if job.suffix else self._siblings.found:
             rows = sibling.contents.find(name, len(extent.slots), extent.skip)
             if rows is not None and self._copy(sibling, rows, extent.slots):
+                if extent.seals is not None and not np.array_equal(rows.sums, extent.seals):
+                    raise BadExtentError("it has other bytes")
                 check_seals(self._pool, extent, rows.sums, "a checksum differs")
                 return rows.sums
         raise AbsentError("no sibling has it")
