@@ -9,8 +9,7 @@ from offload.cli import main
 from offload.worker.media.mooncake_medium import MooncakeMedium
 from offload.worker.media.store_names import Whose
 from tests.mooncake import MooncakeServer
-from tests.offload.worker.media.bench import EXTENT, PUT, Pool, run
-from tests.offload.worker.media.test_named_contract import job
+from tests.offload.worker.media.bench import EXTENT, PUT, Pool, job, run
 
 pytestmark = pytest.mark.timeout(120)
 

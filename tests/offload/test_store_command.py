@@ -11,8 +11,7 @@ from offload.cli import main
 from offload.store_config import StoreAddress
 from offload.worker.media.resp_medium import RespMedium
 from offload.worker.media.store_names import Whose
-from tests.offload.worker.media.bench import EXTENT, PUT, Pool, run
-from tests.offload.worker.media.test_named_contract import job
+from tests.offload.worker.media.bench import EXTENT, PUT, Pool, job, run
 from tests.stores import SERVERS, StoreServer
 
 ONE, OTHER = (Whose(model, f"{rank} of 2") for model, rank in (("model", 0), ("another", 0)))

@@ -141,6 +141,16 @@ class StoreMedium:
         stored = kept.get(key)
         if stored is None:
             raise AbsentError("it is not there")
+        try:
+            seals = self._read(stored, extent)
+        except BadExtentError:
+            del kept[key]
+            raise
+        kept[key] = kept.pop(key)
+        return seals
+
+    def _read(self, stored: Stored, extent: Extent) -> Checksums:
+        addresses, slot_bytes = self._pool.addresses(extent.slots), self._pool.slot_bytes
         seals = stored.seals[extent.skip : extent.skip + len(extent.slots)]
         if len(seals) != len(extent.slots):
             raise BadExtentError("it does not have so many slots")
@@ -149,12 +159,7 @@ class StoreMedium:
         for index, address in enumerate(addresses.tolist(), extent.skip):
             part = bytes(stored.content[index * slot_bytes : (index + 1) * slot_bytes])
             ctypes.memmove(address, part, slot_bytes)
-        try:
-            self._check(addresses, seals)
-        except BadExtentError:
-            del kept[key]
-            raise
-        kept[key] = kept.pop(key)
+        self._check(addresses, seals)
         return seals
 
     def _check(self, addresses: np.ndarray, seals: Checksums) -> None:

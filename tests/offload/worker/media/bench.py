@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from offload.messages import EPOCH_SHIFT, Ids
+from offload.messages import EPOCH_SHIFT, Ids, Names
 from offload.worker.media.base import Extent, Medium, MediumEnd, MediumJob, PoolSlots, Verb
 from offload.worker.media.slab import SlabMedium, SlabOptions
+from offload.worker.media.store_names import Whose
 from offload.worker.pool.memory import HostMemory
 
-PUT, GET = Verb.PUT, Verb.GET
+PUT, GET, PROBE = Verb.PUT, Verb.GET, Verb.PROBE
 SLOT, ODD_SLOT = 8192, 656 * 7
 EXTENT, PLACES, SLOTS = 4, 12, 64
 WAIT_SECONDS = 60.0
 NAMESPACE = "model, layout, rank 0 of 1"
+WHOSE = Whose("model and layout", "0 of 1")
 
 Extents = Sequence[tuple[int, int, Sequence[int]]]
 """Each with place, job id and slots."""
@@ -58,6 +60,47 @@ def job_of(job_id: int, verb: Verb, extents: Sequence[Any], epoch: int = 1) -> M
         for place, by, slots, *seals in extents
     ]
     return MediumJob.of(job_id, verb, made)
+
+
+def names_of(letters: str) -> Names:
+    """Each is 32 times that letter."""
+    return np.frombuffer(b"".join(each.encode() * 32 for each in letters), dtype=np.uint8).reshape(-1, 32)
+
+
+def job(
+    pool: Pool,
+    job_id: int,
+    verb: Verb,
+    extents: Sequence[tuple[str, list[int]]],
+    skips: Ids | None = None,
+    *,
+    by: int = 1,
+    epoch: int = 1,
+    **more: Any,
+) -> MediumJob:
+    """Of extents that have a letter for their name and their place, and slots; of the job ``by``."""
+    letters = "".join(letter for letter, _ in extents)
+    slots = [slot for _, each in extents for slot in each]
+    return MediumJob(
+        job_id,
+        verb,
+        ids(*(ord(letter) - ord("A") for letter in letters)),
+        np.full(len(extents), epoch << EPOCH_SHIFT | by, dtype=np.int64),
+        np.cumsum([0, *(len(each) for _, each in extents)], dtype=np.int64),
+        ids(*slots),
+        pool.seals(slots) if verb is PUT else None,
+        skips,
+        names_of(letters),
+        depths=np.arange(len(extents)),
+        **more,
+    )
+
+
+def probe(job_id: int, letters: str, **more: Any) -> MediumJob:
+    """Are extents of these names there?"""
+    zeros = np.zeros(len(letters), dtype=np.int64)
+    starts = np.zeros(len(letters) + 1, dtype=np.int64)
+    return MediumJob(job_id, PROBE, zeros, zeros + 1, starts, ids(), names=names_of(letters), **more)
 
 
 def get(job_id: int, extents: Extents, epoch: int = 1) -> MediumJob:

@@ -12,8 +12,19 @@ from offload.mooncake_config import MooncakeConfig
 from offload.worker.media.base import MediumEnd
 from offload.worker.media.mooncake_medium import MooncakeMedium, MooncakeOptions
 from tests.mooncake import MooncakeServer
-from tests.offload.worker.media.bench import EXTENT, GET, PUT, Pool, ends, run, wait_until
-from tests.offload.worker.media.test_named_contract import WHOSE, job, names_of, probe
+from tests.offload.worker.media.bench import (
+    EXTENT,
+    GET,
+    PUT,
+    WHOSE,
+    Pool,
+    ends,
+    job,
+    names_of,
+    probe,
+    run,
+    wait_until,
+)
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -21,8 +21,20 @@ from offload.store_config import StoreAddress
 from offload.worker.media.resp import Connection, LostError, StoreError
 from offload.worker.media.resp_medium import RespMedium, RespOptions
 from offload.worker.media.store_value import value_bytes
-from tests.offload.worker.media.bench import EXTENT, GET, PUT, SLOT, Pool, ends, run, wait_until
-from tests.offload.worker.media.test_named_contract import WHOSE, job, names_of, probe
+from tests.offload.worker.media.bench import (
+    EXTENT,
+    GET,
+    PUT,
+    SLOT,
+    WHOSE,
+    Pool,
+    ends,
+    job,
+    names_of,
+    probe,
+    run,
+    wait_until,
+)
 from tests.stores import SERVERS, StoreServer
 
 pytestmark = pytest.mark.timeout(120)
