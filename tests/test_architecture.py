@@ -57,6 +57,7 @@ STATEFUL = {
     "offload.scheduler.restores.Restores",
     "offload.scheduler.side.SchedulerSide",
     "offload.scheduler.stores.Stores",
+    "offload.scheduler.tiers.announced.Announced",
     "offload.scheduler.tiers.beliefs.Beliefs",
     "offload.scheduler.tiers.named_places.NamedPlaces",
     "offload.scheduler.weights.Weights",

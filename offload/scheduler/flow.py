@@ -130,11 +130,13 @@ class BelowEvents(NamedTuple):
         take: events since the last call, oldest first. Their hashes are names of extents.
         is_listing: whether there are more to come, without anything that happens.
         positions: of an extent.
+        is_shared: others write there, too: events tell of what this engine writes.
     """
 
     take: Callable[[], list[Event]]
     is_listing: Callable[[], bool]
     positions: int
+    is_shared: bool = False
 
 
 class Standing(NamedTuple):

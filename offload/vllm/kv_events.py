@@ -38,6 +38,7 @@ class EventPlace(NamedTuple):
 
 POOL_PLACE = EventPlace("CPU")
 DISK_PLACE = EventPlace("STORAGE", "LOCAL")
+STORE_PLACE = EventPlace("STORAGE", "REMOTE")
 
 
 class _Part(NamedTuple):
@@ -203,7 +204,7 @@ class KvEventStream:
 
 
 class KvEvents:
-    """Events of an engine's pool, and of the tiers that it owns.
+    """Events of an engine's pool, of the tiers that it owns, and of what it writes to stores.
 
     A tier's unit is the extent: its hash is that of its last block, and its size the tokens of all of them.
     """
@@ -216,7 +217,14 @@ class KvEvents:
         self._hash_bytes = hash_bytes
         self._pool = KvEventStream(groups, position_tokens)
         self._tiers = [
-            (below.events, KvEventStream(groups, position_tokens * below.events.positions, DISK_PLACE))
+            (
+                below.events,
+                KvEventStream(
+                    groups,
+                    position_tokens * below.events.positions,
+                    STORE_PLACE if below.events.is_shared else DISK_PLACE,
+                ),
+            )
             for below in side.below
             if below.events is not None
         ]

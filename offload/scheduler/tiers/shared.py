@@ -10,6 +10,7 @@ import numpy as np
 
 from offload.messages import PRIVATE, SUFFIX_BYTES, Extents, Ids
 from offload.naming import bag_names, rows
+from offload.scheduler.tiers.announced import Announced
 from offload.scheduler.tiers.beliefs import FRESH_SECONDS, KEEP_SECONDS, Beliefs
 from offload.scheduler.tiers.names import Path, name_of, names_of, places_of
 from offload.scheduler.tiers.probes import MOST_NAMES, Probes
@@ -29,12 +30,13 @@ class SharedReading(NamedTuple):
 
 
 class SharedWriting(NamedTuple):
-    """Extents ``start <= i < stop`` of a chain, that are written unless they are there."""
+    """Extents ``start <= i < stop`` of a chain, that are written unless they are there, behind ``parent``."""
 
     names: Sequence[bytes]
     start: int
     stop: int
     suffix: bytes
+    parent: bytes | None
 
 
 class SharedDirectory:
@@ -55,12 +57,22 @@ class SharedDirectory:
         probes: Probes,
         clock: Callable[[], float],
         make_secret: Callable[[int], bytes] = secrets.token_bytes,
+        announced: Announced | None = None,
     ) -> None:
-        """``clock`` in seconds; ``make_secret`` gives so many other bytes at each call."""
+        """Believe in nothing.
+
+        Args:
+            beliefs: names that were seen.
+            probes: asks.
+            clock: in seconds.
+            make_secret: gives so many other bytes at each call.
+            announced: what KV events tell; None: there are none.
+        """
         self._beliefs = beliefs
         self._probes = probes
         self._clock = clock
         self._make_secret = make_secret
+        self._announced = announced
         self._suffix = b""
         self._writing: dict[bytes, float] = {}
         self._checkpoints: dict[bytes, tuple[float, int]] = {}  # by the end asked for: since when, and where
@@ -117,7 +129,8 @@ class SharedDirectory:
             stop -= 1
         if start == stop:
             return None
-        writing = SharedWriting(names[start:stop], start, stop, self._suffix)
+        parent = names[start - 1] if start else None
+        writing = SharedWriting(names[start:stop], start, stop, self._suffix, parent)
         self._writing.update(dict.fromkeys(writing.names, inf))
         return writing
 
@@ -132,6 +145,8 @@ class SharedDirectory:
             self._writing.pop(name, None)
         if is_good:
             self._beliefs.believe(writing.names)
+            if self._announced is not None:
+                self._announced.announce(writing.names, writing.parent)
 
     def drop(self, names: Sequence[bytes], index: int) -> int:
         return self._forget(names, index, KEEP_SECONDS)
@@ -148,10 +163,14 @@ class SharedDirectory:
     def check_invariants(self) -> None:
         """There are not too many answers."""
         self._beliefs.check_invariants()
+        if self._announced is not None:
+            self._announced.check_invariants()
         assert len(self._checkpoints) <= _MOST_ANSWERS, f"{len(self._checkpoints)} answers are known"
 
     def _forget(self, names: Sequence[bytes], index: int, seconds: float) -> int:
         """That one is not asked for again so long; returns how many were believed to be behind it."""
+        if self._announced is not None:
+            self._announced.take_back(names[index:])
         num_behind = max(0, self._beliefs.depth(names) - index - 1)
         self._beliefs.deny(names, index, seconds)
         return num_behind
@@ -160,6 +179,8 @@ class SharedDirectory:
         self._suffix = suffix
         self._beliefs.clear()
         self._writing, self._checkpoints = {}, {}
+        if self._announced is not None:
+            self._announced.clear()
 
     def _learn(self, names: Sequence[bytes], start: int, num_asked: int, num_found: int) -> None:
         """Of so many names from ``start`` on, ``num_found`` leading ones are there."""
@@ -167,6 +188,8 @@ class SharedDirectory:
         self._beliefs.believe(names[:stop])
         if num_found < num_asked:
             self._beliefs.deny(names, stop, FRESH_SECONDS)
+            if self._announced is not None:
+                self._announced.take_back(names[stop:])
 
     def _learn_checkpoint(
         self, key: bytes, first: int, path_to: Callable[[int], Path], num_found: int

@@ -9,6 +9,7 @@ from offload.errors import UnsupportedError
 from offload.messages import Route, TierFacts
 from offload.scheduler.common import Common
 from offload.scheduler.flow import Below, BelowEvents, Standing
+from offload.scheduler.tiers.announced import Announced
 from offload.scheduler.tiers.beliefs import Beliefs
 from offload.scheduler.tiers.budget import WriteBudget
 from offload.scheduler.tiers.contents import Contents
@@ -116,10 +117,20 @@ def make_store(
     """
     grid = _grid(fetch.source, common, facts)
     probes = Probes(probe, common, wait_seconds=limits.wait_seconds)
-    directory = SharedDirectory(Beliefs(common.clock), probes, common.clock)
+    announced = Announced() if common.record_events and not common.engine.groups.has_bags else None
+    directory = SharedDirectory(Beliefs(common.clock), probes, common.clock, announced=announced)
     budget = WriteBudget(limits.bytes_per_day or _NO_LIMIT, _NO_LIMIT, common.clock)
     spills, fetches = _flows(spill, fetch, common, directory, grid, budget, facts, limits)
-    return Below([spills, fetches, probes], [fetches], spills.ending, name_weights=directory.name_weights)
+    events = None
+    if announced is not None:
+        events = BelowEvents(announced.take, lambda: announced.is_listing, grid.positions, is_shared=True)
+    return Below(
+        [spills, fetches, probes],
+        [fetches],
+        spills.ending,
+        events=events,
+        name_weights=directory.name_weights,
+    )
 
 
 def make_siblings(
