@@ -91,7 +91,7 @@ def _link(told: dict[str, Any]) -> str:
 
 
 def _tier(told: dict[str, Any]) -> str:
-    text = f"{told.get('tier', 'tier')} at {told.get('path')}"
+    text = f"{told.get('tier', 'tier')} at {told.get('path') or told.get('url')}"
     if "num_places" not in told:
         return text
     kept = told["num_extents"] * told["extent_bytes"] / GIB
