@@ -5,6 +5,7 @@ also checks every engine configuration as it is made (docs/decisions/0003).
 """
 
 import functools
+import logging
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -18,10 +19,21 @@ PLUGIN = "cpu_offload"
 
 def register() -> None:
     """Register the connector and the configuration check. vLLM calls this in every process, maybe twice."""
+    _log_beside_vllm()
     if CONNECTOR not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(CONNECTOR, "offload.vllm.entry", CONNECTOR)
     if not hasattr(EngineArgs.create_engine_config, "checked_by_kv_offload"):
         EngineArgs.create_engine_config = _with_check(EngineArgs.create_engine_config)
+
+
+def _log_beside_vllm() -> None:
+    """Our lines go where vLLM's go, from the same level on, unless a handler for them is set up already.
+
+    vLLM sets up the logger of its own name only: of others nothing below a warning would be seen.
+    """
+    ours = logging.getLogger("offload")
+    if not ours.hasHandlers():
+        ours.parent = logging.getLogger("vllm")
 
 
 def _with_check(create: Any) -> Any:

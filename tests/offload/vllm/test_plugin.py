@@ -1,5 +1,7 @@
 """The entry point that makes the connector known."""
 
+import subprocess
+import sys
 from importlib.metadata import entry_points
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -25,3 +27,31 @@ def test_registering_again_changes_nothing() -> None:
 def test_the_connector_is_known_by_name() -> None:
     plugin.register()
     assert KVConnectorFactory.get_connector_class_by_name(plugin.CONNECTOR) is CpuOffloadConnector
+
+
+_LOGS = """
+import logging, sys
+if sys.argv[1] == "own":
+    logging.basicConfig(format="own: %(message)s", level=logging.INFO)
+from offload.vllm import plugin
+plugin.register()
+plugin.register()
+if sys.argv[1] == "vllm's":  # it does so after it has loaded plug-ins
+    from vllm.config.logging import LoggingConfig
+    from vllm.logger import configure_logging
+    configure_logging(LoggingConfig())
+logging.getLogger("offload.worker.side").info("a line of ours")
+logging.getLogger("offload.worker.side").debug("too much")
+"""
+
+
+def test_our_lines_stand_among_those_of_vllm() -> None:
+    def lines(setup: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", _LOGS, setup], capture_output=True, text=True, check=True
+        )
+        return [line for line in (done.stdout + done.stderr).splitlines() if "ours" in line or "much" in line]
+
+    [line] = lines("vllm's")
+    assert "INFO" in line and line.endswith("a line of ours")
+    assert lines("own") == ["own: a line of ours"]
