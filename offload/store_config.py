@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -15,6 +14,8 @@ STORES = (VALKEY, REDIS)
 
 _PORT = 6379
 _LEAST_KEY_BYTES = 16
+_MOST_TTL_SECONDS = 10**9
+"""Some 30 years: in milliseconds, and added to the time of day, it fits into a store's 64 bits."""
 _SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True, "unix": False}
 """Whether connections are encrypted."""
 
@@ -51,9 +52,12 @@ class StoreAddress(NamedTuple):
         try:
             parts = urlsplit(url)
             port = parts.port or _PORT
-        except ValueError as error:
-            raise ConfigError(f"url of a store cannot be read ({error}); {remedy}") from error
-        shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+        except ValueError:  # its text may have a piece of the password
+            raise ConfigError(
+                f"url of a store is {_without_secrets(url)!r}, and its host or port cannot be read; "
+                f"{remedy}. Write characters such as / ? # @ of a password as %2F %3F %23 %40"
+            ) from None
+        shown = _without_secrets(url)
         if parts.scheme not in _SCHEMES or parts.query or parts.fragment:
             raise ConfigError(f"url of a store is {shown!r}; {remedy}")
         user, password = unquote(parts.username or ""), unquote(parts.password or "")
@@ -103,9 +107,11 @@ class StoreConfig:
             raise ConfigError(f'url of a store is {self.url!r}; give one such as "redis://host:6379/0"')
         address = StoreAddress.of(self.url)
         seconds = self.ttl_seconds
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1 <= seconds < inf:
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not is_number or not 1 <= seconds <= _MOST_TTL_SECONDS:
             raise ConfigError(
-                f"ttl_seconds of a store is {seconds!r}; give 1 or more, such as 86400 for a day"
+                f"ttl_seconds of a store is {seconds!r}; give 1 to {_MOST_TTL_SECONDS:,}, such as "
+                f"86400 for a day"
             )
         object.__setattr__(self, "admit", read_admit(self.admit))
         check_wait_seconds(self.wait_seconds)
@@ -177,6 +183,13 @@ def read_name_key(path: str | None) -> bytes | None:
             f"secret, such as: openssl rand -hex 32"
         )
     return key
+
+
+def _without_secrets(url: str) -> str:
+    """What may be shown of a URL, however wrong it is: nothing between its scheme and its last ``@``."""
+    secret, at, rest = url.rpartition("@")
+    rest = rest.partition("?")[0].partition("#")[0]
+    return f"{secret.partition(':')[0]}://...@{rest}" if at else rest
 
 
 def _read(path: str, setting: str) -> bytes:
