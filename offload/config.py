@@ -94,7 +94,8 @@ class OffloadConfig:
             not isinstance(directory, str) or not os.path.isabs(directory) or "\0" in directory
         ):
             raise ConfigError(
-                f'operator_socket is {directory!r}; name a directory for sockets, such as "/run/user/1000/kv"'
+                f'operator_socket is {directory!r}; name a directory for sockets from "/" on, such as '
+                f'"/run/user/1000/kv"'
             )
         if self.record_trace is not None and (
             not isinstance(self.record_trace, str) or not self.record_trace

@@ -34,7 +34,9 @@ class SharedMemoryConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not os.path.isabs(self.path) or "\0" in self.path:
-            raise ConfigError(f'path of the pool is {self.path!r}; name a directory, as in "/dev/shm/kv"')
+            raise ConfigError(
+                f'path of the pool is {self.path!r}; name a directory from "/" on, as in "/dev/shm/kv"'
+            )
         size = self.gib
         if size is not None and not is_size(size):
             raise ConfigError(f"gib of the pool is {size!r}; give a positive number of GiB, such as 16")

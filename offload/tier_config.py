@@ -42,7 +42,7 @@ class DiskConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not os.path.isabs(self.path) or "\0" in self.path:
             raise ConfigError(
-                f'path of a disk tier is {self.path!r}; name a directory, as in "/var/cache/kv"'
+                f'path of a disk tier is {self.path!r}; name a directory from "/" on, as in "/var/cache/kv"'
             )
         _check_gib("gib", self.gib)
         if self.write_gib_per_day is not None:
@@ -98,6 +98,10 @@ def read_tiers(value: object) -> tuple[TierConfig, ...]:
     for path in paths:
         if paths.count(path) > 1:
             raise ConfigError(f"two tiers have the path {path!r}; give each a directory of its own")
+    stores = [tier.shown for tier in tiers if not isinstance(tier, DiskConfig)]
+    for store in stores:
+        if stores.count(store) > 1:
+            raise ConfigError(f"two tiers are the same store, {store}; leave one of them out")
     return tiers
 
 

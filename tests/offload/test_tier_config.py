@@ -12,6 +12,8 @@ from offload.settings import GIB, Admit
 from offload.tier_config import DiskConfig, read_tiers
 
 DISK = {"kind": "disk", "path": "/cache", "gib": 500}
+STORE = {"kind": "valkey", "url": "redis://host:6379/0"}
+MOONCAKE = {"kind": "mooncake", "master_server_address": "host:50051"}
 
 
 def test_what_is_not_said() -> None:
@@ -86,6 +88,9 @@ def without(key: str) -> Mapping[str, Any]:
         ([DISK, DISK], ["two tiers have the path '/cache'", "give each a directory of its own"]),
         ([DISK, {**DISK, "path": "/cache/"}], ["/cache", "give each a directory of its own"]),
         ([DISK, {**DISK, "path": "/x/../cache"}], ["/cache", "give each a directory of its own"]),
+        ([STORE, DISK, STORE], ["two tiers are the same store, host:6379/0", "leave one of them out"]),
+        ([STORE, {**STORE, "url": "redis://:word@host"}], ["same store, host:6379/0"]),
+        ([MOONCAKE, MOONCAKE], ["two tiers are the same store, host:50051"]),
     ],
 )
 def test_a_refusal_names_value_and_remedy(value: Any, parts: list[str]) -> None:
