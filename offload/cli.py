@@ -34,10 +34,10 @@ note     After new weights, empty the pool: reset_prefix_cache(reset_connector=T
 """
 _NO_ENGINE = """\
 note     The model and vLLM's other arguments were not checked: add them after --, as in
-         kv-offload check --config JSON -- MODEL --block-size 16
+         kv-offload check --config JSON -- MODEL --block-size 32
 """
 _REMEDIES = {
-    "check": "; put vLLM's arguments after --, as in: kv-offload check -- MODEL --block-size 16",
+    "check": "; put vLLM's arguments after --, as in: kv-offload check -- MODEL --block-size 32",
     "certify": "; certify takes none of vLLM's arguments: it tries the vLLM that is installed here",
 }
 """What to do about arguments that a command does not know."""

@@ -42,7 +42,8 @@ def _connected(tier: StoreConfig) -> Iterator[Connection]:
             connection.close()
     except StoreError as error:
         raise TierError(
-            f"the store at {tier.shown} refuses us: {error}. Give the URL of a user that may SCAN and UNLINK"
+            f"the store at {tier.shown} refuses us: {str(error).rstrip('.')}. Give the URL, and the "
+            f"password, of a user that may SCAN and UNLINK"
         ) from error
     except OSError as error:
         raise TierError(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from offload.errors import OffloadError
+from offload.errors import OffloadError, TierError
 from offload.files.tier_path import (
     Found,
     delete_named,
@@ -53,7 +53,7 @@ def add_tier_command(commands: Any) -> None:
     drop.add_argument("names", nargs="*", metavar="NAME", help="directories, as ls names them (default: all)")
     gc = _add(verbs, "gc", _gc, "delete those that no engine owns, the one unused for longest first")
     gc.add_argument(
-        "--gib", type=_gib, default=0.0, metavar="N", help="until all take so many GiB (default: %(default)g)"
+        "--gib", type=_gib, metavar="N", help="of a disk: until all take so many GiB (default: 0)"
     )
 
 
@@ -71,6 +71,10 @@ def _add(
     parser.add_argument("--ca-file", metavar="FILE", help="has certificates that vouch for a store's")
 
     def run_where(options: argparse.Namespace) -> int:
+        if "://" in options.path and getattr(options, "gib", None) is not None:
+            raise TierError(
+                "a store decides itself how much it keeps, so --gib is of disks only; leave it out"
+            )
         if options.path.startswith(SCHEME):
             return run_on_mooncake(name, options)
         if "://" in options.path:
@@ -138,7 +142,7 @@ def _drop(options: argparse.Namespace) -> int:
 
 def _gc(options: argparse.Namespace) -> int:
     root = _root(options.path)
-    _say_deleted(options, root, delete_unused(root, int(options.gib * GIB)))
+    _say_deleted(options, root, delete_unused(root, int((options.gib or 0.0) * GIB)))
     return 0
 
 

@@ -98,6 +98,8 @@ def test_what_nobody_else_finds_is_deleted(server: StoreServer, capsys: pytest.C
     assert main(["tier", "gc", server.url]) == 0
     assert "deleted  1 extents" in capsys.readouterr().out
     assert len(server.all_keys()) == 5 + 2
+    assert main(["tier", "gc", server.url, "--gib", "0"]) == 1
+    assert "--gib is of disks only" in capsys.readouterr().err
 
 
 def test_a_store_that_cannot_be_had(

@@ -55,8 +55,8 @@ def probe_store(tier: StoreConfig) -> StoreProbe:
             connection.close()
     except StoreError as error:
         raise TierError(
-            f"the store {tier} refuses us: {error}. Give user and password in url, and a user of an access "
-            f"control list what docs/using.md says"
+            f"the store {tier} refuses us: {str(error).rstrip('.')}. Look at user, password and database "
+            f"in url, and give a user of an access control list what docs/using.md says"
         ) from error
     except OSError as error:
         raise StoreGoneError(
