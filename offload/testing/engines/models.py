@@ -243,5 +243,6 @@ def cached_directory(
 
 
 if __name__ == "__main__":
-    # vllm serve $(python -m offload.testing.engines.models): a model to try a server with.
+    # A model to try a server with:
+    # python -m vllm.entrypoints.openai.api_server --model $(python -m offload.testing.engines.models)
     print(tiny_llama(layers=8, heads=8, kv_heads=8, with_tokenizer=True))
