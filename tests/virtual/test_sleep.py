@@ -1,15 +1,21 @@
 """An engine that sleeps takes the memory of its KV cache away, and gives other memory back (vLLM 0.33 on)."""
 
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from offload.config import OffloadConfig
 from offload.messages import STORE
+from offload.operator.client import engines_in
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine
 from offload.testing.virtual.rank import VirtualRank
+from offload.vllm.operator import Operator
 from offload.worker import side as worker_side
 from tests.virtual.driver import (
     Engines,
@@ -22,6 +28,9 @@ from tests.virtual.driver import (
     tokens,
     warm,
 )
+from tests.virtual.test_stores import Stored
+from tests.virtual.test_tiers import PROMPT as LONG
+from tests.virtual.test_tiers import WHOLE, Tiered
 
 SIZES: dict[str, Any] = {"gpu_blocks": 40, "cpu_slots": 64, "num_ranks": 2}
 PROMPT = tokens(40)
@@ -144,3 +153,78 @@ def test_each_may_be_told_twice_or_not_at_all(engines: Engines) -> None:
     fall_asleep(engine)
     for rank in engine.ranks:
         rank.connector.restore_kv_caches()
+
+
+@pytest.fixture(params=[Tiered, Stored], ids=["disk", "store"])
+def tiered(request: pytest.FixtureRequest) -> Iterator[Tiered]:
+    tiered: Tiered = request.param(2, cpu_slots=200)
+    yield tiered
+    come_to_rest(tiered.engine)
+    tiered.engine.close()
+
+
+def nap(tiered: Tiered, level: int) -> None:
+    """As vLLM's engine core does it: from level 1 on it resets connectors before. Level 2 drops weights."""
+    engine = tiered.engine
+    come_to_rest(engine)
+    generation = engine.generation
+    if level:
+        assert engine.reset()
+    if level < 2:
+        engine.generation = generation
+    fall_asleep(engine)
+    wake_up(engine)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_after_a_sleep_nothing_of_a_tier_is_read_until_a_restart(tiered: Tiered, level: int) -> None:
+    """At level 1 the weights are the same, and we are told the same as at level 2."""
+    rest = len(LONG) - WHOLE
+    assert tiered.ask(LONG) == len(LONG)
+    nap(tiered, level)
+    assert tiered.ask(LONG) == len(LONG)
+    tiered.evict()
+    assert tiered.ask(LONG) == rest, "what was written since is this engine's"
+    tiered.restart()
+    assert tiered.ask(LONG) == rest
+
+
+def test_after_a_light_sleep_all_is_read(tiered: Tiered) -> None:
+    assert tiered.ask(LONG) == len(LONG)
+    tiered.evict()
+    nap(tiered, 0)
+    assert tiered.ask(LONG) == len(LONG) - WHOLE
+
+
+def test_orders_of_a_tier_fail_while_the_engine_sleeps(tiered: Tiered) -> None:
+    """What comes up from it reaches the pool, and no cache that has no memory."""
+    tiered.ask(LONG)
+    tiered.evict()
+    come_to_rest(tiered.engine)
+    fall_asleep(tiered.engine)
+    before = copied(tiered.engine)
+    assert tiered.ask(LONG) == len(LONG)
+    assert copied(tiered.engine) == before
+    wake_up(tiered.engine)
+
+
+def test_weights_are_named_at_the_operator_socket_while_the_engine_sleeps(tiered: Tiered) -> None:
+    """What was written under the name before is read under it, and under no other."""
+    rest = len(LONG) - WHOLE
+    engine = tiered.engine
+    connector = engine.scheduler.connector
+    with tempfile.TemporaryDirectory(prefix="kvo") as directory:
+        config = OffloadConfig(cpu_gib=1, operator_socket=str(Path(directory) / "run"))
+        operator = Operator(connector._vllm_config, config, [], engine.side.weights)
+        [found] = engines_in(Path(directory) / "run")
+        for version, computed in (("one", len(LONG)), ("two", len(LONG)), ("one", rest)):
+            come_to_rest(engine)
+            assert engine.reset()
+            engine.generation = {"one": 1001, "two": 1002}[version]
+            fall_asleep(engine)
+            after = found.ask("weights")["num_resets"]
+            assert found.ask("reset", weights_version=version, after=after)["version"] == version
+            wake_up(engine)
+            assert tiered.ask(LONG) == computed
+            tiered.evict()
+        operator.close()
