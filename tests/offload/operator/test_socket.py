@@ -229,3 +229,17 @@ def test_publishing_waits_for_nobody(engine: OperatorSocket) -> None:
         for number in range(1000):
             engine.publish({"tiers": [number]})
     assert choose(engine.path.parent, None)[0].ask("tiers") == [999]
+
+
+def test_verbs_with_a_handler_answer_or_refuse(directory: Path) -> None:
+    def handle(request: Any) -> Any:
+        if "number" not in request:
+            raise OperatorError("give a number")
+        return request["number"] + 1
+
+    engine = OperatorSocket(directory, TOLD, {"next": handle})
+    [found] = engines_in(directory)
+    with pytest.raises(OperatorError, match="give a number"):
+        found.ask("next")
+    assert found.ask("next", number=3) == 4
+    engine.close()
