@@ -296,10 +296,11 @@ def test_ranks_that_share_a_pool_fetch_each_its_part() -> None:
     first.end()
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("model", list(MODELS))
-def test_models_of_any_kind(model: str) -> None:
+def test_models_of_any_kind(model: str, replicas: int) -> None:
     groups = MODELS[model]
-    settings = {"groups": groups, "gpu_blocks": 300, "cpu_slots": 600, "chunk": 64}
+    settings = {"groups": groups, "gpu_blocks": 300, "cpu_slots": 600, "chunk": 64, "replicas": replicas}
     first = Beside(2, columns=columns_of(model), **settings)
     prompt = tokens(150)
     assert first.ask(prompt) == 150

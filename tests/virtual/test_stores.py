@@ -337,14 +337,15 @@ def test_steps_are_those_without_a_tier_when_the_store_never_answers() -> None:
 # Checkpoints
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("model", MODELS)
-def test_any_model_goes_on_from_a_store(model: str) -> None:
-    stored = Stored(2, groups=MODELS[model], gpu_blocks=300, cpu_slots=600, chunk=64, positions=8)
+def test_any_model_goes_on_from_a_store(model: str, replicas: int) -> None:
+    """Also where each of two ranks has some of the checkpoints."""
+    sizes = {"groups": MODELS[model], "gpu_blocks": 300, "cpu_slots": 600, "chunk": 64, "positions": 8}
+    stored = Stored(2, replicas=replicas, **sizes)
     prompt = tokens(150)
     assert stored.ask(prompt) == 150
-    other = Stored(
-        2, groups=MODELS[model], gpu_blocks=300, cpu_slots=600, chunk=64, positions=8, store=stored.store
-    )
+    other = Stored(2, replicas=replicas, store=stored.store, **sizes)
     size = stored.engine.settings.block_tokens
     left = 150 % size or size
     left += 150 // size * size % (8 * size) if model == "plain" else 0  # of no whole extent

@@ -186,7 +186,14 @@ class Fetches:
         in_flight = Counter(id(job.task) for job in jobs)
         for job in jobs:
             num_jobs = in_flight[id(job.task)]
-            assert num_jobs == job.task.num_left, f"{num_jobs} jobs in flight, {job.task} says otherwise"
+            fetch = job.task
+            assert num_jobs == fetch.num_left, f"{num_jobs} jobs in flight, {fetch} says otherwise"
+            assert fetch.is_over == fetch.arrival.is_over, f"restores may follow {fetch} wrongly, or may not"
+            for restore in fetch.arrival.followers if fetch.is_over else ():
+                is_wanted = restore.parts_left and not restore.is_cancelled
+                assert restore.pin is not None or restore.is_lost or not is_wanted, (
+                    f"nothing holds what {restore} reads"
+                )
         assert self._ahead.keys() <= self._wishes.keys(), f"{self._ahead} were fetched for nobody"
         for fetch in self._coming.values():
             assert in_flight[id(fetch)] and not fetch.is_over, f"{fetch} brings nothing"

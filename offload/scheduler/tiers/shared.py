@@ -16,6 +16,7 @@ from offload.scheduler.tiers.names import Path, name_of, names_of, places_of
 from offload.scheduler.tiers.probes import MOST_NAMES, Probes
 
 _MOST_ANSWERS = 4096
+_UNKNOWN = (-inf, 0)
 
 
 class SharedReading(NamedTuple):
@@ -58,6 +59,8 @@ class SharedDirectory:
         clock: Callable[[], float],
         make_secret: Callable[[int], bytes] = secrets.token_bytes,
         announced: Announced | None = None,
+        *,
+        num_parts: int = 1,
     ) -> None:
         """Believe in nothing.
 
@@ -67,15 +70,17 @@ class SharedDirectory:
             clock: in seconds.
             make_secret: gives so many other bytes at each call.
             announced: what KV events tell; None: there are none.
+            num_parts: ranks that divide names among them.
         """
         self._beliefs = beliefs
         self._probes = probes
         self._clock = clock
         self._make_secret = make_secret
         self._announced = announced
+        self._num_parts = num_parts
         self._suffix = b""
         self._writing: dict[bytes, float] = {}
-        self._checkpoints: dict[bytes, tuple[float, int]] = {}  # by the end asked for: since when, and where
+        self._checkpoints: dict[bytes, tuple[float, int]] = {}  # by question: since when, and where
 
     def touch(self, names: Sequence[bytes]) -> None:
         """What goes first is the store's to say."""
@@ -94,14 +99,10 @@ class SharedDirectory:
     ) -> int | None:
         if limit < 1:
             return 0
-        key = name_of(chain[limit - 1])
-        since, depth = self._checkpoints.get(key, (-inf, 0))
-        if since < self._clock() - FRESH_SECONDS:
-            first = max(0, limit - MOST_NAMES)
-            names = bag_names(rows(names_of(chain[first:limit])))
-            learn = partial(self._learn_checkpoint, key, first, path_to)
-            if self._probes.ask(request_id, key, names, learn, suffix=self._suffix, is_last_wanted=True):
-                return None
+        keys = [name_of(chain[limit - 1]) + part.to_bytes(2, "big") for part in range(self._num_parts)]
+        if self._ask_for_last(request_id, keys, chain, limit, path_to):
+            return None
+        depth = max(self._checkpoints.get(key, _UNKNOWN)[1] for key in keys)
         if not depth:
             return 0
         path = path_to(depth)
@@ -182,6 +183,37 @@ class SharedDirectory:
         if self._announced is not None:
             self._announced.clear()
 
+    def _ask_for_last(
+        self,
+        request_id: str,
+        keys: Sequence[bytes],
+        chain: Sequence[bytes],
+        limit: int,
+        path_to: Callable[[int], Path],
+    ) -> bool:
+        """Ask which checkpoint is the last, where that is not known of late. Returns whether to wait.
+
+        Ranks that share bytes have some of the names each. What all of them say of a question is the least
+        that one says, so each of them gets a question of its own.
+        """
+        late = self._clock() - FRESH_SECONDS
+        old = [part for part, key in enumerate(keys) if self._checkpoints.get(key, _UNKNOWN)[0] < late]
+        if not old:
+            return False
+        first, waits = max(0, limit - MOST_NAMES), False
+        names = bag_names(rows(names_of(chain[first:limit])))
+        owners = places_of(names) % self._num_parts
+        for part in old:
+            own = np.flatnonzero(owners == part)
+            learn = partial(self._learn_checkpoint, keys[part], own + first + 1, path_to)
+            if not len(own):
+                learn(0)
+                continue
+            waits |= self._probes.ask(
+                request_id, keys[part], names[own], learn, suffix=self._suffix, is_last_wanted=True
+            )
+        return waits
+
     def _learn(self, names: Sequence[bytes], start: int, num_asked: int, num_found: int) -> None:
         """Of so many names from ``start`` on, ``num_found`` leading ones are there."""
         stop = start + num_found
@@ -192,10 +224,10 @@ class SharedDirectory:
                 self._announced.take_back(names[stop:])
 
     def _learn_checkpoint(
-        self, key: bytes, first: int, path_to: Callable[[int], Path], num_found: int
+        self, key: bytes, depths: Ids, path_to: Callable[[int], Path], num_found: int
     ) -> None:
-        """The last bag that is there is that of this position, counted from ``first``."""
-        depth = first + num_found if num_found else 0
+        """Of bags at these depths the last that is there is the one of that number, counted from 1."""
+        depth = int(depths[num_found - 1]) if num_found else 0
         if depth:
             names = path_to(depth).names
             if self._beliefs.are_gone(names):

@@ -118,7 +118,9 @@ def make_store(
     grid = _grid(fetch.source, common, facts)
     probes = Probes(probe, common, wait_seconds=limits.wait_seconds)
     announced = Announced() if common.record_events and not common.engine.groups.has_bags else None
-    directory = SharedDirectory(Beliefs(common.clock), probes, common.clock, announced=announced)
+    directory = SharedDirectory(
+        Beliefs(common.clock), probes, common.clock, announced=announced, num_parts=_parts(facts)
+    )
     budget = WriteBudget(limits.bytes_per_day or _NO_LIMIT, _NO_LIMIT, common.clock)
     spills, fetches = _flows(spill, fetch, common, directory, grid, budget, facts, limits)
     events = None
@@ -152,7 +154,7 @@ def make_siblings(
     fetches = SiblingFetches(
         fetch,
         common,
-        SiblingDirectory(Beliefs(common.clock), probes, common.clock),
+        SiblingDirectory(Beliefs(common.clock), probes, common.clock, num_parts=_parts(facts)),
         grid,
         lambda request_id, num_there: False,
         Pace(common.costs.prefill, common.clock),
@@ -160,6 +162,11 @@ def make_siblings(
         pool_share=limits.pool_share,
     )
     return Below([fetches, probes], [fetches])
+
+
+def _parts(facts: Sequence[TierFacts]) -> int:
+    """Ranks that share bytes, where most do."""
+    return max(fact.num_parts for fact in facts)
 
 
 def _grid(name: str, common: Common, facts: Sequence[TierFacts]) -> Grid:
