@@ -143,6 +143,8 @@ class Arrivals:
 
     def clear(self) -> None:
         """Nothing that is under way is of use."""
+        for arrival in (*self._by_first.values(), *self._by_end.values()):
+            arrival.is_over = True
         self._by_first.clear()
         self._by_end.clear()
 

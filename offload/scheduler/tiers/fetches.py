@@ -188,7 +188,8 @@ class Fetches:
             num_jobs = in_flight[id(job.task)]
             fetch = job.task
             assert num_jobs == fetch.num_left, f"{num_jobs} jobs in flight, {fetch} says otherwise"
-            assert fetch.is_over == fetch.arrival.is_over, f"restores may follow {fetch} wrongly, or may not"
+            is_over = fetch.is_over or fetch.is_dropped
+            assert is_over == fetch.arrival.is_over, f"restores may follow {fetch}, or may not, and should"
             for restore in fetch.arrival.followers if fetch.is_over else ():
                 is_wanted = restore.parts_left and not restore.is_cancelled
                 assert restore.pin is not None or restore.is_lost or not is_wanted, (
