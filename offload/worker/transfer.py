@@ -45,6 +45,10 @@ class TransferEngine:
 
     A job that reads slots which another one under way is to fill begins when that one has ended.
 
+    Its ways: it may wait for jobs that fill what it reads (``_following``, ``_elsewhere``), then for its turn
+    (``_held``). It copies, and is looked at (``_checking``). It is over until that is told (``_landed``,
+    ``_ended``).
+
     What is below the pool moves on threads. Once something has ended there, one of them calls ``go_on``.
 
     Where ranks share the pool, each copies and seals its part of what fills it, and nothing else of it.
