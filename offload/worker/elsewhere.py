@@ -19,6 +19,7 @@ class Elsewhere:
         self._remember_seconds = remember_seconds
         self._begun: dict[int, float] = {}  # jobs, and when this rank began its part
         self._waiting: dict[int, TransferJob] = {}
+        self._first: dict[int, int] = {}  # of these: the first block that it lacks
 
     def __contains__(self, job_id: int) -> bool:
         """Whether that load waits."""
@@ -36,28 +37,47 @@ class Elsewhere:
 
     def must_wait(self, job: TransferJob) -> bool:
         """Whether slots that it reads are yet to be filled, or not, by jobs of other ranks."""
-        if job.fills is None or not self._begun:
-            return False
-        known = [each for each in np.unique(job.fills).tolist() if each in self._begun]
-        is_theirs = np.isin(job.fills, known)
-        return self._seals.are_coming(job.sources[is_theirs], job.fills[is_theirs])
+        return self._first_coming(job, 0) is not None
 
     def wait(self, job_id: int, job: TransferJob) -> None:
         """That load begins once nothing of it is coming any more."""
         self._waiting[job_id] = job
+        self._first[job_id] = 0
 
     def leave(self, job_id: int) -> None:
         """That load is over."""
         self._waiting.pop(job_id, None)
+        self._first.pop(job_id, None)
 
     def over(self) -> list[int]:
-        """Loads that need not wait any more, in the order in which they came."""
-        over = [job_id for job_id, job in self._waiting.items() if not self.must_wait(job)]
+        """Loads that need not wait any more, in the order in which they came.
+
+        As long as the first slot that a load lacks is coming, the others are not looked at.
+        """
+        over = []
+        for job_id, job in self._waiting.items():
+            first = self._first[job_id]
+            if self._first_coming(job, first, first + 1) is None:
+                if (found := self._first_coming(job, first)) is None:
+                    over.append(job_id)
+                else:
+                    self._first[job_id] = found
         for job_id in over:
-            del self._waiting[job_id]
+            self.leave(job_id)
         return over
 
     def check_invariants(self) -> None:
-        """Whoever waits reads what jobs have filled."""
+        """Whoever waits reads what jobs have filled, and lacks a block that it has."""
+        assert self._first.keys() == self._waiting.keys(), f"{self._first} wait, {self._waiting} are known"
         for job_id, job in self._waiting.items():
             assert job.fills is not None, f"{job_id} waits, and reads no slots: {job}"
+            assert self._first[job_id] < len(job.fills), f"{job_id} lacks no block, and waits: {job}"
+
+    def _first_coming(self, job: TransferJob, start: int, stop: int | None = None) -> int | None:
+        """The first block of these whose slot a job of other ranks is yet to fill."""
+        if job.fills is None or not self._begun:
+            return None
+        fills = job.fills[start:stop]
+        known = [each for each in np.unique(fills).tolist() if each in self._begun]
+        coming = self._seals.coming(job.sources[start:stop], fills) & np.isin(fills, known)
+        return start + int(coming.argmax()) if coming.any() else None

@@ -148,11 +148,12 @@ class Seals:
         """Whether job ``fill`` was to fill that slot and has not, and no other job since."""
         return bool(self._fills[slot] == _failed(fill))
 
-    def are_coming(self, slots: Ids, fills: Ids) -> bool:
-        """Whether these jobs have neither filled all these slots nor failed, as far as nobody came later."""
+    def coming(self, slots: Ids, fills: Ids) -> npt.NDArray[np.bool_]:
+        """Which of these slots the jobs have neither filled nor failed to fill, and no later one either."""
         found = self._fills[slots]
         newest = np.where(found > BROKEN, found, _failed(found))
-        return bool((newest < fills).any())
+        are_coming: npt.NDArray[np.bool_] = newest < fills
+        return are_coming
 
     def num_current(self, slots: Ids, fills: Ids) -> int:
         """How many leading ones of these slots still hold what those store jobs put there."""

@@ -275,10 +275,11 @@ _ROWS = [
     ("chained", f"{_TRANSFER}._has_not_begun", "or job_id in self._elsewhere", ""),
     ("chained", f"{_TRANSFER}._start_or_wait", "if self._elsewhere.must_wait(job)", "if False"),
     ("chained", f"{_TRANSFER}._filled", "self._seals.fail(job_id, job.slots)", "pass"),
-    ("chained", f"{_ELSEWHERE}.must_wait", "if each in self._begun", ""),
-    ("chained", f"{_ELSEWHERE}.over", "del self._waiting[job_id]", "pass"),
-    ("chained", f"{_SEALS}.are_coming", "newest < fills", "newest <= fills"),
-    ("chained", f"{_SEALS}.are_coming", "np.where(found > BROKEN, found, _failed(found))", "found"),
+    ("chained", f"{_ELSEWHERE}._first_coming", "if each in self._begun", ""),
+    ("chained", f"{_ELSEWHERE}.over", "self.leave(job_id)", "pass"),
+    ("chained", f"{_ELSEWHERE}.over", "self._first[job_id] = found", "over.append(job_id)"),
+    ("chained", f"{_SEALS}.coming", "newest < fills", "newest <= fills"),
+    ("chained", f"{_SEALS}.coming", "np.where(found > BROKEN, found, _failed(found))", "found"),
     ("chained", f"{_SEALS}.fail", "slots[self._fills[slots] == BROKEN]", "slots"),
 ]
 

@@ -1,7 +1,7 @@
 """Loads that wait for what other ranks fill of a pool that all share."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -87,6 +87,26 @@ def test_a_mark_of_an_earlier_failure_says_nothing(ranks: Ranks) -> None:
     ranks.theirs.unseal(SLOTS)
     ranks.theirs.fail(0, SLOTS)
     assert ranks.elsewhere.over() == []
+
+
+def test_a_look_takes_one_slot_as_long_as_that_is_coming(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[int] = []
+    coming = Seals.coming
+
+    def counted(seals: Seals, slots: Ids, fills: Ids) -> Any:
+        looked_at.append(len(slots))
+        return coming(seals, slots, fills)
+
+    monkeypatch.setattr(Seals, "coming", counted)
+    for _ in range(3):
+        assert ranks.elsewhere.over() == []
+    assert looked_at == [1, 1, 1]
+    fill(ranks.theirs, 1, SLOTS[:2])
+    for _ in range(3):
+        assert ranks.elsewhere.over() == []
+    assert looked_at[3:] == [1, 4, 1, 1]
 
 
 def test_nobody_waits_for_jobs_that_are_long_over(ranks: Ranks) -> None:

@@ -21,7 +21,7 @@ from offload.worker.media.resp_medium import RespMedium
 from offload.worker.media.store_names import Whose
 from offload.worker.pump import Pump
 from offload.worker.replicas import Share
-from offload.worker.seals import Seals
+from offload.worker.seals import Seals, SealTables
 from offload.worker.transfer import TransferEngine
 from tests.offload.worker.media.bench import EXTENT, SLOTS, Pool, ids, run, slab, wait_until
 from tests.stores import REDIS, StoreServer
@@ -60,7 +60,12 @@ class StoreMedium(RespMedium):
 class Worker:
     """A pool over a medium that has two extents, a GPU cache in host memory, and what moves between them."""
 
-    def __init__(self, make: Callable[[Path, Pool], tuple[Medium, int]], path: Path) -> None:
+    def __init__(
+        self,
+        make: Callable[[Path, Pool], tuple[Medium, int]],
+        path: Path,
+        share: Share = Share(),  # noqa: B008 (immutable)
+    ) -> None:
         self.pool = Pool()
         memory = self.pool.slots
         self.medium, epoch = make(path, self.pool)
@@ -74,10 +79,11 @@ class Worker:
         self.cache = (ctypes.c_uint8 * (NUM_BLOCKS * memory.slot_bytes))()
         region = Region(ctypes.addressof(self.cache), memory.slot_bytes, memory.slot_bytes)
         layout = BlockLayout([region], memory.address)
-        seals = Seals(layout, SLOTS, for_others=True)
+        tables = SealTables.of_one(SLOTS)
+        seals, self.others = (Seals(layout, SLOTS, tables=tables, for_others=True) for _ in range(2))
         lanes = gpu_lanes(layout, CpuCopier())
-        lanes += medium_lanes(SPILL, FETCH, self.medium, PoolParts(memory, seals, Share()))
-        self.engine = TransferEngine(lanes, seals)
+        lanes += medium_lanes(SPILL, FETCH, self.medium, PoolParts(memory, seals, share))
+        self.engine = TransferEngine(lanes, seals, share=share)
 
     def fetch_and_load(self) -> None:
         """Jobs 7 and 8, and load 9 of both."""
@@ -111,6 +117,22 @@ def test_a_load_goes_on_behind_its_fetch_though_nobody_polls(worker: Worker) -> 
         found |= {end.job_id: end.error for end in worker.engine.poll()}
         worker.engine.check_invariants()
     assert found == dict.fromkeys((7, 8, 9))
+
+
+def test_a_load_goes_on_behind_what_another_rank_fetches_though_nobody_polls(tmp_path: Path) -> None:
+    """Of two extents this rank fetches the first."""
+    worker = Worker(over_slab, tmp_path, Share(0, 2))
+    worker.fetch_and_load()
+    slots = np.arange(NUM_BLOCKS)
+    wait_until(lambda: worker.others.num_current(slots, np.repeat([7, 8], EXTENT)) == EXTENT)
+    assert 9 in worker.engine._elsewhere and not worker.has_all
+    memory, theirs = worker.pool.slots, slots[EXTENT:]
+    for slot, address in zip(theirs.tolist(), memory.addresses(theirs).tolist(), strict=True):
+        ctypes.memmove(address, worker.kept[slot * memory.slot_bytes :], memory.slot_bytes)
+    worker.others.seal(8, None, theirs)
+    wait_until(lambda: worker.has_all)
+    assert {end.job_id for end in worker.engine.poll()} >= {7, 8}
+    assert worker.engine.close(10.0)
 
 
 @pytest.mark.parametrize("seed", range(5))
