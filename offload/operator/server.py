@@ -111,8 +111,13 @@ class OperatorSocket:
                     return
                 time.sleep(0.1)  # of descriptors or memory there are too few now
                 continue
-            with connection, suppress(OSError):
-                self._answer_all(connection)
+            with connection:
+                try:
+                    self._answer_all(connection)
+                except OSError:
+                    pass  # whoever asked has gone
+                except Exception:  # the next one is answered all the same
+                    logger.exception("a question at the operator socket was not answered")
 
     def _answer_all(self, connection: socket.socket) -> None:
         _, uid, _ = _CREDENTIALS.unpack(

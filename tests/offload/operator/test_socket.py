@@ -243,3 +243,16 @@ def test_verbs_with_a_handler_answer_or_refuse(directory: Path) -> None:
         found.ask("next")
     assert found.ask("next", number=3) == 4
     engine.close()
+
+
+def test_a_fault_in_an_answer_is_not_the_last_word(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def handle(request: Any) -> Any:
+        return {"what is no JSON": object()}
+
+    engine = OperatorSocket(directory, TOLD, {"odd": handle})
+    [found] = engines_in(directory)
+    with pytest.raises(OperatorError):
+        found.ask("odd")
+    assert found.ask("status")["engine"] == engine.name
+    assert "was not answered" in caplog.text
+    engine.close()
