@@ -62,7 +62,7 @@ class Wish(NamedTuple):
     """What a request wants of the tier.
 
     Attributes:
-        stop: up to which position; negative: nothing any more.
+        stop: up to which position.
         behind: the positions that the pool could bring when jobs were opened for it last. There must be more
             before others are, or what the pool evicts meanwhile would be fetched for ever.
     """
@@ -72,3 +72,4 @@ class Wish(NamedTuple):
 
 
 NO_WISH = Wish(-1, -1)
+"""Of a request that wants nothing of the tier, or nothing any more."""

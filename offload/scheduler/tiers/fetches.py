@@ -106,7 +106,7 @@ class Fetches:
         """A request waits for what it can use of the tier, and goes on with what that brought."""
         request_id = request.request_id
         wish = self._wishes.get(request_id)
-        if wish is not None and wish.stop < 0:
+        if wish is NO_WISH:
             return None
         self._ahead.pop(request_id, None)
         common, chain = self._common, self._common.engine.chain(request)
