@@ -23,7 +23,7 @@ from offload.mooncake_command import SCHEME, run_on_mooncake
 from offload.settings import GIB
 from offload.sizing.tables import format_table
 from offload.store_command import run_on_store
-from offload.tier_config import root_of
+from offload.tier_config import root_of, short_name
 from offload.worker.media.inspection import Contents, look_into, verify
 
 _LIVE = """\
@@ -104,7 +104,7 @@ def _ls(options: argparse.Namespace) -> int:
     total = sum(each.found.num_bytes for each in listed)
     print(f"{root}: {_counted(len(rows), 'directory', 'directories')}, {total / GIB:.2f} GiB")
     if rows:
-        columns = ["name", "GiB", "opened", "owned", "extents", "places", "rank", "model"]
+        columns = ["name", "GiB", "opened", "owned", "extents", "places", "namespace", "rank", "model"]
         print(format_table(columns, [_cells(row) for row in rows]))
     for row in rows:
         if row["error"] is not None:
@@ -224,6 +224,7 @@ def _row(listed: _Listed) -> dict[str, Any]:
         "model": None,
         "vllm": None,
         "namespace": None,
+        "namespace_name": None,
         "error": error,
     }
     if contents is None:
@@ -238,6 +239,7 @@ def _row(listed: _Listed) -> dict[str, Any]:
         "model": model_of(told),
         "vllm": facts.get("vllm"),
         "namespace": contents.superblock.namespace,
+        "namespace_name": short_name(told) if told else None,
     }
 
 
@@ -263,7 +265,8 @@ def _cells(row: dict[str, Any]) -> list[str | None]:
     when = None if opened is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(opened))
     counts = [None if row[key] is None else f"{row[key]:,}" for key in ("num_extents", "num_places")]
     owned = "yes" if row["is_owned"] else "no"
-    return [row["name"], f"{row['num_bytes'] / GIB:.2f}", when, owned, *counts, row["rank"], row["model"]]
+    whose = [row["namespace_name"], row["rank"], row["model"]]
+    return [row["name"], f"{row['num_bytes'] / GIB:.2f}", when, owned, *counts, *whose]
 
 
 def _say_deleted(options: argparse.Namespace, root: Path, deleted: Sequence[Found]) -> None:

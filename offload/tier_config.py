@@ -1,6 +1,7 @@
 """What the user says of tiers below the pool, checked before anything is built."""
 
 import difflib
+import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -143,3 +144,8 @@ def _check_keys(kind: str, settings: Mapping[str, Any], known: list[str], needed
 def _check_gib(name: str, value: object) -> None:
     if not is_size(value):
         raise ConfigError(f"{name} of a disk tier is {value!r}; give a positive number of GiB, such as 500")
+
+
+def short_name(namespace: str) -> str:
+    """What operators are shown of a namespace: 16 characters that tell it from others."""
+    return hashlib.sha256(namespace.encode()).hexdigest()[:16]

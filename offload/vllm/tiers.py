@@ -1,6 +1,5 @@
 """Tiers that the configuration names, as places below the pool."""
 
-import hashlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from offload.scheduler.common import Common
 from offload.scheduler.flow import Below
 from offload.scheduler.tiers.tier import TierLimits, make_store, make_tier
 from offload.store_config import StoreConfig
-from offload.tier_config import DISK, SHUTDOWN_SECONDS, DiskConfig
+from offload.tier_config import DISK, SHUTDOWN_SECONDS, DiskConfig, short_name
 from offload.vllm.groups import shape_of
 from offload.vllm.namespace import namespace_of
 from offload.vllm.places import Place
@@ -59,8 +58,7 @@ class _Engine(NamedTuple):
 
     def about(self, label: str, kind: str) -> dict[str, object]:
         """What operators are told of each tier."""
-        namespace = hashlib.sha256(self.namespace.encode()).hexdigest()[:16]
-        return {"tier": label, "kind": kind, "namespace": namespace}
+        return {"tier": label, "kind": kind, "namespace": short_name(self.namespace)}
 
     def rank_of(self, pool: PoolParts) -> str:
         """Whose bytes these are."""
@@ -199,7 +197,7 @@ def _make_lanes(
             f"{shape.place_bytes:,}; raise gib"
         )
     full = f"{engine.namespace}\n{engine.rank_of(pool)}"
-    name = hashlib.sha256(full.encode()).hexdigest()[:16]
+    name = short_name(full)
 
     def make(path: Path) -> SlabMedium:
         return SlabMedium(path, pool.slots, namespace=full, extent_slots=extent_slots, num_places=num_places)

@@ -10,6 +10,7 @@ import pytest
 
 from offload.cli import main
 from offload.files.tier_path import open_one
+from offload.tier_config import short_name
 from offload.worker.media import inspection
 from offload.worker.media.slab import SlabMedium
 from tests.offload.worker.media.bench import Pool, run, slab
@@ -71,7 +72,7 @@ def test_ls(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row[0] for row in cells] == ["aaaa.1", "bbbb.1", "cccc.1"]
     assert [row[3] for row in cells] == ["no", "no", "yes"]
     assert all(row[4:6] == ["5", "12"] for row in cells)
-    assert cells[0][6:] == ["1 of 2", "meta-llama/Llama-3.1-8B"]
+    assert cells[0][6:] == [short_name(TOLD), "1 of 2", "meta-llama/Llama-3.1-8B"]
 
 
 def test_ls_as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,6 +82,7 @@ def test_ls_as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second, third = printed["directories"]
     assert (first["name"], first["is_owned"], third["is_owned"]) == ("aaaa.1", False, True)
     assert (first["num_extents"], first["num_places"], first["epoch"]) == (5, 12, 1)
+    assert first["namespace_name"] == short_name(TOLD)
     assert (first["namespace"], first["vllm"], first["rank"]) == (NAMESPACE, "0.32.0", "1 of 2")
     assert (second["namespace"], second["model"]) == ("of another release", None)
     assert first["opened_at"] > 1e9 and first["error"] is None
