@@ -21,7 +21,9 @@ def ask_forgetful(engine: Engine) -> tuple[Answer, dict[str, float]]:
 
 
 def pauses_logged(engine: EngineProcess) -> list[str]:
-    return [line for line in engine.log().splitlines() if line.startswith(("restores ", "stores "))]
+    """Without what vLLM's log has in front of each line."""
+    said = [line.partition("] ")[2] for line in engine.log().splitlines()]
+    return [line for line in said if line.startswith(("restores ", "stores "))]
 
 
 def test_outage(inner_engine: EngineProcess) -> None:
