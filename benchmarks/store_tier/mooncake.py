@@ -66,7 +66,7 @@ def mooncake_store(binary: Path, folder: Path, num_bytes: int) -> Iterator[Moonc
         finally:
             for process in processes:
                 process.kill()
-                process.wait(_WAIT_SECONDS)
+                process.communicate(timeout=_WAIT_SECONDS)
 
 
 def put_names(client: MooncakeClient, keys: list[str]) -> None:

@@ -139,6 +139,7 @@ AREAS = {
         [
             "tests/offload/worker/test_elsewhere.py",
             "tests/offload/worker/test_following.py",
+            "tests/offload/worker/test_pump.py",
             "tests/virtual/test_chained_fetches.py",
         ],
     ),

@@ -50,12 +50,13 @@ def fill(seals: Seals, job_id: int, slots: Ids) -> None:
     seals.adopt(job_id, slots, np.zeros(len(slots), dtype=np.uint64))
 
 
-def test_a_load_waits_until_others_have_filled_all(ranks: Ranks) -> None:
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_a_load_waits_until_others_have_filled_all(ranks: Ranks, order: tuple[int, int]) -> None:
     assert ranks.elsewhere.must_wait(ranks.load)
     ranks.theirs.unseal(SLOTS)
-    for job_id, slots in ((2, SLOTS[2:]), (1, SLOTS[:2])):
+    for job_id in order:
         assert ranks.elsewhere.over() == []
-        fill(ranks.theirs, job_id, slots)
+        fill(ranks.theirs, job_id, SLOTS[job_id == FILLS])
     assert ranks.elsewhere.over() == [9]
     assert ranks.mine.num_current(SLOTS, FILLS) == 4
     assert len(ranks.elsewhere) == 0
@@ -115,6 +116,16 @@ def test_nobody_waits_for_jobs_that_are_long_over(ranks: Ranks) -> None:
     assert ranks.elsewhere.over() == []
     ranks.elsewhere.began(4, 100.1 + SECONDS)
     assert ranks.elsewhere.over() == [9]
+
+
+def test_nobody_waits_for_jobs_of_which_others_have_no_part(ranks: Ranks) -> None:
+    """Of job 2 nobody else fills anything."""
+    elsewhere = Elsewhere(ranks.mine, SECONDS)
+    elsewhere.began(1, 100.0)
+    elsewhere.wait(9, ranks.load)
+    assert elsewhere.over() == []
+    fill(ranks.theirs, 1, SLOTS[:2])
+    assert elsewhere.over() == [9]
 
 
 def test_who_is_over_does_not_wait(ranks: Ranks) -> None:
