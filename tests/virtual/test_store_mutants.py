@@ -44,8 +44,8 @@ def a_reset_forgets_the_store(patch: Patch) -> None:
 def all_resets_have_one_suffix(patch: Patch) -> None:
     original = SharedDirectory.__init__
 
-    def init(self: SharedDirectory, *arguments: Any) -> None:
-        original(self, *arguments, lambda num_bytes: bytes(num_bytes))
+    def init(self: SharedDirectory, *arguments: Any, **more: Any) -> None:
+        original(self, *arguments, lambda num_bytes: bytes(num_bytes), **more)
 
     patch.setattr(SharedDirectory, "__init__", init)
 
