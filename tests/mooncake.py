@@ -181,6 +181,7 @@ class MooncakeServer:
         """The master takes connections, and answers nothing."""
         assert self._master is not None
         self._master.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._master.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # all its threads
 
     def go_on(self) -> None:
         assert self._master is not None

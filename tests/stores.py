@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -125,11 +126,12 @@ class StoreServer:
     def pause(self) -> None:
         """It takes connections, and answers nothing."""
         assert self._process is not None
-        self._process.send_signal(19)
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # all its threads
 
     def go_on(self) -> None:
         assert self._process is not None
-        self._process.send_signal(18)
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         if self._process is not None:
