@@ -66,6 +66,8 @@ class ReuseStatistics:
         self._new_forgotten: list[tuple[int, int, int]] = []
         self._learned_at = 0
         self._index: list[list[float]] = []
+        self._index_of = 0, 0.0  # tick and mean request of the index to be made
+        self._is_stale = True  # as long as nobody asks for a value of it
         self._due_at = 0.0
         self._num_new_hits = 0
         self._many_hits = 0.0
@@ -102,6 +104,8 @@ class ReuseStatistics:
 
     def value(self, kind: int, age: int) -> tuple[float, float]:
         """What a slot earns that keeps such a position, in hits per tick; the age at which that changes."""
+        if self._is_stale:
+            self._make_index()
         step = bisect_right(self._steps, age)
         which, part = divmod(step - 1, _STEPS)
         index = self._index[kind]
@@ -118,18 +122,12 @@ class ReuseStatistics:
         return tick >= self._due_at or self._num_new_hits >= self._many_hits or num_news > _MAX_NEWS
 
     def learn(self, tick: int) -> None:
-        """Make the index anew. Whole arrays; the time does not depend on capacity or history."""
+        """Take in what is new; the index is made anew when somebody asks for a value.
+
+        Whole arrays; the time does not depend on capacity or history.
+        """
         self._take_in_news(tick)
-        hits, at_risk = self._hits, self._at_risk(tick)
-        prior = _PRIOR_HAZARD * np.minimum(1.0, np.diff(self._bounds) / (self._capacity / 2))
-        hazard = _shrunk(hits.sum(0), at_risk.sum(0), prior, _PRIOR_REQUESTS * self.mean_request)
-        weight = _GROUP_REQUESTS * self.mean_request
-        shape = NUM_USES, _KINDS_PER_USES, _NUM_AGES
-        hits, at_risk = hits.reshape(shape), at_risk.reshape(shape)
-        hazard = _shrunk(hits.sum(1), at_risk.sum(1), hazard, weight)
-        hazard = _shrunk(hits, at_risk, hazard[:, np.newaxis], weight)
-        index = _gittins(hazard.reshape(NUM_KINDS, _NUM_AGES), np.diff(self._bounds))
-        self._index = np.append(index, index[:, -1:], axis=1).tolist()
+        self._index_of, self._is_stale = (tick, self.mean_request), True
         least, most = 2 * self.mean_request, max(128 * self.mean_request, self._capacity / 5)
         self._due_at = tick + max(least, min(tick / 15, most))
         self._num_new_hits = 0
@@ -148,16 +146,32 @@ class ReuseStatistics:
         assert (self._forgotten >= 0).all(), "fewer than none forgotten"
         assert self._span_ends == sorted(self._span_ends), "spans out of order"
         assert len(self._span_ends) <= _MAX_SPANS, f"{len(self._span_ends)} spans"
+        if self._is_stale:
+            self._make_index()
         values = np.array(self._index)
         assert values.shape == (NUM_KINDS, _NUM_AGES + 1), f"indices of {values.shape}"
         assert np.isfinite(values).all(), "a value is not finite"
         assert (values >= 0).all(), "a value is negative"
 
+    def _make_index(self) -> None:
+        """Of what was known when it was learned. Whole arrays."""
+        tick, mean_request = self._index_of
+        hits, at_risk = self._hits, self._at_risk(tick)
+        prior = _PRIOR_HAZARD * np.minimum(1.0, np.diff(self._bounds) / (self._capacity / 2))
+        hazard = _shrunk(hits.sum(0), at_risk.sum(0), prior, _PRIOR_REQUESTS * mean_request)
+        weight = _GROUP_REQUESTS * mean_request
+        shape = NUM_USES, _KINDS_PER_USES, _NUM_AGES
+        hits, at_risk = hits.reshape(shape), at_risk.reshape(shape)
+        hazard = _shrunk(hits.sum(1), at_risk.sum(1), hazard, weight)
+        hazard = _shrunk(hits, at_risk, hazard[:, np.newaxis], weight)
+        index = _gittins(hazard.reshape(NUM_KINDS, _NUM_AGES), np.diff(self._bounds))
+        self._index = np.append(index, index[:, -1:], axis=1).tolist()
+        self._is_stale = False
+
     def _take_in_news(self, tick: int) -> None:
         decay = math.exp(-(tick - self._learned_at) / (_MEMORY * self._capacity))
         self._learned_at = tick
         self._begin_span(tick)
-        ends = np.array(self._span_ends)
         for counts, news in ((self._hits, self._new_hits), (self._forgotten, self._new_forgotten)):
             counts *= decay
             if not news:
@@ -165,6 +179,7 @@ class ReuseStatistics:
             kinds, ages, weights = np.array(news).T
             news.clear()
             np.add.at(counts, (kinds, np.searchsorted(self._bounds[:-1], ages, "right") - 1), weights)
+            ends = np.array(self._span_ends)
             spans = np.minimum(np.searchsorted(ends, tick - ages), len(ends) - 1)
             np.subtract.at(self._under_way, (spans, kinds), weights)
 
