@@ -225,6 +225,8 @@ class Fetches:
     ) -> int | None:
         """How far the tier has what this request may use, in positions; None: ask again."""
         size, directory, request_id = self._common.block_size, self._directory, request.request_id
+        if directory.num_used == 0:
+            return 0
         limit = len(chain)
         if hints.max_load_tokens is not None:
             limit = min(limit, first + hints.max_load_tokens // size)
