@@ -170,6 +170,8 @@ class _Asked:
         starts = np.arange(len(names) + 1) * grid.slots
         slots = self.side.allocator._pool.free()[: starts[-1]].copy()
         self.medium._options = replace(self.medium._options, verify=False)
+        runner = self.medium.runner
+        wake, runner.on_end = runner.on_end, _nobody  # the transfer engine would take the ends
         began = time.perf_counter()
         for first in range(0, len(names), _JOB_EXTENTS):
             part = slice(first, first + _JOB_EXTENTS)
@@ -190,6 +192,7 @@ class _Asked:
                 assert end.error is None, end.error
                 left -= 1
         spent = time.perf_counter() - began
+        runner.on_end = wake
         self.medium._options = replace(self.medium._options, verify=True)
         directory.end_read(reading)
         return spent
@@ -224,6 +227,10 @@ class _Asked:
             self.usable = time.perf_counter()
 
         self.side.arrived, self.side.restores._end = on_arrival, on_end
+
+
+def _nobody() -> None:
+    """Is woken."""
 
 
 def _rows(asked: _Asked, num_documents: int, num_rounds: int) -> list[dict[str, Any]]:
