@@ -1,10 +1,12 @@
 """What does a tier below the pool cost the scheduler, and how soon does an engine know again what it has?
 
-    python -m benchmarks.disk_tier [--tokens 131072] [--pairs 20] [--positions 1000000] [--json FILE]
+    python -m benchmarks.disk_tier [--tokens 131072] [--pairs 20] [--engines 10]
+        [--positions 1000000] [--json FILE]
 
 *Idle*: a prompt is stored (cold) through vLLM's real scheduler, with our connector alone and with a tier
-that has nothing and takes nothing. They take turns. Told are microseconds in the connector's hooks, and the
-median of the ratios side by side.
+that has nothing and takes nothing. They take turns, in several processes each. Told are microseconds in the
+connector's hooks, medians and their ratio. Two kinds of processes have no tier: their ratio would be 1 if
+nothing else were measured.
 
 *Lookup*: how long a directory takes to say how much of a chain of 65,536 blocks it has, when it has all.
 
@@ -57,19 +59,24 @@ _COLUMNS = (
 )
 
 
+_ENGINES = ("without", "with", "again")
+"""The last has no tier, like the first: how far these are apart is how well this can be measured."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and print its table; returns the exit code."""
     parser = parser_of("disk_tier", __doc__)
     add_numbers(
         parser,
         ("tokens", 131_072, "of a prompt"),
-        ("pairs", 20, "of prompts without and with a tier"),
+        ("pairs", 20, "of prompts of each engine"),
+        ("engines", 10, "of each kind; where the memory of a process lies makes some percent"),
         ("positions", 1_000_000, "blocks that a tier has at a restart"),
     )
     options = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)
     rows = [
-        *_idle(options.tokens, options.pairs),
+        *_idle(options.tokens, options.pairs, options.engines),
         *_lookup(),
         *_restarts(options.positions),
     ]
@@ -78,26 +85,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _idle(num_tokens: int, num_pairs: int) -> list[dict[str, Any]]:
+def _idle(num_tokens: int, num_pairs: int, num_engines: int) -> list[dict[str, Any]]:
     slots = (num_pairs + 1) * num_tokens // _BLOCK_TOKENS
-    pairs = []
-    with ExitStack() as stack:
-        children = [stack.enter_context(child_of(has_tier, num_tokens, slots)) for has_tier in (False, True)]
-        for pair in range(num_pairs):
-            ask = methodcaller("cold", f"idle {pair}", num_tokens)
-            spent = {number: sum(children[number].run(ask).values()) for number in _turn(pair)}
-            pairs.append((spent[0] / 1000, spent[1] / 1000))
+    spent: dict[str, list[float]] = {name: [] for name in _ENGINES}
+    for number in range(num_engines):
+        with ExitStack() as stack:
+            children = {
+                name: stack.enter_context(child_of(name == "with", num_tokens, slots))
+                for name in _in_turn(number)
+            }
+            for pair in range(num_pairs):
+                ask = methodcaller("cold", f"idle {pair}", num_tokens)
+                for name in _in_turn(number + pair):
+                    spent[name].append(sum(children[name].run(ask).values()) / 1000)
     of = f"a prompt of {num_tokens:,} tokens"
+    middle = {name: statistics.median(times) for name, times in spent.items()}
     return [
-        _row("hooks without a tier", of, statistics.median(one for one, _ in pairs), "us"),
-        _row("hooks with an idle tier", of, statistics.median(other for _, other in pairs), "us"),
-        _row("with / without", of, statistics.median(other / one for one, other in pairs), "ratio"),
+        _row("hooks without a tier", of, middle["without"], "us"),
+        _row("hooks with an idle tier", of, middle["with"], "us"),
+        _row("with / without", of, middle["with"] / middle["without"], "ratio"),
+        _row("without / without", of, middle["again"] / middle["without"], "ratio"),
     ]
 
 
-def _turn(pair: int) -> tuple[int, int]:
-    """Who begins alternates."""
-    return (0, 1) if pair % 2 else (1, 0)
+def _in_turn(number: int) -> list[str]:
+    """Another one begins each time."""
+    first = number % len(_ENGINES)
+    return [*_ENGINES[first:], *_ENGINES[:first]]
 
 
 def _lookup() -> Iterator[dict[str, Any]]:

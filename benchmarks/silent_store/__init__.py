@@ -1,0 +1,1 @@
+"""What a store that never answers costs the scheduler; see ``__main__``."""
