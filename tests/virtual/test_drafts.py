@@ -182,3 +182,9 @@ def test_stores_that_wait_give_way_to_requests_with_all_blocks_for_their_drafts(
     request = engine.add(tokens(12, first=1), 1)
     step_until(engine, request.is_finished, 25)  # what has waited for 30 is given up in any case
     come_to_rest(engine)
+
+
+def test_siblings_may_leave_other_kv_at_ends_of_blocks_of_draft_layers() -> None:
+    """Engines beside each other have met other continuations; what one left there comes to the others."""
+    counts = run_seed(30611101, turns=1000, kind="siblings").counts
+    assert counts["drafts"], counts

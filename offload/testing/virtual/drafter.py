@@ -86,6 +86,7 @@ class Drafter:
         self._step = 0
         self._endings: dict[tuple[int, int, int], set[int]] = {}
         self._firsts: dict[tuple[int, int], _First] = {}
+        self._family = [self]  # of engines that have each other's KV
 
     def begin_step(self) -> None:
         """Steps are counted, so that it can be told who computed a block first."""
@@ -143,6 +144,13 @@ class Drafter:
         """What the drafter of an earlier engine has left at ends of blocks may come back from a tier."""
         self._endings = {key: set(endings) for key, endings in other._endings.items()}
         self._firsts = {key: first._replace(step=-1) for key, first in other._firsts.items()}
+        if len(other._family) > 1:
+            self.stand_beside(other)
+
+    def stand_beside(self, other: "Drafter") -> None:
+        """What the drafters of either engine leave at ends of blocks may come to the other one."""
+        self._family = other._family
+        self._family.append(self)
 
     def wrong_positions(self, held: Words, tags: Words, reach: int, generation: int) -> list[int]:
         """Positions of whole blocks at which a draft layer holds what was never computed for them.
@@ -162,7 +170,7 @@ class Drafter:
             + [
                 position
                 for position in np.flatnonzero(~inside).tolist()
-                if int(held[position]) not in self._endings.get((reach, int(tags[position]), generation), ())
+                if int(held[position]) not in self._endings_of((reach, int(tags[position]), generation))
             ]
         )
 
@@ -223,9 +231,18 @@ class Drafter:
         follower = (position // size + 2) * size - 1
         if position >= turn.drafted.first or position % size < size - reach or follower >= len(tags):
             return False
-        first = self._firsts.get((int(tags[follower]), turn.generation))
-        others = self._endings.get((reach, int(tags[position]), turn.generation), ())
+        first = self._first_of((int(tags[follower]), turn.generation))
+        others = self._endings_of((reach, int(tags[position]), turn.generation))
         if first is None or int(held[position]) not in others:
             return False
         is_others = first.request_id != turn.span.request_id and first.step == turn.drafted.admitted
         return first.step < turn.drafted.admitted or is_others
+
+    def _endings_of(self, key: tuple[int, int, int]) -> set[int]:
+        return set().union(*(each._endings.get(key, ()) for each in self._family))
+
+    def _first_of(self, key: tuple[int, int]) -> _First | None:
+        """What an engine beside this one has met, it may have given away before."""
+        if any(key in each._firsts for each in self._family if each is not self):
+            return _First("", -1)
+        return self._firsts.get(key)

@@ -51,8 +51,10 @@ class Workload:
         self._live = []
 
     def ask_as(self, other: "Workload") -> None:
-        """What comes back may be what the other one has asked, and the reverse."""
-        self._past = other._past
+        """What comes back may be what the other one has asked, and the reverse. Their engines stand beside."""
+        if other is not self:
+            self._past = other._past
+            self._engine.runner.drafter.stand_beside(other._engine.runner.drafter)
 
     def turn(self) -> None:
         """Let things happen, then step the engine once."""
