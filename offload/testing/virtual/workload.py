@@ -51,7 +51,7 @@ class Workload:
         self._live = []
 
     def ask_as(self, other: "Workload") -> None:
-        """What comes back may be what the other one has asked, and the reverse. Their engines stand beside."""
+        """What comes back may be what the other one has asked, and the reverse: engines stand beside."""
         if other is not self:
             self._past = other._past
             self._engine.runner.drafter.stand_beside(other._engine.runner.drafter)
