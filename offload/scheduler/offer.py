@@ -16,6 +16,7 @@ class Why(StrEnum):
     RELOADING = "its adapter is being loaded again"
     FAILED = "a restore for it has failed"
     DROPPING = "slots of a failed restore are yet to be dropped"
+    REFUSED = "the scheduler keeps the blocks that a restore would take"
     PAUSED = "restores are paused after faults"
     STUCK = "restores that hang hold too many GPU blocks"
 

@@ -93,6 +93,8 @@ class Restores:
         """
         if request.request_id in self._failed:
             return COMING if self._waiting.must_let_pass(request) else NOTHING[Why.FAILED]
+        if self._waiting.is_refused(request.request_id):
+            return NOTHING[Why.REFUSED]
         if self.follow(request, num_local // self._block_size):
             return COMING
         if self.carryover.has_drops:
@@ -117,6 +119,7 @@ class Restores:
             return NOTHING[Why.STUCK]
         if self._waiting.need(request.request_id, num_blocks):
             return COMING
+        self._waiting.offered(request.request_id)
         return Offer(num_tokens, Why.RESIDENT)
 
     def follow(self, request: Request, position: int) -> bool:
@@ -162,7 +165,8 @@ class Restores:
 
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
         """None: they begin when the scheduler gives blocks to their requests."""
-        self._waiting.end_step(is_idle=not step.num_scheduled_tokens)
+        is_still = len(self._ledger) <= self._ledger.num_given_up
+        self._waiting.end_step(is_idle=not step.num_scheduled_tokens, is_still=is_still)
         return []
 
     def finish(self, request: Request) -> list[Order]:

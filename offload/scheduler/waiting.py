@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from offload.scheduler.engine import Engine, Request, State
 
+_STILL_STEPS = 8
+"""In a row. Where steps overlap, a few in which nothing runs are no sign: earlier ones still run."""
+
 
 class _Waiter(NamedTuple):
     """A request that was given a restore, and GPU blocks that it may need when it goes on."""
@@ -21,6 +24,10 @@ class Waiting:
     and wait for nothing else. So where nothing runs it lets them pass, and no restore begins meanwhile.
 
     A restore that would take blocks which others need to go on waits, and all later ones wait behind it.
+
+    vLLM itself keeps blocks back from restores: what those still need that prefill, or have had a restore.
+    One of these may wait for its turn behind whoever is refused a restore for that. So if nothing happens
+    for some steps, the request that was refused last is offered none: it is computed.
     """
 
     def __init__(self, engine: Engine, step_tokens: int) -> None:
@@ -34,6 +41,9 @@ class Waiting:
         self._lets_pass: set[str] = set()  # requests whose restores failed
         self._next: str | None = None  # whose restore is to begin before any other
         self._asked: set[str] = set()  # of these, in this step
+        self._offered: str | None = None  # who was offered a restore last in this step, and has got no blocks
+        self._num_still = 0  # steps in which nothing happened
+        self._refused: str | None = None  # who is offered none
 
     @property
     def names(self) -> AbstractSet[str]:
@@ -50,6 +60,10 @@ class Waiting:
 
     def went_on(self, request_id: str) -> bool:
         """That request is admitted, or over. Returns whether it waited."""
+        if self._offered == request_id:
+            self._offered = None
+        if self._refused == request_id:
+            self._refused = None
         self._lets_pass.discard(request_id)
         self._asked.discard(request_id)
         if self._next == request_id:
@@ -85,12 +99,28 @@ class Waiting:
         self._asked.add(request.request_id)
         return True
 
-    def end_step(self, *, is_idle: bool) -> None:
-        """All who could be admitted in a step were asked; ``is_idle``: nothing runs in it.
+    def offered(self, request_id: str) -> None:
+        """That request is offered a restore; the scheduler now looks for blocks for it."""
+        self._offered = request_id
+
+    def is_refused(self, request_id: str) -> bool:
+        """Whether the scheduler never finds blocks for a restore of that request."""
+        return self._refused == request_id
+
+    def end_step(self, *, is_idle: bool, is_still: bool) -> None:
+        """All who could be admitted in a step were asked.
 
         Who was not asked again holds nobody up: something else keeps it from being admitted.
+
+        Args:
+            is_idle: nothing runs in the step.
+            is_still: no copy is under way either.
         """
         self._is_idle = is_idle
+        self._num_still = self._num_still + 1 if is_idle and is_still and self._offered is not None else 0
+        if self._num_still >= _STILL_STEPS:
+            self._refused, self._num_still = self._offered, 0
+        self._offered = None
         if self._lets_pass or self._next is not None:
             self._lets_pass &= self._asked
             if self._next not in self._asked:
@@ -102,6 +132,7 @@ class Waiting:
         num_needed = sum(each.num_needed for each in self._waiters.values())
         assert self._num_needed == num_needed, f"{num_needed} are needed, {self._num_needed} counted"
         held_up_by = self._lets_pass | {self._next}
+        assert self._offered is None, f"{self._offered} was offered a restore in an earlier step"
         assert self._asked <= held_up_by, f"{self._asked} were asked, restores wait for {held_up_by}"
 
     def left_over(self) -> dict[str, object]:
@@ -110,4 +141,5 @@ class Waiting:
             "requests that were restored": list(self._waiters),
             "requests that let pass": list(self._lets_pass),
             "request to be restored next": [] if self._next is None else [self._next],
+            "request that is refused restores": [] if self._refused is None else [self._refused],
         }

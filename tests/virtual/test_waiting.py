@@ -12,7 +12,7 @@ from offload.scheduler.offer import NOTHING, Why
 from offload.scheduler.restore import Restore
 from offload.scheduler.restore_index import RestoreIndex
 from offload.testing.copiers.faulty import Fault
-from offload.testing.virtual import VirtualEngine
+from offload.testing.virtual import VirtualEngine, run_seed
 from tests.virtual.driver import (
     LOADING,
     come_to_rest,
@@ -237,3 +237,8 @@ def sampled(engine: VirtualEngine, count: Callable[[], int]) -> list[int]:
 
     engine.side.restores.tidy = watched  # type: ignore[method-assign]
     return numbers
+
+
+def test_a_request_is_computed_if_the_scheduler_keeps_its_blocks_for_one_behind_it() -> None:
+    """vLLM keeps blocks for a request whose restore failed. With priorities its turn may come last of all."""
+    assert run_seed(40611033, turns=1000, kind="region").counts["preemptions"]
