@@ -93,7 +93,7 @@ class Restores:
         """
         if request.request_id in self._failed:
             return COMING if self._waiting.must_let_pass(request) else NOTHING[Why.FAILED]
-        if self._waiting.is_refused(request.request_id):
+        if request.request_id == self._waiting.refused:
             return NOTHING[Why.REFUSED]
         if self.follow(request, num_local // self._block_size):
             return COMING

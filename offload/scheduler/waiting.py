@@ -43,7 +43,8 @@ class Waiting:
         self._asked: set[str] = set()  # of these, in this step
         self._offered: str | None = None  # who was offered a restore last in this step, and has got no blocks
         self._num_still = 0  # steps in which nothing happened
-        self._refused: str | None = None  # who is offered none
+        self.refused: str | None = None
+        """Who is offered no restore, as the scheduler never finds blocks for it."""
 
     @property
     def names(self) -> AbstractSet[str]:
@@ -62,8 +63,8 @@ class Waiting:
         """That request is admitted, or over. Returns whether it waited."""
         if self._offered == request_id:
             self._offered = None
-        if self._refused == request_id:
-            self._refused = None
+        if self.refused == request_id:
+            self.refused = None
         self._lets_pass.discard(request_id)
         self._asked.discard(request_id)
         if self._next == request_id:
@@ -103,10 +104,6 @@ class Waiting:
         """That request is offered a restore; the scheduler now looks for blocks for it."""
         self._offered = request_id
 
-    def is_refused(self, request_id: str) -> bool:
-        """Whether the scheduler never finds blocks for a restore of that request."""
-        return self._refused == request_id
-
     def end_step(self, *, is_idle: bool, is_still: bool) -> None:
         """All who could be admitted in a step were asked.
 
@@ -119,7 +116,7 @@ class Waiting:
         self._is_idle = is_idle
         self._num_still = self._num_still + 1 if is_idle and is_still and self._offered is not None else 0
         if self._num_still >= _STILL_STEPS:
-            self._refused, self._num_still = self._offered, 0
+            self.refused, self._num_still = self._offered, 0
         self._offered = None
         if self._lets_pass or self._next is not None:
             self._lets_pass &= self._asked
@@ -141,5 +138,5 @@ class Waiting:
             "requests that were restored": list(self._waiters),
             "requests that let pass": list(self._lets_pass),
             "request to be restored next": [] if self._next is None else [self._next],
-            "request that is refused restores": [] if self._refused is None else [self._refused],
+            "request that is refused restores": [] if self.refused is None else [self.refused],
         }

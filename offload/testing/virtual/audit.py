@@ -52,6 +52,7 @@ class Audit(SchedulerAudit):
         self._slot_epochs = dict.fromkeys(np.flatnonzero(filled_by >= 0).tolist(), self.pool_epoch)
         self._failed: list[_FailedBlock] = []
         self._cancelled: set[int] = set()
+        self._refused: str | None = None
 
     def remember(self, before: SchedulerAudit) -> None:
         """What requests of an earlier engine over the same pool have told."""
@@ -85,6 +86,17 @@ class Audit(SchedulerAudit):
                 self._engine.counts["loads"] += 1
                 follows = any(restore.follows for restore in self._engine.side.restores)
                 self._engine.counts["loads while some follow"] += follows
+        self._check_refused()
+
+    def _check_refused(self) -> None:
+        """Nobody goes without a restore for another reason than blocks that the scheduler does not give."""
+        engine = self._engine
+        before, self._refused = self._refused, engine.side.restores._waiting.refused
+        if self._refused not in (None, before):
+            num_kept = engine.scheduler._inflight_prefill_reserved_blocks()
+            assert num_kept or engine.side.ledger.num_given_up, (
+                f"{self._refused} is refused restores, and the scheduler keeps no blocks back"
+            )
 
     def _check_epochs(self, order: Order) -> None:
         for slot in order.sources.tolist():
