@@ -1,6 +1,7 @@
 """What the scheduler side and the worker side tell each other. Plain data; a reader never changes it."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -75,6 +76,41 @@ class Fingerprint(NamedTuple):
     groups: str = ""
 
 
+class PeerLife(NamedTuple):
+    """A peer, from a start or a reset of its until the next one.
+
+    Attributes:
+        peer: its id: 16 hexadecimal digits, the same after a restart.
+        epoch: names the life: 16 hexadecimal digits; "": whichever it is in.
+    """
+
+    peer: str
+    epoch: str = ""
+
+
+class Unused(StrEnum):
+    """Why a prompt that another engine was said to have was not fetched, or not all of it."""
+
+    UNKNOWN_PEER = "unknown_peer"
+    """No peer of that id."""
+    UNREACHABLE = "unreachable"
+    """It is a peer, and there is no connection to it."""
+    OLD_EPOCH = "old_epoch"
+    """It was started again, or reset, since."""
+    OTHER_WEIGHTS = "other_weights"
+    """This engine was reset, and the new weights have no name."""
+    NOT_THERE = "not_there"
+    """It had nothing of it."""
+    TOO_SHORT = "too_short"
+    """It had less of it than was said."""
+    LATE = "late"
+    """It would have been computed by then."""
+    CHEAPER_TO_COMPUTE = "cheaper_to_compute"
+    """By what was measured, or as it is short."""
+    NO_ROOM = "no_room"
+    """The pool had no room for it."""
+
+
 class Extents(NamedTuple):
     """Where blocks of an order lie in a tier: runs of them, each in a place of its own.
 
@@ -90,6 +126,9 @@ class Extents(NamedTuple):
         suffix: what is behind the name since weights changed, the same on all ranks: see ``is_private``.
         is_last_wanted: where names are looked for: what is asked is which the last of them is that is there,
             not how many leading ones are.
+        life: of peers, the one that is asked; None: all of them.
+        is_release: nothing is asked: what that peer leases of what leads to the one name is not needed any
+            more.
     """
 
     places: Ids
@@ -101,6 +140,8 @@ class Extents(NamedTuple):
     depths: Ids | None = None
     suffix: bytes = b""
     is_last_wanted: bool = False
+    life: PeerLife | None = None
+    is_release: bool = False
 
     def part(self, start: int, stop: int) -> "Extents":
         """Those of blocks ``start <= b < stop``, which begin and end with extents."""
@@ -200,6 +241,7 @@ class JobReport(NamedTuple):
         seconds: that the copy took on the slowest rank heard of.
         nbytes: that were copied, on these ranks together.
         is_sound: nothing went wrong on these ranks. What is not good, if anything, was not there.
+        reason: of ``Unused``, why a peer did not bring all of it; "": nobody says.
     """
 
     num_ranks: int
@@ -208,6 +250,7 @@ class JobReport(NamedTuple):
     seconds: float = 0.0
     nbytes: int = 0
     is_sound: bool = False
+    reason: str = ""
 
     def merged(self, other: "JobReport") -> "JobReport":
         """Both reports as one."""
@@ -218,6 +261,7 @@ class JobReport(NamedTuple):
             max(self.seconds, other.seconds),
             self.nbytes + other.nbytes,
             self.is_sound and other.is_sound,
+            self.reason or other.reason,
         )
 
 

@@ -34,6 +34,7 @@ class Job(Generic[Task]):
         seconds: that its copy took on the slowest rank that has reported.
         nbytes: that the ranks that have reported have copied.
         is_sound: nothing went wrong on the ranks that have reported it over: see ``JobReport``.
+        reason: that the first of them gave which gave one; the same.
     """
 
     job_id: int
@@ -47,6 +48,7 @@ class Job(Generic[Task]):
     seconds: float = 0.0
     nbytes: int = 0
     is_sound: bool = True
+    reason: str = ""
 
 
 class Progress(NamedTuple):

@@ -47,7 +47,13 @@ class JobLedger:
         return (job for job in self._jobs.values() if job.flow is flow)
 
     def report(
-        self, job_id: int, num_ranks: int, num_good: int, given_up: bool = False, is_sound: bool = False
+        self,
+        job_id: int,
+        num_ranks: int,
+        num_good: int,
+        given_up: bool = False,
+        is_sound: bool = False,
+        reason: str = "",
     ) -> Progress | None:
         """``num_ranks`` more ranks have ended that job; at least ``num_good`` leading blocks are good.
 
@@ -61,6 +67,7 @@ class JobLedger:
         job.num_good = min(job.num_good, num_good)
         job.given_up |= given_up
         job.is_sound &= is_sound
+        job.reason = job.reason or reason
         self.num_given_up += gave_up
         job.ranks_left -= num_ranks
         ended = job.ranks_left <= 0

@@ -242,13 +242,8 @@ class SchedulerSide:
             return
         self._has_news = True
         for job_id, job_report in report.jobs.items():
-            progress = self.ledger.report(
-                job_id,
-                job_report.num_ranks,
-                job_report.num_good,
-                job_report.given_up,
-                job_report.is_sound,
-            )
+            sound, reason = job_report.is_sound, job_report.reason
+            progress = self.ledger.report(job_id, *job_report[:3], sound, reason)
             if progress is not None:
                 self._advance(progress, job_report)
         if self._has_losses:

@@ -28,6 +28,7 @@ class TransferEnd(NamedTuple):
         is_over: False for a job that was given up while its copy may still run. Its memory must be left
             alone until the same job comes again with True.
         is_absent: nothing went wrong but that a block was not there.
+        reason: see ``JobReport``.
     """
 
     job_id: int
@@ -39,6 +40,7 @@ class TransferEnd(NamedTuple):
     nbytes: int = 0
     is_over: bool = True
     is_absent: bool = False
+    reason: str = ""
 
     def void(self) -> "TransferEnd":
         """That of a job whose bytes are not wanted after all."""
@@ -150,7 +152,8 @@ class TransferJob:
             return end
         nbytes = self.lane.num_bytes(self.batch, self.copied.num_copied)
         is_absent |= self.copied.is_absent and error == self.copied.error
-        return end._replace(seconds=self.copied.seconds, nbytes=nbytes, is_absent=is_absent)
+        seconds, reason = self.copied.seconds, self.copied.reason
+        return end._replace(seconds=seconds, nbytes=nbytes, is_absent=is_absent, reason=reason)
 
     @property
     def is_copying(self) -> bool:

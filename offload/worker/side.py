@@ -274,8 +274,8 @@ class WorkerSide:
         ended = Ended(set(), set())
         for end in self._engine.poll() if self._engine else ():
             sound, is_over = end.error is None or end.is_absent, end.is_over
-            report = JobReport(int(is_over), end.num_good, not is_over, end.seconds, end.nbytes, sound)
-            self._report.add(end.job_id, report)
+            moved = JobReport(int(is_over), end.num_good, not is_over, end.seconds, end.nbytes, sound)
+            self._report.add(end.job_id, moved._replace(reason=end.reason))
             if not sound:
                 self._warn(end)
             self._end_part(end, ended)

@@ -23,6 +23,7 @@ class CopyEnd:
         seconds: from its first copy to its last.
         sums: checksums of the slots that it has filled, which were checked, ``uint64[n]``; None: not known.
         is_absent: its error is that what it was to copy is not there, and nothing else.
+        reason: see ``JobReport``.
     """
 
     job_id: int
@@ -31,6 +32,7 @@ class CopyEnd:
     seconds: float = field(default=0.0, compare=False)
     sums: npt.NDArray[np.uint64] | None = field(default=None, compare=False)
     is_absent: bool = False
+    reason: str = field(default="", compare=False)
 
 
 class Copier(Protocol):

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from offload.messages import Ids, Names
+from offload.messages import Ids, Names, PeerLife
 from offload.worker.seals import Checksums, checksums_of
 
 _ANY_PLACE = 1 << 62
@@ -87,6 +87,8 @@ class MediumJob:
         depths: how many come before each in its chain, ``int64[extents]``; None: none.
         suffix: belongs behind each name; what was put with another one is not found. See ``Label``.
         is_last_wanted: PROBE: see ``Extents``.
+        life: GET, PROBE: see ``Extents``.
+        is_release: PROBE: see ``Extents``.
     """
 
     job_id: int
@@ -102,6 +104,8 @@ class MediumJob:
     depths: Ids | None = None
     suffix: bytes = b""
     is_last_wanted: bool = False
+    life: PeerLife | None = None
+    is_release: bool = False
 
     @classmethod
     def of(cls, job_id: int, verb: Verb, extents: Iterable[Extent]) -> "MediumJob":
@@ -157,6 +161,7 @@ class MediumEnd:
         nbytes: of slots, of the good extents.
         seals: of a GET: those of the slots of the good extents, ``uint64[n]``, in order; else None.
         is_absent: of a GET: the first extent that is not good is not there, and nothing is wrong.
+        reason: see ``JobReport``.
     """
 
     job_id: int
@@ -166,6 +171,7 @@ class MediumEnd:
     nbytes: int = 0
     seals: Checksums | None = None
     is_absent: bool = False
+    reason: str = ""
 
 
 class Medium(Protocol):

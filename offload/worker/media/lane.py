@@ -150,6 +150,8 @@ class MediumCopier:
                 extents.depths,
                 extents.suffix,
                 extents.is_last_wanted,
+                extents.life,
+                extents.is_release,
             )
         )
 
@@ -157,7 +159,9 @@ class MediumCopier:
         found = []
         for end in self.medium.poll():
             num_blocks = int(self._starts.pop(end.job_id)[end.num_good])
-            found.append(CopyEnd(end.job_id, num_blocks, end.error, end.seconds, end.seals, end.is_absent))
+            found.append(
+                CopyEnd(end.job_id, num_blocks, end.error, end.seconds, end.seals, end.is_absent, end.reason)
+            )
         return found
 
     def drain(self) -> None:
