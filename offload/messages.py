@@ -261,7 +261,7 @@ class JobReport(NamedTuple):
             max(self.seconds, other.seconds),
             self.nbytes + other.nbytes,
             self.is_sound and other.is_sound,
-            self.reason or other.reason,
+            max(self.reason, other.reason),  # whichever says something, and always the same
         )
 
 

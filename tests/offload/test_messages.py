@@ -68,6 +68,7 @@ def test_a_job_has_all_its_ranks_and_the_worst_of_what_any_said(reports: list[Wo
             max(job.seconds for job in jobs),
             sum(job.nbytes for job in jobs),
             all(job.is_sound for job in jobs),
+            max(job.reason for job in jobs),
         )
         for job_id, jobs in said.items()
     }
