@@ -12,10 +12,12 @@ from offload.errors import (  # noqa: E402
     TraceError,
     UnsupportedError,
 )
+from offload.transfer_params import KVTransferParams  # noqa: E402
 
 __all__ = [
     "ConfigError",
     "HostMemoryError",
+    "KVTransferParams",
     "OffloadConfig",
     "OffloadError",
     "TraceError",

@@ -11,6 +11,7 @@ from typing import Any
 
 from evictor import available_policies
 from offload.errors import ConfigError
+from offload.fleet_config import FLEET_KEYS, NO_FLEET, FleetConfig
 from offload.pool_config import SharedMemoryConfig, read_pool
 from offload.settings import GIB
 from offload.tier_config import TierConfig, read_tiers
@@ -48,6 +49,7 @@ class OffloadConfig:
         pool: where its memory lies; None: in private memory, which ends with the engine. See ``pool_config``.
         fetch_gpu_share: the part of the GPU's blocks, 0 to 1, that restores may hold while a tier still
             brings what they wait for; others begin once it is in the pool.
+        fleet: engines that hand KV to each other. Its keys stand among the others; see ``fleet_config``.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
@@ -64,6 +66,7 @@ class OffloadConfig:
     operator_socket: str | None = None
     pool: SharedMemoryConfig | None = None
     fetch_gpu_share: float = 0.1
+    fleet: FleetConfig = NO_FLEET
 
     def __post_init__(self) -> None:
         size = self.cpu_gib
@@ -121,7 +124,7 @@ class OffloadConfig:
         Raises:
             ConfigError: unknown or missing keys, or values the class refuses.
         """
-        known = [field.name for field in fields(cls)]
+        known = [*(field.name for field in fields(cls) if field.name != "fleet"), *FLEET_KEYS]
         for key in settings:
             if key not in known:
                 close = difflib.get_close_matches(str(key), known, n=1)
@@ -131,7 +134,8 @@ class OffloadConfig:
             raise ConfigError(
                 'kv_connector_extra_config lacks "cpu_gib", the pool size in GiB; add, say, "cpu_gib": 8'
             )
-        return cls(**settings)
+        fleet = FleetConfig(**{key: settings[key] for key in FLEET_KEYS if key in settings})
+        return cls(**{key: settings[key] for key in settings if key not in FLEET_KEYS}, fleet=fleet)
 
 
 def _check_share(name: str, share: object, whole: str, example: float) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from offload.config import OffloadConfig
+from offload.fleet_config import FleetConfig
 from offload.observe.metrics import METRICS
 from offload.scheduler.hints import RequestHints
+from offload.transfer_params import HAND_OFF_KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -126,10 +128,11 @@ def test_metrics_named_in_full_are_there(path: Path) -> None:
         assert set(re.findall(r"vllm:cpu_offload_(\w+)", path.read_text())) <= COUNTERS | GAUGES
 
 
-def test_the_readme_has_every_setting_with_its_default() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", README, re.MULTILINE)
+def test_every_setting_is_there_with_its_default() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", README + USING, re.MULTILINE)
     shown = dict(rows)
-    for field in fields(OffloadConfig):
+    keys = [field for field in fields(OffloadConfig) if field.name != "fleet"]
+    for field in (*keys, *fields(FleetConfig)):
         default = "required" if field.default is MISSING else f"`{json.dumps(field.default)}`"
         assert shown[field.name] == ("none" if field.default is None else default), field.name
 
@@ -140,6 +143,10 @@ def test_using_has_every_key_of_a_request() -> None:
         for field in fields(RequestHints)
     }
     assert {cell.strip("`") for cell in first_cells("key | value | meaning")} == keys
+
+
+def test_using_has_every_key_of_a_hand_off() -> None:
+    assert tuple(cell.strip("`") for cell in first_cells("key of a reference | meaning")) == HAND_OFF_KEYS
 
 
 def prose(text: str) -> str:

@@ -12,9 +12,11 @@ import pytest
 from evictor import available_policies
 from offload.cli import main
 from offload.config import OffloadConfig
+from offload.fleet_config import FLEET_KEYS
 from offload.observe.metrics import METRICS
 from offload.observe.recorder import TraceRecorder
 from offload.scheduler.hints import RequestHints
+from offload.transfer_params import HAND_OFF_KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "stability.md").read_text()
@@ -40,13 +42,15 @@ def table(text: str) -> dict[str, str]:
 
 
 def test_settings_and_policies() -> None:
-    settings, policies = lists(section("Settings"))
-    assert settings == [field.name for field in fields(OffloadConfig)]
+    settings, fleet, policies = lists(section("Settings"))
+    assert [*settings, "fleet"] == [field.name for field in fields(OffloadConfig)]
+    assert fleet == list(FLEET_KEYS)
     assert policies == list(available_policies())
 
 
 def test_keys_of_requests() -> None:
-    [keys] = lists(section("What a request"))
+    keys, hand_offs = lists(section("What a request"))
+    assert hand_offs == list(HAND_OFF_KEYS)
     assert keys == [
         field.name if field.name.startswith("max_") else f"cpu_offload_{field.name}"
         for field in fields(RequestHints)

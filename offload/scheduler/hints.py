@@ -10,6 +10,7 @@ from evictor import KeepHints, Worth
 from offload.scheduler import kv_hints
 from offload.scheduler.client_values import quoted, warn_once, was_warned
 from offload.scheduler.kv_hints import KvAction
+from offload.transfer_params import HAND_OFF_KEYS
 
 LONGEST_PIN = 24 * 3600.0
 """Seconds. A longer pin is one of that length."""
@@ -181,7 +182,7 @@ def _warn_of_unknown_keys(source: str, said: Mapping[object, object]) -> None:
     """Warn of a misspelt key. A client may send any number of keys, so not all are looked at."""
     if was_warned(source, _UNKNOWN_KEY):
         return
-    others = (key for key in said if key not in _OURS)
+    others = (key for key in said if key not in _OURS and key not in HAND_OFF_KEYS)
     for key in islice(others, MAX_OTHER_KEYS):
         if isinstance(key, str) and key.startswith(_PREFIX):
             problem = f"ignored: {quoted(key)} is unknown; known are {', '.join(_OURS)}"

@@ -13,6 +13,7 @@ from offload.config import OffloadConfig, check_record_trace
 from offload.errors import ConfigError, UnsupportedError
 from offload.files.memory_path import look_for_room
 from offload.files.probe import probe
+from offload.fleet_config import IN_CLEAR, check_fleet_files
 from offload.observe.recorder import check_divides
 from offload.settings import GIB
 from offload.store_probe import probe_store
@@ -87,10 +88,14 @@ def check_machine(config: OffloadConfig, num_nodes: int = 1, pool_bytes: int | N
         pool_bytes: of the pools of all replicas here; None: of one engine.
 
     Raises:
-        OffloadError: ConfigError for a trace that cannot be written here; TierError for a tier or a pool
-            whose path cannot be used; HostMemoryError if CUDA may not pin memory.
+        OffloadError: ConfigError for a trace that cannot be written here, or a key that cannot be read;
+            TierError for a tier or a pool whose path cannot be used; HostMemoryError if CUDA may not pin
+            memory.
     """
     check_record_trace(config)
+    check_fleet_files(config.fleet)
+    if config.fleet.is_in_clear:
+        logger.warning("%s", IN_CLEAR)
     if config.pool is not None:
         look_for_room(config.pool.root, pool_bytes or config.cpu_bytes, config.pool.num_bytes)
     for tier in config.tiers:
@@ -150,7 +155,7 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
     _check_auxiliary_outputs(vllm_config)
     _check_parallelism(vllm_config)
     _check_one_block_fits(vllm_config, config)
-    if config.tiers or config.pool is not None:
+    if config.tiers or config.pool is not None or config.fleet.is_used:
         check_hashes(vllm_config)
     if config.record_trace is not None and vllm_config.cache_config.block_size:
         dcp = vllm_config.parallel_config.decode_context_parallel_size
