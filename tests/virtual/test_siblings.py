@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from offload.scheduler.tiers.tier import TierLimits
 from offload.testing.virtual import MODELS, VirtualEngine, VirtualSettings
 from offload.testing.virtual.region import VirtualRegion, sibling_place
 from offload.vllm.lasting_pool import FETCH, PROBE
@@ -92,6 +93,21 @@ def test_what_one_engine_computed_the_other_restores(first: Beside) -> None:
     forget_gpu(first.engine)
     first.wait(6)
     assert first.ask(OTHER) == 2, "and the other way round"
+    second.end()
+
+
+@pytest.mark.parametrize("share", [0.07, 0.1, 0.25])
+def test_a_fetch_may_end_inside_an_extent(first: Beside, share: float) -> None:
+    """As there is room for no more at once. What is read ends at the position that names it."""
+    first.ask()
+    limits = TierLimits(least_tokens=1, pool_share=share)
+    place = sibling_place(extent_bytes=4 * first.engine.settings.slot_bytes, limits=limits)
+    second = first.another(places=(place,))
+    second.engine.add(PROMPT, 1)
+    for _ in range(40):
+        second.engine.step()
+        check_pool(second.engine)
+    assert second.counted("route_bytes") > 0
     second.end()
 
 

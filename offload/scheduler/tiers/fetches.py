@@ -15,7 +15,7 @@ from offload.scheduler.engine import Request, Step
 from offload.scheduler.flow import Job, Progress
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.offer import COMING, Offer, Why
-from offload.scheduler.tiers.contents import Contents
+from offload.scheduler.tiers.contents import Contents, Reading
 from offload.scheduler.tiers.fetch import NO_WISH, Batch, Fetch, Wish
 from offload.scheduler.tiers.names import Grid, Path
 from offload.scheduler.tiers.pace import Pace
@@ -304,7 +304,7 @@ class Fetches:
         start = plan.start * grid.columns
         first = grid.at(path, plan.start)
         last = len(path.names) if plan.bag is not None else grid.at(path, plan.stop - 1) + 1
-        reading = self._directory.read(path.names, first, last)
+        reading = self._read(plan, path, first, last)
         edges = np.clip(grid.edges(path, first, last) - start, 0, len(slots))
         begins = grid.edges(path, first, first + 1)[0]
         skips = np.zeros(last - first, dtype=np.int64)
@@ -329,6 +329,10 @@ class Fetches:
         extents = reading.extents(edges, skips)
         places = np.repeat(extents.places, np.diff(edges))
         self._orders.append(Order(self.route, parts, places, slots, None, None, extents))
+
+    def _read(self, plan: StorePlan, path: Path, first: int, last: int) -> Reading:
+        """Begin to read these extents of a path. Of the last one the plan may lack what is behind."""
+        return self._directory.read(path.names, first, last)
 
     def _parts(self, edges: Ids) -> Iterator[tuple[int, int]]:
         """Jobs of about so many slots each, which begin and end with extents."""

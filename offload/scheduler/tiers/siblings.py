@@ -3,10 +3,12 @@
 from collections.abc import Callable, Sequence
 from math import inf
 
+from allocator import StorePlan
 from offload.naming import ROOT, rows
 from offload.scheduler.tiers.beliefs import FRESH_SECONDS
+from offload.scheduler.tiers.contents import Reading
 from offload.scheduler.tiers.fetches import Fetches
-from offload.scheduler.tiers.names import Path
+from offload.scheduler.tiers.names import Path, name_of
 from offload.scheduler.tiers.shared import SharedDirectory
 
 ALONE_SECONDS = 1.0
@@ -58,8 +60,19 @@ class SiblingDirectory(SharedDirectory):
 
 
 class SiblingFetches(Fetches):
-    """The only flow that moves bytes, so it tells what is known of siblings of a reset."""
+    """The only flow that moves bytes, so it tells what is known of siblings of a reset.
+
+    They know no extents: a name is that of a position, and what is read ends there.
+    """
 
     def reset(self) -> list[int]:
         self._directory.reset()
         return super().reset()
+
+    # Private
+
+    def _read(self, plan: StorePlan, path: Path, first: int, last: int) -> Reading:
+        names = path.names
+        if plan.bag is None:
+            names = [*names[: last - 1], name_of(plan.hashes[-1])]
+        return self._directory.read(names, first, last)

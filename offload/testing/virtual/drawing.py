@@ -256,7 +256,7 @@ def with_siblings(settings: VirtualSettings, rng: random.Random) -> VirtualSetti
         settings = rng.choice(changes)(settings, rng=rng)
     limits = TierLimits(
         least_tokens=rng.choice([1, 4, 20]),
-        pool_share=rng.choice([0.25, 1.0]),
+        pool_share=rng.choice([0.1, 0.25, 1.0]),
         wait_seconds=rng.choice([0.02, 0.2, 3.0]),
     )
     place = sibling_place(
