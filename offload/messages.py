@@ -197,7 +197,7 @@ class Order(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What slots hold that a later life of the engine may find there. Told once it is good on all ranks.
+    """What slots hold that a later life of the engine, or a peer, may find there. It is good on all ranks.
 
     Attributes:
         slots: of the pool, ``int64[n]``.
@@ -219,6 +219,23 @@ class Kept(NamedTuple):
         return Kept(slots, generations, self.names[which], self.parents[which], marks)
 
 
+class Listening(NamedTuple):
+    """Which life of the pool peers may read. It begins at the start and with each reset, and with a name.
+
+    A rank that listens forgets what it knew of slots before it looks at what else comes with the plan.
+
+    Attributes:
+        peer: the engine, 8 bytes; the same after a restart. Nobody dials by it.
+        epoch: names this life, 8 bytes, drawn at random.
+        suffix: what was computed with these weights is asked for with this: nothing since the start, that of
+            their name, or a private one, which nobody has.
+    """
+
+    peer: bytes
+    epoch: bytes
+    suffix: bytes
+
+
 @dataclass(slots=True)
 class StepPlan:
     """Scheduler to workers, once a step, the same for every rank."""
@@ -228,7 +245,9 @@ class StepPlan:
     cancelled: list[int] = field(default_factory=list)
     """Jobs in flight whose bytes are no longer wanted."""
     kept: list[Kept] = field(default_factory=list)
-    """What a pool that outlives the engine holds since the last plan."""
+    """What a pool that outlives the engine, or that peers read, holds since the last plan."""
+    listening: Listening | None = None
+    """In the first plan of an engine that listens, and in the first one of each other life."""
 
 
 class JobReport(NamedTuple):
@@ -270,6 +289,9 @@ class WorkerReport:
     """Workers to scheduler: what has become of jobs since the last report."""
 
     jobs: dict[int, JobReport] = field(default_factory=dict)
+    released: list[bytes] = field(default_factory=list)
+    """Names of chains, ``NAME_BYTES`` long, of which a peer has all that was leased: each as often as it says
+    so. The first rank alone tells."""
 
     def add(self, job_id: int, report: JobReport) -> None:
         """Take in one more report on a job."""
@@ -278,7 +300,7 @@ class WorkerReport:
 
     def merged(self, other: "WorkerReport") -> "WorkerReport":
         """Both ranks' reports as one, a new one."""
-        merged = WorkerReport(dict(self.jobs))
+        merged = WorkerReport(dict(self.jobs), sorted(self.released + other.released))
         for job_id, report in other.jobs.items():
             merged.add(job_id, report)
         return merged

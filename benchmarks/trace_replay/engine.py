@@ -29,6 +29,7 @@ from offload.scheduler.groups import GpuBlocks, Group, Groups, Kind
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.side import SchedulerSide
 from offload.scheduler.tiers.tier import TierLimits, make_tier
+from offload.transfer_params import KVTransferParams
 
 __all__ = ["Moved", "TierReplay"]
 
@@ -91,6 +92,9 @@ class _Engine:
     def hints(self, request: _Request) -> RequestHints:
         return _NO_HINTS
 
+    def transfer_params(self, request: _Request) -> KVTransferParams:
+        return _NO_PARAMS
+
     def chain(self, request: _Request) -> Sequence[bytes]:
         return request.chain
 
@@ -138,6 +142,7 @@ class _Engine:
 
 
 _NO_HINTS = RequestHints()
+_NO_PARAMS = KVTransferParams()
 
 
 @dataclass(slots=True)

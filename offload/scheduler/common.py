@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from allocator import CpuOffloadingBlockAllocator, StorePlan
-from offload.messages import Ids, Route
+from offload.messages import Ids, JobReport, Route
 from offload.observe.metrics import Metrics
 from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.costs import Costs
 from offload.scheduler.engine import Engine, Request
+from offload.scheduler.flow import Job
 from offload.scheduler.jobs import JobLedger
 from offload.scheduler.lasting import Lasting
 
@@ -51,6 +53,15 @@ class Common:
         """A job of that route, or a restore, has failed."""
         self.metrics.count("failed_jobs")
         self.metrics.count("route_failed_jobs", 1, route)
+
+    def account(self, job: Job[Any], report: JobReport, *, has_ended: bool) -> None:
+        """Ranks have reported so much of a job; ``has_ended``: they were the last."""
+        self.metrics.count("route_bytes", report.nbytes, job.flow.route)
+        self.metrics.count("route_seconds", max(report.seconds - job.seconds, 0.0), job.flow.route)
+        job.seconds = max(job.seconds, report.seconds)
+        job.nbytes += report.nbytes
+        if has_ended and job.num_good == job.num_blocks:
+            self.costs.link(job.flow.route).add(job.nbytes, job.seconds)
 
     def may_last(self, request: Request) -> bool:
         """Whether what is stored of that request may outlive the engine."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from offload.messages import Ids
 from offload.scheduler.groups import GpuBlocks, Groups
 from offload.scheduler.hints import RequestHints
+from offload.transfer_params import KVTransferParams
 
 
 class State(Enum):
@@ -113,6 +114,9 @@ class Engine(Protocol):
 
     def hints(self, request: Any) -> RequestHints:
         """What its client asked for. Never raises."""
+
+    def transfer_params(self, request: Any) -> KVTransferParams:
+        """What it says of hand-offs. Never raises."""
 
     def chain(self, request: Any) -> Sequence[bytes]:
         """Prefix hashes of a request's chain positions; grows with the request."""

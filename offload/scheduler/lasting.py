@@ -1,30 +1,55 @@
-"""A pool that outlives its engine: what workers are told of its slots."""
+"""A pool that others read, later engines or peers: what workers are told of its slots."""
+
+import os
+from collections.abc import Callable
 
 import numpy as np
 
 from allocator import StorePlan
-from offload.messages import NAME_BYTES, Ids, Kept
+from offload.messages import NAME_BYTES, PRIVATE, SUFFIX_BYTES, Ids, Kept, Listening
 from offload.naming import BAG, ROOT, WIDTH_SHIFT, rows
 from offload.scheduler.engine import Request
 from offload.scheduler.tiers.names import names_of
+
+EPOCH_BYTES = 8
 
 
 class Lasting:
     """Tells workers what slots hold once a store has been committed.
 
-    Until then it may turn out that the GPU's blocks were no KV, so nothing is said before. After a reset
-    nothing more is said: what the pool holds then is of weights that the next life may not have.
+    Until then it may turn out that the GPU's blocks were no KV, so nothing is said before. In a pool that
+    outlives its engine nothing more is said after a reset: what it holds then is of weights that the next
+    life may not have. Peers of any other one are told of another life, and what it holds from then on.
     """
 
-    def __init__(self) -> None:
-        """There is nothing to tell yet."""
+    def __init__(
+        self,
+        peer: bytes | None = None,
+        *,
+        outlives: bool = True,
+        draw: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        """There is nothing to tell yet but that peers may read.
+
+        Args:
+            peer: by which they know this engine; None: nobody listens.
+            outlives: whether later engines read the pool, too.
+            draw: so many random bytes.
+        """
+        self._peer = peer
+        self._outlives = outlives
+        self._draw = draw
         self._is_over = False
         self._news: list[Kept] = []
+        self.life: Listening | None = None
+        """The one that peers may read now."""
+        self._is_new = False
+        self._begin(b"")
 
     @property
     def has_news(self) -> bool:
         """Whether workers are yet to be told."""
-        return bool(self._news)
+        return bool(self._news) or self._is_new
 
     def is_meant(self, request: Request) -> bool:
         """Whether what is stored of it may outlive the engine: hashes have names of adapters, not weights."""
@@ -41,9 +66,27 @@ class Lasting:
         news, self._news = self._news, []
         return news
 
+    def take_life(self) -> Listening | None:
+        """The life that peers may read, once for each."""
+        is_new, self._is_new = self._is_new, False
+        return self.life if is_new else None
+
     def reset(self) -> None:
-        """Weights may have changed. What has been committed before is right, and is still told."""
-        self._is_over = True
+        """Weights may have changed. What has been committed before is right for later engines only."""
+        self._is_over = self._outlives
+        if self._peer is not None:
+            self._news.clear()  # or it would be told as of the new life
+            self._begin(PRIVATE + self._draw(SUFFIX_BYTES - 1))
+
+    def name_weights(self, suffix: bytes) -> None:
+        """Weights since the last reset have a name, and nothing was computed since."""
+        if not self._outlives:
+            self._begin(suffix)
+
+    def _begin(self, suffix: bytes) -> None:
+        if self._peer is not None:
+            self.life = Listening(self._peer, self._draw(EPOCH_BYTES), suffix)
+            self._is_new = True
 
 
 def _described(plan: StorePlan, generations: Ids) -> Kept:

@@ -70,6 +70,7 @@ class SchedulerSide:
         places: Sequence[Callable[[Common], Below]] = (),
         kept: Sequence[PoolFacts] = (),
         weights: Weights | None = None,
+        peer: bytes | None = None,
     ) -> None:
         """Begin with an empty pool, or with what one that outlived its engine has.
 
@@ -88,6 +89,7 @@ class SchedulerSide:
             places: make the flows of places below the pool.
             kept: what ranks have found in a pool that outlives its engine; nothing if it ends with it.
             weights: whether they have a name; others may say so.
+            peer: by which other engines know this one, whose pool they read; None: they do not.
         """
         self.block_size = block_size
         self.weights = Weights() if weights is None else weights
@@ -104,9 +106,11 @@ class SchedulerSide:
             order=None if adoption is None else adoption.order,
         )
         self.ledger = JobLedger(num_ranks, 0 if adoption is None else adoption.epoch << EPOCH_SHIFT)
-        self._lasting = None if adoption is None else Lasting()
+        self._lasting: Lasting | None = None
+        if adoption is not None or peer is not None:
+            self._lasting = Lasting(peer, outlives=adoption is not None)
         self.metrics = Metrics()
-        common = Common(
+        self._common = common = Common(
             self.allocator,
             self.ledger,
             engine,
@@ -231,7 +235,7 @@ class SchedulerSide:
         plan.orders = sorted([*plan.orders, *orders], key=lambda order: order.route.target != POOL)
         self._has_news = self._has_news or bool(plan.orders or had_queue)
         if self._lasting is not None:
-            plan.kept = self._lasting.take()
+            plan.kept, plan.listening = self._lasting.take(), self._lasting.take_life()
         return plan
 
     def receive(self, report: WorkerReport | None, invalid_block_ids: set[int]) -> None:
@@ -362,6 +366,8 @@ class SchedulerSide:
     def _name_weights(self, *, is_last: bool) -> None:
         """What was computed with weights of that name is there again, before anybody asks."""
         if suffix := self.weights.take(is_last=is_last):
+            if self._lasting is not None:
+                self._lasting.name_weights(suffix)
             for below in self.below:
                 below.name_weights(suffix)
 
@@ -384,12 +390,7 @@ class SchedulerSide:
 
     def _advance(self, progress: Progress, report: JobReport) -> None:
         job = progress.job
-        self.metrics.count("route_bytes", report.nbytes, job.flow.route)
-        self.metrics.count("route_seconds", max(report.seconds - job.seconds, 0.0), job.flow.route)
-        job.seconds = max(job.seconds, report.seconds)
-        job.nbytes += report.nbytes
-        if progress.ended and job.num_good == job.num_blocks:
-            self.costs.link(job.flow.route).add(job.nbytes, job.seconds)
+        self._common.account(job, report, has_ended=progress.ended)
         if progress.fell_short or (progress.ended and job.num_good < job.num_blocks):
             self._has_losses = True
         job.flow.advance(job, progress)

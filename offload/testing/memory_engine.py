@@ -17,6 +17,7 @@ from offload.messages import Ids
 from offload.scheduler.engine import Adapter, Drafts, State, States
 from offload.scheduler.groups import GpuBlocks, Group, Groups, Kind
 from offload.scheduler.hints import RequestHints
+from offload.transfer_params import KVTransferParams
 
 
 class Kv(NamedTuple):
@@ -60,6 +61,7 @@ class MemoryRequest:
         *,
         hints: RequestHints | None = None,
         lora_request: Adapter | None = None,
+        params: KVTransferParams | None = None,
     ) -> None:
         """It waits, with nothing computed.
 
@@ -70,6 +72,7 @@ class MemoryRequest:
             block_size: tokens per block.
             hints: what its client asks for.
             lora_request: its adapter.
+            params: what it says of hand-offs.
         """
         self.request_id = request_id
         self.arrival_time = 0.0
@@ -82,6 +85,7 @@ class MemoryRequest:
         self.skip_reading_prefix_cache = False
         self.lora_request = lora_request
         self.hints = RequestHints() if hints is None else hints
+        self.params = KVTransferParams() if params is None else params
         self.state = State.OTHER
         self._num_answer = len(answer)
         self._block_size = block_size
@@ -155,6 +159,10 @@ class MemoryEngine:
     def hints(self, request: MemoryRequest) -> RequestHints:
         """What its client asked for."""
         return request.hints
+
+    def transfer_params(self, request: MemoryRequest) -> KVTransferParams:
+        """What it says of hand-offs."""
+        return request.params
 
     def chain(self, request: MemoryRequest) -> list[bytes]:
         """Its prefix hashes."""

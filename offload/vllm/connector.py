@@ -36,6 +36,7 @@ from offload.vllm.copy_paths import make_copier
 from offload.vllm.engine import VllmEngine, drafts_of
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.groups import event_groups, groups_of
+from offload.vllm.hand_offs import peer_of
 from offload.vllm.kv_events import KvEvents
 from offload.vllm.lasting_pool import region_plan, sibling_places
 from offload.vllm.operator import Operator
@@ -386,6 +387,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             ],
             kept=self._kept,
             weights=self._weights,
+            peer=peer_of(self._vllm_config, self._config.fleet),
         )
         algorithm = self._vllm_config.cache_config.prefix_caching_hash_algo
         hash_bytes = 16 if algorithm.startswith("xxhash") else 32

@@ -12,6 +12,7 @@ from offload.messages import Ids
 from offload.scheduler.engine import Drafts, State, States
 from offload.scheduler.groups import GpuBlocks, Groups
 from offload.scheduler.hints import RequestHints
+from offload.transfer_params import KVTransferParams
 from offload.vllm.groups import cached_groups
 from offload.vllm.request_hints import hints_of
 
@@ -103,6 +104,10 @@ class VllmEngine:
     def hints(self, request: "Request") -> RequestHints:
         """What its client asked for. Never raises."""
         return hints_of(request)
+
+    def transfer_params(self, request: "Request") -> KVTransferParams:
+        """What it says of hand-offs. Never raises."""
+        return KVTransferParams.read(request.kv_transfer_params)
 
     def chain(self, request: "Request") -> Sequence[bytes]:
         """Prefix hashes of a request's chain positions; grows with the request."""

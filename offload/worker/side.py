@@ -288,7 +288,7 @@ class WorkerSide:
 
     def take_report(self) -> WorkerReport | None:
         """What the scheduler side has not been told yet."""
-        if not self._report.jobs:
+        if not (self._report.jobs or self._report.released):
             return None
         report, self._report = self._report, WorkerReport()
         return report

@@ -21,7 +21,7 @@ from tests.strategies import thorough
 
 FINGERPRINT = Fingerprint("1", "0.32", 2, 16, "bfloat16", "BLHNC")
 
-REPORTS = st.dictionaries(
+JOBS = st.dictionaries(
     st.integers(0, 5),
     st.builds(
         JobReport,
@@ -32,7 +32,9 @@ REPORTS = st.dictionaries(
         st.integers(0, 99),
     ),
     max_size=4,
-).map(WorkerReport)
+)
+NAMES = st.lists(st.binary(min_size=2, max_size=2), max_size=3).map(sorted)
+REPORTS = st.builds(WorkerReport, JOBS, NAMES)
 
 
 @given(REPORTS, REPORTS)
@@ -72,15 +74,17 @@ def test_a_job_has_all_its_ranks_and_the_worst_of_what_any_said(reports: list[Wo
         )
         for job_id, jobs in said.items()
     }
+    assert merged.released == sorted(name for report in reports for name in report.released)
 
 
 @given(REPORTS, REPORTS)
 @thorough(100)
 def test_merging_changes_neither_report(one: WorkerReport, other: WorkerReport) -> None:
-    before = WorkerReport(dict(one.jobs)), WorkerReport(dict(other.jobs))
+    before = [WorkerReport(dict(each.jobs), list(each.released)) for each in (one, other)]
     merged = one.merged(other)
     merged.jobs.clear()
-    assert (one, other) == before
+    merged.released.clear()
+    assert [one, other] == before
 
 
 def test_an_empty_report_is_not_dropped_for_being_false() -> None:

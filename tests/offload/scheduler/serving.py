@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from offload.config import OffloadConfig
-from offload.messages import Fingerprint
+from offload.fleet_config import NO_FLEET, FleetConfig
+from offload.messages import Fingerprint, StepPlan
 from offload.observe.metrics import METRICS
 from offload.scheduler.engine import State
 from offload.scheduler.hints import RequestHints
@@ -36,6 +37,8 @@ class Sizes:
     num_spare: int = 0
     policy: str = "lru"
     step_tokens: int = 16
+    fleet: FleetConfig = NO_FLEET
+    peer: bytes | None = None
 
 
 class Serving:
@@ -47,7 +50,7 @@ class Serving:
         self.engine = MemoryEngine(sizes.num_blocks, BLOCK, sizes.num_spare)
         self.ranks = Ranks(self.engine, sizes.num_ranks)
         self.side = SchedulerSide(
-            OffloadConfig(cpu_gib=1.0, eviction_policy=sizes.policy),
+            OffloadConfig(cpu_gib=1.0, eviction_policy=sizes.policy, fleet=sizes.fleet),
             self.engine,
             block_size=BLOCK,
             num_slots=sizes.num_slots,
@@ -58,6 +61,7 @@ class Serving:
             record_events=False,
             fingerprint=Fingerprint("", "", sizes.num_ranks, BLOCK, "", ""),
             clock=lambda: self.now,
+            peer=sizes.peer,
         )
         self.side.restores.first_part = sizes.first_part
         self.side.restores.shared_at_once = sizes.shared_at_once
@@ -120,7 +124,7 @@ class Serving:
 
     # A step
 
-    def step(self, tokens: int | None = None, *, admits: bool = True) -> None:
+    def step(self, tokens: int | None = None, *, admits: bool = True) -> StepPlan:
         """Of that many tokens at most; ``admits``: whether those that wait are looked at."""
         scheduled = self._schedule(self.sizes.step_tokens if tokens is None else tokens, admits=admits)
         step = MemoryStep(scheduled, frozenset(self._preempted))
@@ -150,6 +154,7 @@ class Serving:
                 if name in COUNTERS
             }
         )
+        return plan
 
     def _schedule(self, budget: int, *, admits: bool) -> dict[str, int]:
         scheduled: dict[str, int] = {}
