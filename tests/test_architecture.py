@@ -85,6 +85,8 @@ STATEFUL = {
     "offload.worker.media.seal_log.SealLog",
     "offload.worker.media.siblings.SiblingMedium",
     "offload.worker.media.slab.SlabMedium",
+    "offload.worker.peers.cells.Cells",
+    "offload.worker.peers.holdings.Holdings",
     "offload.worker.pool.siblings.Siblings",
     "offload.worker.seals.Seals",
     "offload.worker.side.WorkerSide",

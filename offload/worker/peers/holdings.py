@@ -1,0 +1,191 @@
+"""What the pool of this rank holds, by name, while it changes: an index that peers are answered from."""
+
+import secrets
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from offload.messages import NAME_BYTES, Ids, Kept, Names
+from offload.naming import BAG, bag_names, slot_names
+from offload.worker.peers.cells import Cells
+from offload.worker.pool.region_index import SlotRows
+from offload.worker.seals import BROKEN, Checksums, SealTables
+
+_NUMBER = BAG - 1
+_AT_ONCE = 1 << 14
+"""Rows that are taken in before others get a turn: a millisecond or two."""
+_WORDS = NAME_BYTES // 8
+
+
+class Held(NamedTuple):
+    """Leading extents of a question that are here.
+
+    Attributes:
+        num_extents: so many.
+        rows: of all their slots, one extent after the other.
+    """
+
+    num_extents: int
+    rows: SlotRows
+
+
+class Holdings:
+    """Names of slots, in this process's memory. A row counts while its slot has the generation that it says.
+
+    Nothing is taken out when the pool evicts: a slot that is filled anew loses its generation, and with it
+    its row. So an answer costs a few lookups for each name, and the engine's thread does nothing.
+
+    Of several slots of one name any that holds it may be found. For several threads, of which one writes.
+    """
+
+    def __init__(self, tables: SealTables, columns: int) -> None:
+        """Hold nothing.
+
+        Args:
+            tables: seals of the pool's slots.
+            columns: slots of a position.
+        """
+        num_slots = len(tables.fills)
+        self._tables = tables
+        self._columns = columns
+        self._lock = threading.Lock()
+        self._names = np.zeros((num_slots, _WORDS), dtype=np.uint64)  # of slots; see ``slot_names``
+        self._parents = np.zeros((num_slots, _WORDS), dtype=np.uint64)
+        self._is_bag = np.zeros(num_slots, dtype=np.bool_)
+        self._generations: Ids = np.full(num_slots, BROKEN, dtype=np.int64)
+        self._cells = Cells(self._names, secrets.randbits(64))
+
+    def keep(self, kept: Kept) -> None:
+        """Slots hold that, as far as they still do. O(rows), and at times O(slots)."""
+        for start in range(0, len(kept.slots), _AT_ONCE):
+            rows = kept.rows(np.arange(start, min(start + _AT_ONCE, len(kept.slots))))
+            with self._lock:
+                self._take(rows)
+        while self._cells.is_crowded:
+            self._tidy()
+
+    def clear(self) -> None:
+        """Nothing of what is held may be told any more. O(slots)."""
+        with self._lock:
+            self._generations[:] = BROKEN
+            self._cells = Cells(self._names, secrets.randbits(64))
+
+    def has(self, names: Names) -> npt.NDArray[np.bool_]:
+        """Which of these are here: names of positions, and of bags; ``bool[n]``.
+
+        A bag counts behind a position that is here, too. Those before a position are here as a rule: ends of
+        chains are evicted first.
+        """
+        with self._lock:
+            first = self._find(names)
+            found = first >= 0
+            is_bag = found & self._is_bag[np.maximum(first, 0)]
+            positions = np.array(names)
+            positions[is_bag] = bag_names(names[is_bag])
+            for column in range(self._columns):
+                asked = np.flatnonzero(found)
+                called = slot_names(positions[asked], np.full(len(asked), column, dtype=np.int64))
+                found[asked] = self._find(called) >= 0
+        return found
+
+    def find(self, names: Names, counts: Sequence[int], skips: Sequence[int]) -> Held:
+        """Slots of extents, or bags, of these names, up to the first that lacks one.
+
+        Args:
+            names: ``uint8[n, 32]``.
+            counts: slots that are wanted of each, at least 1.
+            skips: leading slots of each that are left out.
+        """
+        with self._lock:
+            wanted = self._wanted(names, np.array(counts), np.array(skips))
+            slots = self._find(wanted)
+            generations = self._generations[slots]
+            sums: Checksums = self._tables.sums[slots]
+            is_there = (slots >= 0) & (self._tables.fills[slots] == generations)
+        ends = np.cumsum([0, *counts])
+        num_leading = len(slots) if is_there.all() else int(is_there.argmin())
+        num_extents = int(np.searchsorted(ends, num_leading, side="right")) - 1
+        part = slice(0, int(ends[num_extents]))
+        return Held(num_extents, SlotRows(slots[part], generations[part], sums[part]))
+
+    def are_current(self, rows: SlotRows) -> npt.NDArray[np.bool_]:
+        """Which of these slots still hold what they held when they were found."""
+        are: npt.NDArray[np.bool_] = self._tables.fills[rows.slots] == rows.generations
+        return are
+
+    def check_invariants(self) -> None:
+        """What has a row that counts is found by its name."""
+        with self._lock:
+            slots = np.flatnonzero(self._live())
+            found = self._find(self._names[slots].view(np.uint8))
+            same = (self._names[found] == self._names[slots]).all(axis=1)
+            assert (found >= 0).all() and same.all(), f"{len(slots)} rows, {int((found < 0).sum())} are lost"
+            self._cells.check_invariants()
+
+    # Private. The lock is held
+
+    def _live(self) -> npt.NDArray[np.bool_]:
+        is_live: npt.NDArray[np.bool_] = self._generations > BROKEN
+        is_live &= self._tables.fills == self._generations
+        return is_live
+
+    def _take(self, kept: Kept) -> None:
+        kept = kept.rows(self._tables.fills[kept.slots] == kept.generations)
+        numbers, is_bag = kept.marks & _NUMBER, (kept.marks & BAG) != 0
+        called = np.array(kept.names)
+        called[is_bag] = bag_names(called[is_bag])
+        slots = kept.slots
+        self._names[slots] = slot_names(called, numbers).view(np.uint64)
+        self._parents[slots] = np.ascontiguousarray(kept.parents).view(np.uint64)
+        self._is_bag[slots] = is_bag
+        self._generations[slots] = kept.generations
+        self._cells.add(slots)
+
+    def _tidy(self) -> None:
+        """Leave out what does not count any more, a part at a time. Only the thread that writes is here."""
+        fresh = Cells(self._names, secrets.randbits(64))
+        live = np.flatnonzero(self._live())
+        for start in range(0, len(live), _AT_ONCE):
+            with self._lock:
+                fresh.add(live[start : start + _AT_ONCE])
+        with self._lock:
+            self._cells = fresh
+
+    def _find(self, names: Names) -> Ids:
+        """Slots of these names that hold what their rows say, ``int64[n]``; -1: there is none."""
+        return self._cells.find(names, lambda slots: self._tables.fills[slots] == self._generations[slots])
+
+    def _wanted(self, names: Names, counts: Ids, skips: Ids) -> Names:
+        """Names of all slots that are asked for; those before a position's are known by its parents.
+
+        An extent whose own name is not here has none.
+        """
+        first = self._find(names)
+        is_bag = self._is_bag[np.maximum(first, 0)] & (first >= 0)
+        ends = np.cumsum(counts)
+        numbers = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts - skips, counts)
+        known = np.where((first >= 0)[:, None], names, np.uint8(0))  # nothing is called zeros
+        called = np.repeat(known, counts, axis=0)
+        if not self._columns or is_bag.all():
+            return slot_names(called, numbers)
+        # Of extents of positions: how many positions before the last one a slot's is.
+        depths = -(-(counts + skips) // self._columns)
+        behind = np.where(is_bag, 0, depths).repeat(counts) - 1 - numbers // self._columns
+        in_bag = is_bag.repeat(counts)
+        numbers = np.where(in_bag, numbers, numbers % self._columns)
+        current, owners = known, np.arange(len(names)).repeat(counts)
+        for back in range(int(depths[~is_bag].max(initial=1))):
+            at = np.flatnonzero(~in_bag & (behind == back))
+            called[at] = current[owners[at]]
+            current = self._parents_of(current)
+        return slot_names(called, numbers)
+
+    def _parents_of(self, names: Names) -> Names:
+        """Of positions; zeros, which nothing is called, where there is none."""
+        slots = self._find(names)
+        parents = self._parents[slots]
+        parents[slots < 0] = 0
+        return parents.view(np.uint8)
