@@ -39,6 +39,17 @@ def check_hashes(vllm_config: VllmConfig) -> None:
         )
 
 
+def hash_advice(vllm_config: VllmConfig) -> str | None:
+    """What to say of prefix hashes that may differ where the content is the same; None: nothing."""
+    algorithm = vllm_config.cache_config.prefix_caching_hash_algo
+    if algorithm not in _PICKLES:
+        return None
+    return (
+        f"prefix_caching_hash_algo is {algorithm}, which may hash the same content otherwise in another "
+        f"process, and then finds nothing below; --prefix-caching-hash-algo {algorithm}_cbor does not"
+    )
+
+
 def namespace_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
     """Of an engine, as text that is compared in full. The rank and sizes are not in it."""
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
@@ -64,7 +75,7 @@ def namespace_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str
         "device": envs.VLLM_TARGET_DEVICE,
         "hash": [algorithm, hashlib.sha256(seed.encode()).hexdigest()],
     }
-    if algorithm.startswith(_PICKLES) and not algorithm.endswith("cbor"):
+    if algorithm in _PICKLES:
         told["python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
     return json.dumps(told, sort_keys=True, default=str)
 

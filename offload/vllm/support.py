@@ -20,7 +20,7 @@ from offload.store_probe import probe_store
 from offload.tier_config import DiskConfig
 from offload.vllm.groups import KINDS, cached_groups, is_full, layer_specs
 from offload.vllm.hand_offs import listens_at
-from offload.vllm.namespace import check_hashes
+from offload.vllm.namespace import check_hashes, hash_advice
 from offload.vllm.plugin import CONNECTOR
 from offload.vllm.replicas import most_replicas
 from offload.vllm.versions import is_on_trial
@@ -76,6 +76,9 @@ def check_before_start(vllm_config: VllmConfig) -> None:
     """
     config = check_engine(vllm_config)
     if config is not None:
+        advice = hash_advice(vllm_config) if config.tiers or config.pool is not None else None
+        if advice is not None:
+            logger.info("%s", advice)
         num_nodes = vllm_config.parallel_config.nnodes_within_dp
         check_machine(config, num_nodes, pool_bytes_here(vllm_config, config))
 

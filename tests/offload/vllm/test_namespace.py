@@ -305,6 +305,27 @@ def test_others_need_none(model: Path, algorithm: str) -> None:
     check_hashes(hashed(model, algorithm))
 
 
+@pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
+@pytest.mark.parametrize("has_tier", [False, True])
+def test_one_line_recommends_hashes_that_are_the_same_everywhere(
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    has_tier: bool,
+    algorithm: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    register()
+    monkeypatch.setattr(support, "check_pinning", lambda: None)
+    tiers = [{"kind": "disk", "path": str(tmp_path), "gib": 1}] if has_tier else []
+    extra = {"cpu_gib": 0.01, "tiers": tiers}
+    transfer = {"kv_connector": CONNECTOR, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    with caplog.at_level("INFO", logger="offload"):
+        configure(model, kv_transfer_config=transfer, prefix_caching_hash_algo=algorithm)
+    advice = [text for text in caplog.messages if "--prefix-caching-hash-algo sha256_cbor" in text]
+    assert len(advice) == (has_tier and algorithm == "sha256")
+
+
 @pytest.mark.parametrize("has_tier", [False, True])
 def test_it_is_asked_where_there_are_tiers(
     model: Path, monkeypatch: pytest.MonkeyPatch, has_tier: bool, tmp_path: Path
