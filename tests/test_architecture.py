@@ -94,6 +94,7 @@ STATEFUL = {
 }
 CHECKED_BY_THEIR_OWNER = {
     "evictor.hazard._State",  # by HazardPolicy
+    "offload.scheduler.fetched.Fetched",  # by Fetches, which all count there
     "evictor.caller.Caller",  # by its subclasses: it has no state but the policy
     "evictor.marks.Mark",  # by HintedPolicy
     "evictor.policy.Newcomer",  # by whoever stores: no state but what the policy keeps in it

@@ -1,6 +1,6 @@
 """A fetch under way, and what a request wants of a tier."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -73,3 +73,13 @@ class Wish(NamedTuple):
 
 NO_WISH = Wish(-1, -1)
 """Of a request that wants nothing of the tier, or nothing any more."""
+
+
+def parts_of(edges: Ids, num_slots: int) -> Iterator[tuple[int, int]]:
+    """Cuts an order into jobs of about so many slots each, which begin and end with extents."""
+    start = 0
+    for edge in edges[1:].tolist():
+        if edge - start >= num_slots or edge == edges[-1]:
+            if edge > start:
+                yield start, edge
+            start = edge

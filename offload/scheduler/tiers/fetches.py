@@ -1,13 +1,13 @@
 """The flow from a tier into the pool, from where restores take what it brings."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 
 from allocator import StorePlan
-from offload.messages import Ids, Order, Part, Route
+from offload.messages import Order, Part, Route
 from offload.scheduler.arrivals import Arrival
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.common import Common
@@ -16,7 +16,7 @@ from offload.scheduler.flow import Job, Progress
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.offer import COMING, Offer, Why
 from offload.scheduler.tiers.contents import Contents, Reading
-from offload.scheduler.tiers.fetch import NO_WISH, Batch, Fetch, Wish
+from offload.scheduler.tiers.fetch import NO_WISH, Batch, Fetch, Wish, parts_of
 from offload.scheduler.tiers.names import Grid, Path
 from offload.scheduler.tiers.pace import Pace
 
@@ -25,7 +25,7 @@ LEAST_TOKENS = 512
 
 _PART_BYTES = 16 << 20
 POOL_SHARE = 0.25
-"""Fetches under way fill at most that part of the pool."""
+"""Fetches under way, of all tiers together, fill at most that part of the pool."""
 _MOST_BYTES = 1 << 30
 """Of them, so that a slow disk is done with them long before they are overdue."""
 
@@ -73,6 +73,7 @@ class Fetches:
         self._least_tokens = least_tokens
         self._most_filling = int(common.allocator.capacity * pool_share)
         self._has_bags = common.engine.groups.has_bags
+        self._fetched = common.arrivals.fetched
         self._part_slots = max(1, _PART_BYTES // common.slot_bytes)
         self._orders: list[Order] = []
         self._coming: dict[bytes, Fetch] = {}  # by hash: in flight, and somebody may wait for them
@@ -94,12 +95,13 @@ class Fetches:
         self._note(request_id, chain, max(num_usable, stop), stop)
         if not stop or self._common.engine.has(chain[stop - 1]):
             return
-        room = self._most_filling - sum(self._ahead.values())
+        room = self._most_filling - self._fetched.num_ahead
         ahead = stop if self._has_bags else min(stop, num_usable + room // self._grid.columns)
         num_slots = self._num_slots(chain, ahead)
         if ahead > num_usable and num_slots <= room and self._is_worth(chain, num_usable, 0, ahead):
             self._wishes[request_id] = Wish(stop, num_usable)
             self._ahead[request_id] = num_slots
+            self._fetched.num_ahead += num_slots
             self._begin(chain, ahead)
 
     def offer(self, request: Request, num_local: int, hints: RequestHints) -> Offer | None:
@@ -108,7 +110,7 @@ class Fetches:
         wish = self._wishes.get(request_id)
         if wish is NO_WISH:
             return None
-        self._ahead.pop(request_id, None)
+        self._has_asked(request_id)
         common, chain = self._common, self._common.engine.chain(request)
         first = num_local // common.block_size
         num_usable = self._num_usable(request, chain, first)
@@ -144,6 +146,7 @@ class Fetches:
     def advance(self, job: Job[Fetch], progress: Progress) -> None:
         fetch = job.task
         if progress.gave_up:
+            self._fetched.num_filling -= job.num_blocks
             self._common.count_failed(self.route)
             self.breaker.failed(job.job_id, hangs=True)
         if progress.gave_up or progress.fell_short:
@@ -153,7 +156,7 @@ class Fetches:
 
     def finish(self, request: Request) -> list[Order]:
         self._wishes.pop(request.request_id, None)
-        self._ahead.pop(request.request_id, None)
+        self._has_asked(request.request_id)
         self._unsure.pop(request.request_id, None)
         return []
 
@@ -182,6 +185,7 @@ class Fetches:
         """What is in flight is counted, and what is said to come is in flight."""
         jobs = list(self._common.ledger.of(self))
         num_filling = sum(job.num_blocks for job in jobs)
+        self._fetched.check(job for job in self._common.ledger if isinstance(job.task, Fetch))
         assert num_filling == self._num_filling, f"{num_filling} slots fill, {self._num_filling} counted"
         in_flight = Counter(id(job.task) for job in jobs)
         for job in jobs:
@@ -219,6 +223,14 @@ class Fetches:
             return self._common.allocator.resident_depth(chain)
         limit = (request.num_tokens - 1) // self._common.block_size
         return self._common.allocator.usable_depth(chain, limit, first)
+
+    @property
+    def _num_coming(self) -> int:
+        """Slots that fetches fill. Those of other tiers that were given up are not waited for."""
+        return max(self._num_filling, self._fetched.num_filling)
+
+    def _has_asked(self, request_id: str) -> None:
+        self._fetched.num_ahead -= self._ahead.pop(request_id, 0)
 
     def _first_wish(
         self, request: Request, chain: Sequence[bytes], first: int, hints: RequestHints
@@ -267,7 +279,7 @@ class Fetches:
         batch = Batch(common.clock())
         most = min(self._most_filling, _MOST_BYTES // common.slot_bytes)
         if self._has_bags:
-            if self._num_filling + self._num_slots(chain, stop) <= most:
+            if self._num_slots(chain, stop) <= most - self._num_coming:
                 self._begin_checkpoint(chain, stop, batch)
             return batch.num_left > 0
         names = grid.names(chain, stop)
@@ -277,7 +289,7 @@ class Fetches:
             return False
         path = grid.path(chain, len(names) * grid.positions)
         part = max(1, self._part_slots // grid.slots) * grid.positions
-        while (room := (most - self._num_filling) // grid.columns) >= grid.positions:
+        while (room := (most - self._num_coming) // grid.columns) >= grid.positions:
             plan = common.allocator.plan_store(chain, stop, min(part, room))
             if plan is None:
                 break
@@ -310,7 +322,7 @@ class Fetches:
         skips = np.zeros(last - first, dtype=np.int64)
         skips[0] = max(start - begins, 0)
         hashes = plan.hashes if plan.bag is None else [*plan.hashes, path.end]
-        cuts = list(self._parts(edges))
+        cuts = list(parts_of(edges, self._part_slots))
         arrival = Arrival(plan, path.end, [part_start for part_start, _ in cuts])
         fetch = Fetch(plan, reading, path.names, first, edges, batch, hashes, arrival)
         parts = []
@@ -318,12 +330,14 @@ class Fetches:
             job = common.ledger.open(self, fetch, part_stop - part_start)
             self.breaker.began(job.job_id)
             common.filled_by[slots[part_start:part_stop]] = job.job_id
+            self._fetched.begin(slots[part_start:part_stop], job.job_id, self.route.source)
             fetch.starts[job.job_id] = part_start
             parts.append(Part(job.job_id, part_start, part_stop))
         fetch.num_left = len(parts)
         batch.num_left += len(parts)
         batch.num_blocks += len(slots)
         self._num_filling += len(slots)
+        self._fetched.num_filling += len(slots)
         self._coming.update(dict.fromkeys(fetch.hashes, fetch))
         common.arrivals.add(arrival)
         extents = reading.extents(edges, skips)
@@ -333,15 +347,6 @@ class Fetches:
     def _read(self, plan: StorePlan, path: Path, first: int, last: int) -> Reading:
         """Begin to read these extents of a path. Of the last one the plan may lack what is behind."""
         return self._directory.read(path.names, first, last)
-
-    def _parts(self, edges: Ids) -> Iterator[tuple[int, int]]:
-        """Jobs of about so many slots each, which begin and end with extents."""
-        start = 0
-        for edge in edges[1:].tolist():
-            if edge - start >= self._part_slots or edge == edges[-1]:
-                if edge > start:
-                    yield start, edge
-                start = edge
 
     def _release(self, fetch: Fetch) -> None:
         """Nobody waits for it any more."""
@@ -360,6 +365,8 @@ class Fetches:
     def _end(self, job: Job[Fetch]) -> None:
         fetch, common = job.task, self._common
         self._num_filling -= job.num_blocks
+        if not job.given_up:
+            self._fetched.num_filling -= job.num_blocks
         fetch.num_left -= 1
         fetch.batch.num_left -= 1
         if job.num_good == job.num_blocks:

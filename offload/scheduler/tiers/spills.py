@@ -52,7 +52,8 @@ class Spills:
     tier, too, or the tier takes no more of it. The oldest chains come first. Where there are too many, the
     oldest are forgotten. By ``Admit.POLICY``, a full tier is not given what may be used again before the pool
     evicts it: such a chain waits until that is about to happen. So the cold end of the pool is written below,
-    and the pool evicts without waiting.
+    and the pool evicts without waiting. What came from another tier is there: it is written only where it
+    leads to something that is not.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Spills:
             shutdown_seconds: that a shutdown takes at most for what is yet to be written.
         """
         self.route = route
+        common.arrivals.fetched.add_tier(route.target)
         self.breaker = CircuitBreaker(f"copies into the {route.target} tier", common.clock)
         self._common = common
         self._directory = directory
@@ -255,7 +257,8 @@ class Spills:
 
     def _write(self, chain: Chain, path: Path) -> Order | None:
         common, directory, grid = self._common, self._directory, self._grid
-        num_names, num_below = len(path.names), directory.known_depth(path.names)
+        num_below = directory.known_depth(path.names)
+        num_names = self._num_own(chain, path, num_below)
         if num_names <= num_below:
             return None
         extent_bytes = grid.slots * common.slot_bytes
@@ -283,6 +286,22 @@ class Spills:
         places = np.repeat(extents.places, np.diff(edges))
         part = Part(job.job_id, 0, len(slots))
         return Order(self.route, [part], slots, places, common.filled_by[slots], None, extents)
+
+    def _num_own(self, chain: Chain, path: Path, num_below: int) -> int:
+        """Extents of a path up to the last that did not come from another tier: others are written there."""
+        common, num_names = self._common, len(path.names)
+        fetched = common.arrivals.fetched
+        if num_names <= num_below or not fetched.has_several:
+            return num_names
+        edges = self._grid.edges(path, num_below, num_names)
+        pin, slots = self._slots(chain, path, edges)
+        common.allocator.unpin(pin)
+        own = np.flatnonzero(~fetched.from_others(slots, common.filled_by[slots], self.route.target))
+        if not len(own):
+            return num_below
+        if common.engine.groups.has_bags:  # a checkpoint is of use as a whole
+            return num_names
+        return num_below + int(np.searchsorted(edges - edges[0], own[-1], side="right"))
 
     def _slots(self, chain: Chain, path: Path, edges: Ids) -> tuple[Pin, Ids]:
         """A pin on what is written, and the slots between these edges."""

@@ -107,7 +107,7 @@ def run_seed(
     workload: Leavers | Workload | None = None
     for life in range(num_lives):
         if settings.tier is not None:
-            settings = replace(settings, places=(settings.tier.place,))
+            settings = replace(settings, places=settings.tier.places)
         engine = VirtualEngine(settings, rng)
         engine.audit.explain_failures = True
         if workload is None:

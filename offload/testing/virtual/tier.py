@@ -63,6 +63,11 @@ class VirtualTier:
         return Place(self._make_flows, self._make_lanes)
 
     @property
+    def places(self) -> tuple[Place, ...]:
+        """All that is put below the pool of one engine."""
+        return (self.place,)
+
+    @property
     def media(self) -> list[FaultyMedium]:
         """Of each rank, in their order."""
         return [self._media[rank] for rank in sorted(self._media)]
