@@ -5,7 +5,8 @@ python := .venv/bin/python
 # The benchmarks that `make bench` runs: python -m benchmarks.NAME, results in benchmarks/out/NAME.json.
 BENCHMARKS := long_document_qa overhead decode_latency shared_prefix verification control_plane engine_replay \
 	hybrid_reuse trace_replay copy_bandwidth waiting_requests stored_share served_share splits \
-	storms gc_pause answers disk_bandwidth disk_tier tier_latency codecs store_tier silent_store pool_restart
+	storms gc_pause answers disk_bandwidth disk_tier tier_latency codecs store_tier silent_store pool_restart \
+	partial_arrival
 # More arguments for pytest, as in: make test ARGS="-k lru -x" (then on the vLLM in .venv only)
 ARGS :=
 # What is tested on the oldest and the newest vLLM as well: whatever meets its scheduler, its worker or its server.
