@@ -16,6 +16,7 @@ from offload.mooncake_config import MooncakeConfig
 from offload.pool_command import add_pool_command
 from offload.pool_config import SharedMemoryConfig
 from offload.provenance import own_version
+from offload.proxy.command import add_proxy_command
 from offload.settings import GIB
 from offload.sizing.command import add_size_command
 from offload.status_command import add_status_command
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_status_command(commands)
     add_reset_command(commands)
     add_pool_command(commands)
+    add_proxy_command(commands)
     options, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{_REMEDIES.get(options.command, '')}")

@@ -6,6 +6,7 @@
     ├── HostMemoryError        the pool's memory cannot be had or pinned
     ├── TierError              files of a tier below the pool cannot be had, or are of others
     │   └── TierFormatError    they are damaged, or of a format that is not read
+    ├── ProxyError             an option of kv-offload proxy, or an engine that it cannot have
     ├── OperatorError          an operator socket cannot be had, or does not answer as one
     └── TraceError             a file that is no trace of requests
 
@@ -39,6 +40,10 @@ class TierFormatError(TierError):
 
 class OperatorError(OffloadError):
     """An operator socket cannot be had, or nobody answers there as an engine does; the message says where."""
+
+
+class ProxyError(OffloadError):
+    """An option of ``kv-offload proxy`` is wrong; the message names its value and the remedy."""
 
 
 class TraceError(OffloadError):

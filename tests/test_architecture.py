@@ -227,6 +227,17 @@ ABOVE = {
     ),
     "offload.observe": ("offload.scheduler", "offload.worker", "offload.vllm", "offload.testing", "torch"),
     "offload.sizing": ("offload.scheduler", "offload.worker", "offload.vllm", "offload.testing", "torch"),
+    "offload.proxy": (
+        "offload.scheduler",
+        "offload.worker",
+        "offload.observe",
+        "offload.sizing",
+        "offload.vllm",
+        "offload.testing",
+        "allocator",
+        "evictor",
+        "torch",
+    ),
     "offload.vllm": ("offload.testing",),
 }
 """What no module of a part imports. The two processes share ``offload.messages`` and what is below it."""
@@ -278,14 +289,20 @@ def test_only_a_function_of_the_command_certify_imports_the_testing_kit() -> Non
     tree = ALL["offload.vllm.certification.run"]
     assert not any(is_in(name, "offload.testing") for name in imports(run_at_import(tree)))
 
-
-def test_what_is_required_is_imported_and_what_is_imported_is_required() -> None:
-    """But torch comes with vLLM, and matplotlib with an extra. Below offload.vllm vLLM brings more."""
+    """But torch comes with vLLM, matplotlib and what the proxy needs with extras; the border has more."""
+    """But torch comes with vLLM, matplotlib and what the proxy needs with extras; vLLM brings more for its border."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {re.split(r"\W", each.replace("-", "_"))[0] for each in project["dependencies"]}
+    proxy = {re.split(r"\W", each.replace("-", "_"))[0] for each in project["optional-dependencies"]["proxy"]}
     modules = [module for module in OURS if not may_import(module, "vllm")]
-    tops = {name.partition(".")[0] for module in modules for name in imports_anywhere(module)}
-    assert tops - sys.stdlib_module_names - {*PACKAGES, "torch", "matplotlib"} == required
+    others = {*sys.stdlib_module_names, *PACKAGES, "torch", "matplotlib"}
+    assert tops([each for each in modules if not is_in(each, "offload.proxy")]) - others == required
+    assert tops([each for each in modules if is_in(each, "offload.proxy")]) - others - required == proxy
+
+
+def tops(modules: list[str]) -> set[str]:
+    """What modules import, by first names."""
+    return {name.partition(".")[0] for module in modules for name in imports_anywhere(module)}
 
 
 def files_of_the_design() -> list[str]:

@@ -39,7 +39,7 @@ class Handoffs:
             "cpu_offload_from_peer": self.peer,
             "cpu_offload_from_epoch": self.epoch,
             "cpu_offload_from_tokens": len(full),
-            "cpu_offload_from_tip": f"{abs(hash(full)):064x}"[-64:],
+            "cpu_offload_from_tip": f"{abs(hash(full)):032x}"[-32:],
         }
 
     async def fetch(

@@ -34,7 +34,7 @@ class Received:
 
     path: str
     body: dict[str, Any]
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     outcome: str = "running"
     has_left: bool = False
     prompts: list[list[int]] = field(default_factory=list)
@@ -148,7 +148,7 @@ class Upstream:
                 body = json.loads(raw) if raw else {}
             except ValueError:
                 body = {}
-            seen = Received(path, body if isinstance(body, dict) else {}, dict(request.headers))
+            seen = Received(path, body if isinstance(body, dict) else {}, request.headers.copy())
             request[_SEEN] = seen
             self.received.append(seen)
             try:
