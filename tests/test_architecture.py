@@ -289,8 +289,9 @@ def test_only_a_function_of_the_command_certify_imports_the_testing_kit() -> Non
     tree = ALL["offload.vllm.certification.run"]
     assert not any(is_in(name, "offload.testing") for name in imports(run_at_import(tree)))
 
+
+def test_what_is_required_is_imported_and_what_is_imported_is_required() -> None:
     """But torch comes with vLLM, matplotlib and what the proxy needs with extras; the border has more."""
-    """But torch comes with vLLM, matplotlib and what the proxy needs with extras; vLLM brings more for its border."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {re.split(r"\W", each.replace("-", "_"))[0] for each in project["dependencies"]}
     proxy = {re.split(r"\W", each.replace("-", "_"))[0] for each in project["optional-dependencies"]["proxy"]}
