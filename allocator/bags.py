@@ -92,6 +92,11 @@ class Bags:
                 return self._checkpoints[index]
         return None
 
+    def last(self, depth: int) -> Checkpoint | None:
+        """The deepest one that is no deeper than ``depth``, complete or filling. O(log n)."""
+        index = bisect_right(self._checkpoints, depth, key=_depth)
+        return self._checkpoints[index - 1] if index else None
+
     def is_complete_at(self, depth: int) -> bool:
         """Whether there is a complete one at just that depth."""
         found = self.at(depth)

@@ -7,6 +7,7 @@ from allocator.bags import BagState
 from allocator.conservation import check_leaves, check_slots
 from allocator.errors import ChainError
 from allocator.events import EventLog
+from allocator.leases import Leases
 from allocator.node import Node, Pin, Place
 from allocator.pins import Pins
 from allocator.planning import Planning
@@ -79,6 +80,7 @@ class CpuOffloadingBlockAllocator:
         self._planning = Planning(
             self._tree, self._ranking, self._pool, self._policy, self._room, self._stores
         )
+        self.leases = Leases(self._tree, self._ranking, self._policy, self._room)
         self._step_work = self._work_left = _STEP_WORK
 
     @property
@@ -220,6 +222,7 @@ class CpuOffloadingBlockAllocator:
         limit: int | None = None,
         hints: KeepHints | None = None,
         num_bag: int | None = None,
+        must: bool = False,
     ) -> StorePlan | None:
         """Give slots to the unknown ones of the first ``stop`` positions of ``chain``, and to a bag.
 
@@ -231,6 +234,7 @@ class CpuOffloadingBlockAllocator:
             limit: store at most that many.
             hints: how to keep all of the chain.
             num_bag: slots of the bag of a checkpoint at ``stop``, where it needs one; perhaps 0.
+            must: evict whatever may be evicted, also what is worth more.
 
         Returns:
             What to copy where: a run that begins at the first unknown position. It is shorter than asked for
@@ -245,7 +249,7 @@ class CpuOffloadingBlockAllocator:
         if num_bag is not None and not 0 <= num_bag <= self._bag_slots:
             raise ChainError(f"a bag of {num_bag} slots: one has at most {self._bag_slots}")
         self._stores.orphan()
-        return self._planning.plan(chain, stop, limit, hints, num_bag)
+        return self._planning.plan(chain, stop, limit, hints, num_bag, must)
 
     def close(self, chain: Sequence[bytes]) -> None:
         """The request for ``chain`` stores no more: what is behind its last checkpoint leaves. O(log n).
@@ -331,10 +335,7 @@ class CpuOffloadingBlockAllocator:
             self._room.remove_bag(node, depth, BagState.COMPLETE)
 
     def forget(self, first_hash: bytes) -> None:
-        """All chains that begin so leave the pool, also what is on its way into it.
-
-        Slots in use by jobs become free when those end.
-        """
+        """All chains that begin so leave the pool, also what is on its way there. Like ``reset``."""
         node = self._tree.node_at([first_hash], 0, 0)
         if node is not None:
             self._cut(Place(node, 0))
@@ -347,10 +348,9 @@ class CpuOffloadingBlockAllocator:
     def tidy(self) -> bool:
         """A step of the engine ends: go on giving back the slots of what was cut off.
 
-        A drop or a reset ends at once what it cuts off: nobody finds it. Giving the slots back may take
-        longer, for there may be a million. One step does no more than so much of it. The rest is carried
-        over, or done as soon as a store needs the slots. How many drops and ends of pins there are in a step
-        is the caller's to bound. Returns whether slots may have been given back.
+        A drop or a reset ends at once what it cuts off: nobody finds it. Giving back the slots, perhaps a
+        million, may take longer: one step does a part of it, or a store as soon as it needs them. How many
+        drops and ends of pins there are in a step is the caller's to bound. Returns whether there was any.
         """
         self._stores.orphan()
         self._ranking.join_more()
@@ -373,7 +373,7 @@ class CpuOffloadingBlockAllocator:
     def check_invariants(self) -> None:
         """Tree, pool, policy, pins and plans agree. O(pool); for tests."""
         self._stores.orphan()
-        for part in (self._tree, self._uncached, self._stores, self._pins):
+        for part in (self._tree, self._uncached, self._stores, self._pins, self.leases):
             part.check_invariants()
         self._policy.check_invariants([*self._tree.nodes(), *self._tree.dead_nodes()])
         self._pool.check_invariants()

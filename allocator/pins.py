@@ -74,7 +74,7 @@ class Pins:
         The slots of its bag likewise.
         """
         tree = self._tree
-        hanging = {pin for node in (*tree.nodes(), *tree.dead_nodes()) for pin in node.pins}
+        hanging = {pin for node in (*tree.nodes(), *tree.dead_nodes()) for pin in node.pins if len(pin.slots)}
         assert hanging == {pin for pin in self if pin.node is not None}, "a pin hangs on the wrong node"
         for pin in self:
             self._check_slots(pin)

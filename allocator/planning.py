@@ -38,6 +38,7 @@ class Planning:
         limit: int | None,
         hints: KeepHints | None,
         num_bag: int | None,
+        must: bool,
     ) -> StorePlan | None:
         """See ``CpuOffloadingBlockAllocator.plan_store``."""
         place = self._tree.find(chain, stop)
@@ -54,7 +55,7 @@ class Planning:
         admission = self._ranking.heed(node, hints, num_slots)
         hashes = list(chain[place.depth : place.depth + wanted])
         data = self._tree.packed(hashes) if hashes else b""
-        num_stored = self._room.admit(node, hashes, num_bag or 0, admission)
+        num_stored = self._room.admit(node, hashes, num_bag or 0, admission, must=must)
         if num_stored is None:
             self._ranking.refresh(node)
             self._room.trim_loose()

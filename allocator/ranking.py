@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from allocator.bags import Checkpoint
+from allocator.covered import Covered
 from allocator.events import EventLog
 from allocator.node import Node, Place, Removed
 from allocator.prefix_tree import PrefixTree
@@ -28,6 +29,7 @@ class Ranking(Caller[Node]):
         self._tree = tree
         self._log = log
         self._max_joined = _MAX_JOINED
+        self.covered = Covered()
         self._to_join: Node | None = None  # where a path ends that one call could not join whole
         self.loose: list[Node] = []
         """Leaves that are to be trimmed back to their last checkpoints; see ``trim_loose``."""
@@ -62,6 +64,7 @@ class Ranking(Caller[Node]):
         if depth == node.end:
             return node
         new = self._tree.split(place)
+        self.covered.split(node, new)
         self.after_split(node, new)
         return new if new.end == depth else node
 
@@ -94,11 +97,13 @@ class Ranking(Caller[Node]):
         self._tree.checkpoints.begin(node, depth, slots)
         self._policy.leave(node)
         self._policy.resized(node)
+        self.covered.resized(node)
 
     def remove_bag(self, checkpoint: Checkpoint) -> Node:
         """Take a bag out of the tree, and nothing else. Returns the node that had it."""
         node = self._tree.checkpoints.remove(checkpoint)
         self._policy.resized(node)
+        self.covered.resized(node)
         return node
 
     def evict(
@@ -166,6 +171,7 @@ class Ranking(Caller[Node]):
             heir = self._heir_of(node)
             num_cuts = self._tree.num_cuts
             part = self._tree.trim(node, work)
+            self.covered.resized(node)
             removed.append(part)
             self._log.take_away(part, num_cuts)
             work -= len(part.slots) + _NODE_WORK * (1 + len(part.pins))
@@ -215,6 +221,7 @@ class Ranking(Caller[Node]):
     def _join_all(self, parts: Sequence[Node]) -> Node:
         self._policy.leave(parts[0])
         joined = self._tree.join(parts)
+        self.covered.joined(joined, parts)
         self.after_join(joined, [part for part in parts if part is not joined])
         return joined
 

@@ -58,9 +58,15 @@ class Room:
         return bool(pool.num_free or tree.has_dead) or self._policy.choose() is not None
 
     def admit(
-        self, parent: Node, hashes: Sequence[bytes], num_bag: int, admission: Admission[Node]
+        self,
+        parent: Node,
+        hashes: Sequence[bytes],
+        num_bag: int,
+        admission: Admission[Node],
+        *,
+        must: bool = False,
     ) -> int | None:
-        """Evict for ``hashes`` below ``parent``, and a bag after them, as far as that pays.
+        """Evict for ``hashes`` below ``parent``, and a bag after them, as far as that pays, or they ``must``.
 
         Returns how many of them then fit, None if that is not enough. With checkpoints it takes all of them.
         """
@@ -71,7 +77,7 @@ class Room:
             if self._pool.num_free < stop * self._tree.columns + of_bag:
                 weight = (stop - start) * self._tree.columns + of_bag
                 newcomer = Newcomer(parent, hashes[start], stop - start, weight)
-                asks = None if self._admits_all else newcomer
+                asks = None if self._admits_all or must else newcomer
                 self.make(stop * self._tree.columns + of_bag, asks, admission, parent)
                 if self._pool.num_free < stop * self._tree.columns + of_bag:
                     break

@@ -117,6 +117,8 @@ class AllocatorModel:
     tree: TreeModel = field(default_factory=TreeModel)
     stores: dict[int, StoreModel] = field(default_factory=dict)
     pins: list[PinModel] = field(default_factory=list)
+    leases: list[list[Position]] = field(default_factory=list)
+    """Paths."""
     clock: Iterable[int] = field(default_factory=lambda: count(1))
 
     # Slots: who owns what follows from the tree, the stores and the pins
@@ -140,6 +142,17 @@ class AllocatorModel:
     def free(self) -> set[int]:
         return set(range(self.capacity)) - self.resident - self.filling - self.leaving
 
+    @property
+    def leased(self) -> set[Position]:
+        """Positions in the tree that a lease keeps."""
+        known = set(self.tree.positions.values())
+        return {position for path in self.leases for position in path} & known
+
+    @property
+    def num_leased(self) -> int:
+        """Slots that leases keep."""
+        return len(self.leased) * self.columns
+
     # Recency
 
     def touch(self, positions: Sequence[Position]) -> None:
@@ -149,7 +162,7 @@ class AllocatorModel:
 
     def candidates(self, newcomer_path: Collection[Position] = ()) -> list[Position]:
         """What may be evicted: resident tails that no load needs and no newcomer continues."""
-        kept = {position for pin in self.pins for position in pin.path} | set(newcomer_path)
+        kept = {position for pin in self.pins for position in pin.path} | set(newcomer_path) | self.leased
         return [leaf for leaf in self.tree.leaves() if leaf.resident and leaf not in kept]
 
     # Stores

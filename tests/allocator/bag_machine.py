@@ -31,6 +31,7 @@ class BagMachine(RuleBasedStateMachine):
 
     plans = Bundle("plans")
     pins = Bundle("pins")
+    leases = Bundle("leases")
 
     @initialize(
         capacity=st.sampled_from([6, 9, 14, 24]),
@@ -118,6 +119,28 @@ class BagMachine(RuleBasedStateMachine):
         if self.pair.model.usable(chain, len(chain), len(chain) - 1) == 0:
             with pytest.raises(ChainError):
                 self.pair.allocator.pin(chain, 0, len(chain))
+
+    # Leases
+
+    @precondition(lambda self: self.pair.model.bags and len(self.pair.model.leases) < 4)
+    @rule(target=leases, data=st.data())
+    def lease(self, data: st.DataObject) -> Pin:
+        """Up to a checkpoint, complete or filling."""
+        path = data.draw(st.sampled_from(_in_order(list(self.pair.model.bags)))).path
+        return self.pair.lease([position.prefix_hash for position in path])
+
+    @rule(lease=consumes(leases))
+    def end_lease(self, lease: Pin) -> None:
+        self.pair.end_lease(lease)
+
+    @rule(chain=chains())
+    def lease_without_a_checkpoint(self, chain: list[bytes]) -> None:
+        known = self.pair.model.tree.known(chain)
+        depths = [depth for depth, each in enumerate(known, 1) if each in self.pair.model.bags]
+        assert self.pair.allocator.leases.depth(chain, len(chain)) == max(depths, default=0)
+        if len(chain) not in depths:
+            with pytest.raises(ChainError):
+                self.pair.allocator.leases.begin(chain, len(chain))
 
     # Recency and leaving
 

@@ -62,6 +62,12 @@ class CheckpointModel(AllocatorModel):
     def free(self) -> set[int]:
         return super().free - self.bagged
 
+    @property
+    def num_leased(self) -> int:
+        leased = self.leased
+        of_bags = sum(len(bag.slots) for each, bag in self.bags.items() if each in leased)
+        return super().num_leased + of_bags
+
     def children(self, position: Position) -> list[Position]:
         return [each for each in self.tree.positions.values() if each.parent is position]
 
@@ -76,7 +82,7 @@ class CheckpointModel(AllocatorModel):
     def is_servable(self, leaf: Position) -> bool:
         """Whether a leaf ends at a checkpoint, or there is a reason for it to be there all the same."""
         bag = self.bags.get(leaf)
-        is_read = any(leaf in pin.path for pin in self.pins)
+        is_read = any(leaf in pin.path for pin in self.pins) or leaf in self.leased
         return not leaf.resident or is_read or leaf in self.open or (bag is not None and bag.complete)
 
     def has_filling_bag(self, leaf: Position) -> bool:

@@ -125,6 +125,19 @@ class BagPair(Pair):
         self.model.pins.remove(self._pins.pop(pin))
         self._follow()
 
+    def lease(self, chain: list[bytes]) -> Pin:
+        lease = self.allocator.leases.begin(chain, len(chain))
+        path = self._leases[lease] = self.model.tree.known(chain)
+        self.model.leases.append(path)
+        self._follow()
+        return lease
+
+    def end_lease(self, lease: Pin) -> None:
+        path = self._leases.pop(lease)
+        self.allocator.leases.end(lease)
+        self.model.leases = [each for each in self.model.leases if each is not path]
+        self._follow()
+
     # Recency and leaving
 
     def use(self, chain: list[bytes]) -> None:
@@ -179,6 +192,7 @@ class BagPair(Pair):
         assert allocator.num_evicted == self._num_evicted
         assert _slots_in_all(allocator) == allocator.capacity
         self._check_events()
+        self._check_leases()
         if not self.has_carried:
             assert self._replayed_bags == _hashes(self._complete())
         assert self._bags_of_allocator() == {each: set(bag.slots) for each, bag in self._complete().items()}
@@ -252,6 +266,7 @@ class BagPair(Pair):
             assert len(self.model.children(bag.position)) == 1, f"{bag} is of a leaf, or of a branch"
             assert bag.slots, "to evict it gives no room"
             assert not any(pin.bag is bag for pin in self.model.pins if isinstance(pin, BagPinModel))
+            assert not any(path[-1] is bag.position for path in self.model.leases), f"{bag} is leased"
             del self.model.bags[bag.position]
 
     def _complete(self) -> dict[Position, BagModel]:

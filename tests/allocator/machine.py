@@ -31,6 +31,7 @@ class AllocatorMachine(RuleBasedStateMachine):
 
     plans = Bundle("plans")
     pins = Bundle("pins")
+    leases = Bundle("leases")
     ended_plans = Bundle("ended_plans")
     ended_pins = Bundle("ended_pins")
 
@@ -61,9 +62,15 @@ class AllocatorMachine(RuleBasedStateMachine):
         for chain in several:
             self.pair.store(chain)
 
-    @rule(target=plans, chain=chains(min_length=3), stop=depths(), limit=st.none() | st.integers(-1, 4))
-    def plan_store(self, chain: list[bytes], stop: int, limit: int | None) -> StorePlan | None:
-        return self.pair.plan_store(chain, stop, limit) or multiple()
+    @rule(
+        target=plans,
+        chain=chains(min_length=3),
+        stop=depths(),
+        limit=st.none() | st.integers(-1, 4),
+        must=st.booleans(),
+    )
+    def plan_store(self, chain: list[bytes], stop: int, limit: int | None, must: bool) -> StorePlan | None:
+        return self.pair.plan_store(chain, stop, limit, must=must) or multiple()
 
     @rule(target=plans, chain=chains(min_length=4), limit=st.integers(1, 3))
     def plan_in_pieces(self, chain: list[bytes], limit: int) -> tuple[StorePlan, ...]:
@@ -114,6 +121,30 @@ class AllocatorMachine(RuleBasedStateMachine):
         with pytest.raises(StalePlanError):
             self.pair.allocator.unpin(pin)
 
+    # Leases
+
+    @precondition(lambda self: self.pair.model.tree.positions and len(self.pair.model.leases) < 4)
+    @rule(target=leases, data=st.data())
+    def lease(self, data: st.DataObject) -> Pin:
+        """What is resident, or filling."""
+        known = sorted(self.pair.model.tree.positions.values(), key=_deepest_first)
+        path = data.draw(st.sampled_from(known)).path
+        return self.pair.lease([position.prefix_hash for position in path])
+
+    @rule(lease=consumes(leases))
+    def end_lease(self, lease: Pin) -> None:
+        self.pair.end_lease(lease)
+        with pytest.raises(StalePlanError):
+            self.pair.allocator.leases.end(lease)
+
+    @rule(chain=chains())
+    def lease_what_is_not_known(self, chain: list[bytes]) -> None:
+        if len(self.pair.model.tree.known(chain)) < len(chain):
+            with pytest.raises(ChainError):
+                self.pair.allocator.leases.begin(chain, len(chain))
+        with pytest.raises(ChainError):
+            self.pair.allocator.leases.begin(chain, 0)
+
     # Recency and leaving
 
     @rule(chain=chains(min_length=0))
@@ -151,4 +182,8 @@ class AllocatorMachine(RuleBasedStateMachine):
     def _resident(self) -> list[Position]:
         """Deepest first, for what is first is drawn most; in the same order in every run."""
         resident = [position for position in self.pair.model.tree.positions.values() if position.resident]
-        return sorted(resident, key=lambda position: (-len(position.path), position.prefix_hash))
+        return sorted(resident, key=_deepest_first)
+
+
+def _deepest_first(position: Position) -> tuple[int, bytes]:
+    return -len(position.path), position.prefix_hash

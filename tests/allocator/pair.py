@@ -33,6 +33,7 @@ class Pair:
         self._owed = Counter[bytes]()  # cut off, and yet to be listed
         self._num_evicted = 0
         self._pins: dict[Pin, PinModel] = {}
+        self._leases: dict[Pin, list[Position]] = {}
 
     # Stores
 
@@ -43,13 +44,13 @@ class Pair:
             self.commit(plan)
 
     def plan_store(
-        self, chain: list[bytes], stop: int | None = None, limit: int | None = None
+        self, chain: list[bytes], stop: int | None = None, limit: int | None = None, *, must: bool = False
     ) -> StorePlan | None:
         stop = len(chain) if stop is None else min(stop, len(chain))
         known = self.model.tree.known(chain[:stop])
         wanted = stop - len(known) if limit is None else min(stop - len(known), limit)
-        plan = self.allocator.plan_store(chain, stop, limit)
-        self._replay_evictions(wanted * self.model.columns, known)
+        plan = self.allocator.plan_store(chain, stop, limit, must=must)
+        self._replay_evictions(wanted * self.model.columns, known, must=must)
         stored = max(0, min(wanted, len(self.model.free) // self.model.columns))
         self.seen["plan shorter than wanted"] += stored < wanted
         if plan is None:
@@ -112,6 +113,23 @@ class Pair:
         self.allocator.unpin(pin)
         self.model.pins.remove(model)
         self.seen["unpin frees slots"] += len(self.model.leaving) < leaving
+
+    def lease(self, chain: list[bytes]) -> Pin:
+        """All of ``chain``, which is known."""
+        lease = self.allocator.leases.begin(chain, len(chain))
+        path = self._leases[lease] = self.model.tree.known(chain)
+        self.seen["lease of a leased position"] += bool(set(path) & self.model.leased)
+        self.seen["lease of a filling position"] += not path[-1].resident
+        self.model.leases.append(path)
+        self._replay()
+        return lease
+
+    def end_lease(self, lease: Pin) -> None:
+        path = self._leases.pop(lease)
+        self.seen["lease of what is gone"] += path[-1] not in self.model.leased
+        self.allocator.leases.end(lease)
+        self.model.leases = [each for each in self.model.leases if each is not path]
+        self._replay()
 
     # Recency and leaving
 
@@ -181,6 +199,7 @@ class Pair:
         counts = (allocator.num_free, allocator.num_resident, allocator.num_filling, allocator.num_leaving)
         assert sum(counts) == allocator.capacity
         self._check_events()
+        self._check_leases()
         for leaf in model.tree.leaves():
             self.lookup([position.prefix_hash for position in leaf.path])
 
@@ -194,9 +213,18 @@ class Pair:
         """Raise AssertionError if ``victim`` is none of the ``candidates`` that the policy may choose."""
         assert victim in candidates, f"{victim} is not among {candidates}"
 
+    def _check_leases(self) -> None:
+        """How many there are, and how many slots they keep; what is cut off counts until it is taken away."""
+        leases, model = self.allocator.leases, self.model
+        assert len(leases) == len(model.leases)
+        assert leases.num_slots >= model.num_leased
+        assert self.has_carried or leases.num_slots == model.num_leased
+
     # Events
 
-    def _replay_evictions(self, num_slots: int, newcomer_path: Collection[Position] | None = None) -> None:
+    def _replay_evictions(
+        self, num_slots: int, newcomer_path: Collection[Position] | None = None, *, must: bool = False
+    ) -> None:
         """Let the model evict what the allocator did to have ``num_slots`` free, one by one, tails first."""
         path = newcomer_path or ()
         for event in self.allocator.take_events():
@@ -212,8 +240,8 @@ class Pair:
                 self._replayed.remove(prefix_hash)
                 self._num_evicted += 1
                 self.seen["evicted beside a pin"] += bool(self.model.pins)
-        if newcomer_path is None or not self.may_refuse:
-            assert len(self.model.free) >= num_slots or not self.model.candidates(path)
+        if newcomer_path is None or must or not self.may_refuse:
+            assert len(self.model.free) >= num_slots or not self.model.candidates(path), "more could go"
 
     def _replay(self) -> None:
         """Replay all events. None is of an eviction."""

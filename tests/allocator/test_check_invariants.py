@@ -54,6 +54,29 @@ def slot_of_two_positions(allocator: CpuOffloadingBlockAllocator) -> None:
     node.slots[0] = node.slots[1]
 
 
+@seen_as("leases hang in the tree")
+def lease_forgotten(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator.leases.begin(LONG, 6)
+    allocator.leases._leases.clear()
+
+
+@seen_as("leases keep")
+def lease_not_counted(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator.leases.begin(LONG, 6)
+    allocator._ranking.covered._counts.popitem()
+
+
+@seen_as("leased nodes have")
+def leased_slots_miscounted(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator.leases.begin(LONG, 6)
+    allocator._ranking.covered._weights[_node_at(allocator, LONG[5])] -= 1
+
+
+@seen_as("slots are counted as leased")
+def leased_sum_wrong(allocator: CpuOffloadingBlockAllocator) -> None:
+    allocator._ranking.covered.num_slots += 1
+
+
 @seen_as("index says <Node")
 def index_points_elsewhere(allocator: CpuOffloadingBlockAllocator) -> None:
     allocator._tree._index._ids[LONG[0]] = _node_at(allocator, LONG[5]).id

@@ -217,6 +217,61 @@ def unpin_what_was_dropped(pair: Pair) -> None:
     assert pair.allocator.num_free == pair.allocator.capacity
 
 
+@meets("lease of a leased position", LONG, OTHER)
+def lease_twice(pair: Pair) -> None:
+    first, second = pair.lease(LONG[:2]), pair.lease(LONG)
+    pair.check()
+    pair.evict(16)
+    pair.check()
+    assert pair.allocator.resident_depth(LONG) == len(LONG) == pair.allocator.leases.num_slots
+    pair.end_lease(second)
+    pair.check()
+    pair.evict(16)
+    pair.check()
+    assert pair.allocator.resident_depth(LONG) == 2
+    pair.end_lease(first)
+    pair.evict(16)
+    assert pair.allocator.resident_depth(LONG) == 0
+
+
+@meets("lease of a filling position", FORK)
+def lease_what_is_to_come(pair: Pair) -> None:
+    plan = _plan(pair, LONG)
+    lease = pair.lease(LONG)
+    pair.check()
+    pair.commit(plan)
+    pair.check()
+    pair.evict(16)
+    pair.check()
+    assert pair.allocator.resident_depth(LONG) == len(LONG)
+    pair.end_lease(lease)
+    pair.check()
+
+
+@meets("lease of what is gone", OTHER)
+def lease_what_never_comes(pair: Pair) -> None:
+    first = _plan(pair, LONG, 3)
+    pair.commit(first)
+    second = _plan(pair, LONG)
+    lease = pair.lease(LONG)
+    pair.abort(second)
+    pair.check()
+    pair.evict(16)  # what is left of it stays
+    pair.check()
+    assert pair.allocator.resident_depth(LONG) == 3 == pair.allocator.leases.num_slots
+    pair.store(LONG)
+    pair.check()
+    pair.evict(16)  # what came again is no part of it
+    pair.check()
+    assert pair.allocator.resident_depth(LONG) == 3
+    pair.reset()
+    pair.tidy()
+    pair.check()
+    assert pair.allocator.leases.num_slots == 0
+    pair.end_lease(lease)
+    pair.check()
+
+
 @pytest.mark.parametrize("situation", SCENES)
 def test_the_scene_meets_its_situation(situation: str) -> None:
     scene = SCENES[situation]

@@ -6,6 +6,7 @@ import pytest
 
 from allocator import CapacityError, ChainError, CpuOffloadingBlockAllocator, Evicted, StalePlanError, Stored
 from allocator.prefix_tree import PrefixTree
+from evictor import LruPolicy, Newcomer
 from tests.allocator.pair import LruPair
 from tests.allocator.scenes import FORK, LONG, OTHER, pair_with
 
@@ -208,3 +209,25 @@ def test_many_stores_that_fail_at_once_ask_for_none_but_themselves(monkeypatch: 
     assert asked <= 4 * len(plans)
     allocator.check_invariants()
     assert [allocator.resident_depth(chain) for chain in chains] == [0, 2] * 100
+
+
+class Refusing(LruPolicy[Any]):
+    """Thinks any newcomer worth less than all that is there."""
+
+    def choose(self, newcomer: Newcomer[Any] | None = None) -> Any:
+        return None if newcomer is not None else super().choose()
+
+
+def test_what_must_be_stored_takes_the_place_of_what_is_worth_more_but_not_of_what_is_leased() -> None:
+    allocator = CpuOffloadingBlockAllocator(len(LONG) + 2, policy=Refusing())
+    plan = allocator.plan_store(LONG, len(LONG))
+    assert plan is not None
+    allocator.commit(plan)
+    allocator.leases.begin(LONG, 4)
+    refused = allocator.plan_store(OTHER, len(OTHER))
+    assert refused is not None and len(refused.hashes) == 2  # into what is free
+    allocator.abort(refused)
+    stored = allocator.plan_store(OTHER, len(OTHER), must=True)
+    assert stored is not None and len(stored.hashes) == len(OTHER)
+    assert allocator.resident_depth(LONG) == 4
+    allocator.check_invariants()
