@@ -99,6 +99,8 @@ class Unused(StrEnum):
     """It was started again, or reset, since."""
     OTHER_WEIGHTS = "other_weights"
     """This engine was reset, and the new weights have no name."""
+    OTHER_PROMPT = "other_prompt"
+    """It was said of other tokens."""
     NOT_THERE = "not_there"
     """It had nothing of it."""
     TOO_SHORT = "too_short"
@@ -109,6 +111,8 @@ class Unused(StrEnum):
     """By what was measured, or as it is short."""
     NO_ROOM = "no_room"
     """The pool had no room for it."""
+    FAILED = "failed"
+    """A copy hung, or its bytes were wrong."""
 
 
 class Extents(NamedTuple):
@@ -127,8 +131,8 @@ class Extents(NamedTuple):
         is_last_wanted: where names are looked for: what is asked is which the last of them is that is there,
             not how many leading ones are.
         life: of peers, the one that is asked; None: all of them.
-        is_release: nothing is asked: what that peer leases of what leads to the one name is not needed any
-            more.
+        is_release: nothing is asked: what that peer leases up to these names is not needed any more. The
+            first 16 bytes of each count.
     """
 
     places: Ids

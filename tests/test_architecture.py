@@ -93,6 +93,8 @@ STATEFUL = {
     "offload.worker.seals.Seals",
     "offload.worker.side.WorkerSide",
     "offload.worker.transfer.TransferEngine",
+    "offload.scheduler.tiers.peer_fetches.PeerFetches",
+    "offload.scheduler.tiers.peers.PeerDirectory",
 }
 CHECKED_BY_THEIR_OWNER = {
     "evictor.hazard._State",  # by HazardPolicy
@@ -124,6 +126,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.costs.Costs",  # by what it is made of
     "offload.scheduler.tiers.fetch.Batch",  # by Fetches
     "offload.scheduler.tiers.fetch.Fetch",  # by Fetches
+    "offload.scheduler.tiers.peer_wish.PeerWish",  # by PeerFetches
     "offload.scheduler.tiers.probes.Question",  # by Probes
     "offload.scheduler.tiers.cold_end.Chain",  # by Spills
     "offload.scheduler.tiers.spills.Spill",  # by Spills

@@ -8,13 +8,21 @@ from offload.messages import Route
 
 
 class MetricSpec(NamedTuple):
-    """A counter that only grows, or a gauge that shows the present; ``by_route``: one for each route."""
+    """A counter that only grows, or a gauge that shows the present; ``label``: one for each value of that."""
 
     name: str
     is_counter: bool
     description: str
-    by_route: bool = False
+    label: str = ""
 
+    @property
+    def by_route(self) -> bool:
+        """Whether there is one for each route."""
+        return self.label == ROUTE
+
+
+ROUTE, REASON = "route", "reason"
+"""Labels."""
 
 METRICS = (
     MetricSpec("restored_requests", True, "Requests that were given KV from the CPU pool."),
@@ -48,32 +56,37 @@ METRICS = (
         "stuck_jobs", False, "Loads and stores past their deadline; they keep their memory until they end."
     ),
     MetricSpec("stores_answers", False, "1 while answers of which nothing else is known are stored."),
-    MetricSpec("route_bytes", True, "Bytes copied along a route, all ranks.", by_route=True),
+    MetricSpec("route_bytes", True, "Bytes copied along a route, all ranks.", label=ROUTE),
     MetricSpec(
-        "route_seconds", True, "Seconds that copies along a route took, on the slowest rank.", by_route=True
+        "route_seconds", True, "Seconds that copies along a route took, on the slowest rank.", label=ROUTE
     ),
-    MetricSpec("route_failed_jobs", True, "Of failed_jobs, those of a route.", by_route=True),
-    MetricSpec(
-        "route_refused_bytes", True, "Bytes not written to a tier: its budget is spent.", by_route=True
-    ),
+    MetricSpec("route_failed_jobs", True, "Of failed_jobs, those of a route.", label=ROUTE),
+    MetricSpec("route_refused_bytes", True, "Bytes not written to a tier: its budget is spent.", label=ROUTE),
     MetricSpec(
         "route_missed_blocks",
         True,
         "Blocks that a store, or sibling, had no longer.",
-        by_route=True,
+        label=ROUTE,
     ),
     MetricSpec(
-        "route_probed_extents", True, "Extents that a store, or siblings, was asked for.", by_route=True
+        "route_probed_extents", True, "Extents that a store, or siblings, was asked for.", label=ROUTE
     ),
     MetricSpec(
         "route_orphaned_extents",
         True,
         "Extents of no more use: what comes before them was missing or wrong.",
-        by_route=True,
+        label=ROUTE,
     ),
-    MetricSpec("route_found_extents", True, "Of these, extents that it had.", by_route=True),
-    MetricSpec("route_kept_bytes", False, "Bytes of KV that a tier keeps, all ranks.", by_route=True),
-    MetricSpec("route_paused", False, "1 while a route pauses or tries a single job.", by_route=True),
+    MetricSpec("route_found_extents", True, "Of these, extents that it had.", label=ROUTE),
+    MetricSpec("received_hand_offs", True, "Requests of which all was fetched that a peer was said to have."),
+    MetricSpec(
+        "unused_hand_offs",
+        True,
+        "Requests of which a peer was said to have KV, and not all of it was fetched.",
+        label=REASON,
+    ),
+    MetricSpec("route_kept_bytes", False, "Bytes of KV that a tier keeps, all ranks.", label=ROUTE),
+    MetricSpec("route_paused", False, "1 while a route pauses or tries a single job.", label=ROUTE),
     MetricSpec(
         "paused", False, "1 while restores, stores or another route pause after faults or try a single one."
     ),
@@ -81,7 +94,7 @@ METRICS = (
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """The name of a metric, and the label of its route, or ``""``, by the key that ``Metrics`` gives it."""
+    """The name of a metric, and its label's value, or ``""``, by the key that ``Metrics`` gives it."""
     name, _, label = key.partition(":")
     return name, label
 
@@ -93,14 +106,14 @@ class Metrics:
         self._values: dict[str, float] = {}
         self._shown: dict[str, float] = {}
 
-    def count(self, name: str, amount: float = 1, route: Route | None = None) -> None:
-        """Add to a counter."""
+    def count(self, name: str, amount: float = 1, route: Route | str | None = None) -> None:
+        """Add to a counter: that of a route, or of another value of its label."""
         if amount:
             key = _key(name, route)
             self._values[key] = self._values.get(key, 0) + amount
 
-    def show(self, name: str, value: float, route: Route | None = None) -> None:
-        """Set a gauge."""
+    def show(self, name: str, value: float, route: Route | str | None = None) -> None:
+        """Set a gauge; the same."""
         key = _key(name, route)
         if self._shown.get(key) != value:
             self._shown[key] = self._values[key] = value
@@ -126,12 +139,12 @@ class Metrics:
     def check_invariants(self) -> None:
         """Only what is described is counted or shown, and counters only grow."""
         is_counter = {spec.name: spec.is_counter for spec in METRICS}
-        by_route = {spec.name for spec in METRICS if spec.by_route}
+        labelled = {spec.name for spec in METRICS if spec.label}
         keys = {key: split_key(key) for key in self._values.keys() | self._shown.keys()}
         unknown = [key for key, (name, label) in keys.items() if name not in is_counter]
         assert not unknown, f"{unknown} are not described"
-        wrong = [key for key, (name, label) in keys.items() if bool(label) != (name in by_route)]
-        assert not wrong, f"{wrong} are of a route, and should not be, or the reverse"
+        wrong = [key for key, (name, label) in keys.items() if bool(label) != (name in labelled)]
+        assert not wrong, f"{wrong} have a label, and should not, or the reverse"
         shown = [key for key in self._shown if is_counter[keys[key][0]]]
         assert not shown, f"{shown} are counters, and shown as gauges"
         fell = {key: value for key, value in self._values.items() if is_counter[keys[key][0]] and value < 0}
@@ -139,5 +152,7 @@ class Metrics:
 
 
 @cache
-def _key(name: str, route: Route | None) -> str:
-    return name if route is None else f"{name}:{route.label}"
+def _key(name: str, route: Route | str | None) -> str:
+    if route is None:
+        return name
+    return f"{name}:{route.label if isinstance(route, Route) else route}"

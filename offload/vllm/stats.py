@@ -27,7 +27,6 @@ _INFO_LABELS = {
     "cpu_kv_cache_size_tokens": "pool_tokens",
 }
 _PREFIX = "vllm:cpu_offload_"
-_ROUTE = ("route",)
 _COUNTERS = frozenset(spec.name for spec in METRICS if spec.is_counter)
 
 
@@ -44,7 +43,7 @@ class OffloadStats(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        values: dict[str, int | float] = {spec.name: 0 for spec in METRICS if not spec.by_route}
+        values: dict[str, int | float] = {spec.name: 0 for spec in METRICS if not spec.label}
         values.update(self.data)
         return values
 
@@ -72,20 +71,23 @@ class OffloadPromMetrics(KVConnectorPromMetrics):
         for spec in METRICS:
             kind = self._counter_cls if spec.is_counter else self._gauge_cls
             options = {} if spec.is_counter else {"multiprocess_mode": "mostrecent"}
-            names = [*labelnames, *_ROUTE] if spec.by_route else labelnames
+            names = [*labelnames, spec.label] if spec.label else labelnames
             metric = kind(
                 name=_PREFIX + spec.name, documentation=spec.description, labelnames=names, **options
             )
             self._metrics[spec.name] = metric
             for labels in per_engine_labelvalues.values():
-                for route in GPU_ROUTES if spec.by_route else (None,):
-                    metric.labels(*labels, *(() if route is None else (route.label,)))
+                if spec.by_route:
+                    for route in GPU_ROUTES:
+                        metric.labels(*labels, route.label)
+                elif not spec.label:
+                    metric.labels(*labels)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]
         for key, value in transfer_stats_data.items():
-            name, route = split_key(key)
-            metric = self._metrics[name].labels(*labels, *([route] if route else []))
+            name, value_of_label = split_key(key)
+            metric = self._metrics[name].labels(*labels, *([value_of_label] if value_of_label else []))
             if name in _COUNTERS:
                 metric.inc(value)
             else:

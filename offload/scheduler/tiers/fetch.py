@@ -4,10 +4,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from allocator import StorePlan
 from offload.messages import Ids
 from offload.scheduler.arrivals import Arrival
 from offload.scheduler.tiers.contents import Reading
+
+LEAST_TOKENS = 512
+"""Fewer are computed sooner than they are asked for."""
+
+POOL_SHARE = 0.25
+"""Fetches under way, of all tiers together, fill at most that part of the pool."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +64,10 @@ class Fetch:
     num_left: int = 0
     is_over: bool = False
     is_dropped: bool = False
+
+    def extent_of(self, index: int) -> int:
+        """Which of those that it reads has that block of the order."""
+        return int(np.searchsorted(self.edges, index, side="right")) - 1
 
 
 class Wish(NamedTuple):

@@ -16,18 +16,13 @@ from offload.scheduler.flow import Job, Progress
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.offer import COMING, Offer, Why
 from offload.scheduler.tiers.contents import Contents, Reading
-from offload.scheduler.tiers.fetch import NO_WISH, Batch, Fetch, Wish, parts_of
+from offload.scheduler.tiers.fetch import LEAST_TOKENS, NO_WISH, POOL_SHARE, Batch, Fetch, Wish, parts_of
 from offload.scheduler.tiers.names import Grid, Path
 from offload.scheduler.tiers.pace import Pace
 
-LEAST_TOKENS = 512
-"""Fewer are computed sooner than they are asked for."""
-
 _PART_BYTES = 16 << 20
-POOL_SHARE = 0.25
-"""Fetches under way, of all tiers together, fill at most that part of the pool."""
 _MOST_BYTES = 1 << 30
-"""Of them, so that a slow disk is done with them long before they are overdue."""
+"""Of fetches under way, so that a slow disk is done with them long before they are overdue."""
 
 
 class Fetches:
@@ -81,6 +76,7 @@ class Fetches:
         self._ahead: dict[str, int] = {}  # slots fetched for requests that are yet to ask
         self._unsure: dict[str, tuple[Request, RequestHints]] = {}  # have come, and nobody knows what for
         self._num_filling = 0  # slots
+        self._least_positions = grid.positions
 
     def arrived(self, request: Request, hints: RequestHints) -> None:
         """Fetch ahead for it, while what others were fetched ahead for and have yet to ask leaves room."""
@@ -282,19 +278,21 @@ class Fetches:
             if self._num_slots(chain, stop) <= most - self._num_coming:
                 self._begin_checkpoint(chain, stop, batch)
             return batch.num_left > 0
-        names = grid.names(chain, stop)
-        names = names[: self._directory.depth(names)]
-        stop = min(stop, len(names) * grid.positions)
-        if not stop:
+        path = self._prefix_path(chain, stop)
+        if not (stop := path.stop):
             return False
-        path = grid.path(chain, len(names) * grid.positions)
         part = max(1, self._part_slots // grid.slots) * grid.positions
-        while (room := (most - self._num_coming) // grid.columns) >= grid.positions:
+        while (room := (most - self._num_coming) // grid.columns) >= self._least_positions:
             plan = common.allocator.plan_store(chain, stop, min(part, room))
             if plan is None:
                 break
             self._open(plan, path, batch)
         return batch.num_left > 0
+
+    def _prefix_path(self, chain: Sequence[bytes], stop: int) -> Path:
+        """To the last of the first ``stop`` positions that may be fetched."""
+        names = self._grid.names(chain, stop)
+        return self._grid.path(chain, self._directory.depth(names) * self._grid.positions)
 
     def _begin_checkpoint(self, chain: Sequence[bytes], stop: int, batch: Batch) -> None:
         """All of what it takes to go on there, or nothing."""
@@ -362,6 +360,11 @@ class Fetches:
             self._common.allocator.abandon(fetch.plan)
             self._common.arrivals.give_up(fetch.arrival)
 
+    def _commit(self, fetch: Fetch) -> None:
+        """All jobs have ended, and none was given up."""
+        if self._common.allocator.commit(fetch.plan):
+            self._common.note_kept(fetch.plan)
+
     def _end(self, job: Job[Fetch]) -> None:
         fetch, common = job.task, self._common
         self._num_filling -= job.num_blocks
@@ -380,8 +383,7 @@ class Fetches:
             else:
                 common.count_failed(self.route)
                 self.breaker.failed(job.job_id)
-            at = fetch.starts[job.job_id] + job.num_good
-            bad = int(np.searchsorted(fetch.edges, at, side="right")) - 1
+            bad = fetch.extent_of(fetch.starts[job.job_id] + job.num_good)
             num_orphans = self._directory.drop(fetch.names, fetch.first + bad)
             common.metrics.count("route_orphaned_extents", num_orphans, self.route)
         if fetch.num_left:
@@ -391,8 +393,7 @@ class Fetches:
             common.allocator.abort(fetch.plan)
         else:
             self._release(fetch)
-            if common.allocator.commit(fetch.plan):
-                common.note_kept(fetch.plan)
+            self._commit(fetch)
         common.arrivals.end(fetch.arrival)
         if not fetch.batch.num_left:
             num_bytes = fetch.batch.num_blocks * common.slot_bytes

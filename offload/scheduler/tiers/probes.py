@@ -6,7 +6,7 @@ from math import inf
 
 import numpy as np
 
-from offload.messages import Extents, Names, Order, Part, Route
+from offload.messages import Extents, Names, Order, Part, PeerLife, Route
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, Step
@@ -26,6 +26,16 @@ MOST_NAMES = 8192
 """Of one question."""
 
 
+def _ignore(answer: object) -> None:
+    """Nobody wants to know."""
+
+
+def _extents_of(names: Names) -> Extents:
+    num_names = len(names)
+    ones, zeros = np.ones(num_names, dtype=np.int64), np.zeros(num_names, dtype=np.int64)
+    return Extents(places_of(names), ones, np.arange(num_names + 1), zeros, names, depths=zeros)
+
+
 @dataclass(slots=True, eq=False)
 class Question:
     """A job's task.
@@ -34,6 +44,7 @@ class Question:
         key: what it is about; it is not asked twice at once.
         since: when it was asked.
         learn: what to do with the answer.
+        note: told first why it is not more, where somebody says so.
         requests: those that wait for it.
         is_late: it hangs.
         is_dropped: its answer is not wanted any more.
@@ -42,6 +53,7 @@ class Question:
     key: bytes
     since: float
     learn: Callable[[int], None]
+    note: Callable[[str], None]
     requests: set[str] = field(default_factory=set)
     is_late: bool = False
     is_dropped: bool = False
@@ -74,6 +86,8 @@ class Probes:
         *,
         suffix: bytes,
         is_last_wanted: bool = False,
+        life: PeerLife | None = None,
+        note: Callable[[str], None] = _ignore,
     ) -> bool:
         """Ask, if nobody else has. Returns whether that request is to wait for the answer.
 
@@ -84,6 +98,8 @@ class Probes:
             learn: called with the answer.
             suffix: see ``Extents``.
             is_last_wanted: the same.
+            life: the same.
+            note: called before that where a peer says why it has no more; see ``Unused``.
         """
         now = self._common.clock()
         until = self._since.setdefault(request_id, now) + self._wait_seconds
@@ -91,9 +107,22 @@ class Probes:
         if job is None:
             if not self.breaker.allows or len(self._open) >= MOST_QUESTIONS:
                 return False
-            job = self._begin(Question(key, now, learn), names, suffix, is_last_wanted)
+            extents = _extents_of(names)._replace(suffix=suffix, is_last_wanted=is_last_wanted, life=life)
+            job = self._begin(Question(key, now, learn, note), extents)
         job.task.requests.add(request_id)
         return now < until and not self.breaker.is_outage
+
+    def is_asked(self, key: bytes) -> bool:
+        """Whether a question about that is under way."""
+        return key in self._open
+
+    def release(self, key: bytes, names: Names, life: PeerLife) -> bool:
+        """Tell a peer that what leads to these names is not needed any more. Returns whether that is done."""
+        if key in self._open or not self.breaker.allows or len(self._open) >= MOST_QUESTIONS:
+            return False
+        extents = _extents_of(names)._replace(life=life, is_release=True)
+        self._begin(Question(key, self._common.clock(), _ignore, _ignore), extents)
+        return True
 
     def answered(self) -> list[str]:
         """Requests whose questions were answered since the last call."""
@@ -124,6 +153,8 @@ class Probes:
         if job.is_sound:
             self._common.metrics.count("route_probed_extents", job.num_blocks, self.route)
             self._common.metrics.count("route_found_extents", job.num_good, self.route)
+            if job.reason:
+                question.note(job.reason)
             question.learn(job.num_good)
             self.breaker.succeeded(job.job_id)
             return
@@ -170,19 +201,14 @@ class Probes:
 
     # Private
 
-    def _begin(self, question: Question, names: Names, suffix: bytes, is_last: bool) -> Job[Question]:
-        num_names = len(names)
+    def _begin(self, question: Question, extents: Extents) -> Job[Question]:
+        num_names = len(extents.places)
         assert 0 < num_names <= MOST_NAMES, f"{num_names} names in a question"
         job = self._common.ledger.open(self, question, num_names)
         self.breaker.began(job.job_id)
         self._open[question.key] = job
-        places, starts = places_of(names), np.arange(num_names + 1)
-        ones, zeros = np.ones(num_names, dtype=np.int64), np.zeros(num_names, dtype=np.int64)
-        extents = Extents(
-            places, ones, starts, zeros, names, depths=zeros, suffix=suffix, is_last_wanted=is_last
-        )
         part = Part(job.job_id, 0, num_names)
-        self._orders.append(Order(self.route, [part], places, places, None, None, extents))
+        self._orders.append(Order(self.route, [part], extents.places, extents.places, None, None, extents))
         return job
 
     def _hangs(self, job: Job[Question]) -> None:

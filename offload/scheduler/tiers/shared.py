@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import PRIVATE, SUFFIX_BYTES, Extents, Ids
+from offload.messages import PRIVATE, SUFFIX_BYTES, Extents, Ids, PeerLife
 from offload.naming import bag_names, rows
 from offload.scheduler.tiers.announced import Announced
 from offload.scheduler.tiers.beliefs import FRESH_SECONDS, KEEP_SECONDS, Beliefs
@@ -20,14 +20,15 @@ _UNKNOWN = (-inf, 0)
 
 
 class SharedReading(NamedTuple):
-    """Extents ``start`` and so on of a chain, that are read by name."""
+    """Extents ``start`` and so on of a chain, that are read by name, from that peer if one is meant."""
 
     names: Sequence[bytes]
     start: int
     suffix: bytes
+    life: PeerLife | None = None
 
     def extents(self, starts: Ids, skips: Ids) -> Extents:
-        return _extents(self.names, self.start, self.suffix, starts, skips)
+        return _extents(self.names, self.start, self.suffix, starts, skips)._replace(life=self.life)
 
 
 class SharedWriting(NamedTuple):

@@ -6,10 +6,9 @@ from math import inf
 from allocator import StorePlan
 from offload.naming import ROOT, rows
 from offload.scheduler.tiers.beliefs import FRESH_SECONDS
-from offload.scheduler.tiers.contents import Reading
 from offload.scheduler.tiers.fetches import Fetches
 from offload.scheduler.tiers.names import Path, name_of
-from offload.scheduler.tiers.shared import SharedDirectory
+from offload.scheduler.tiers.shared import SharedDirectory, SharedReading
 
 ALONE_SECONDS = 1.0
 """Who was alone is believed to be for that long: a step of an engine that had so long a rest is short."""
@@ -52,7 +51,7 @@ class SiblingDirectory(SharedDirectory):
             return True
         if self._known_at < self._clock() - (ALONE_SECONDS if self._is_alone else FRESH_SECONDS):
             self._is_alone = False
-            self._probes.ask(request_id, ROOT, rows([ROOT]), self._learn_others, suffix=b"")
+            self._probes.ask(request_id, ROOT, rows([ROOT]), self._learn_others, suffix=self._suffix)
         return self._is_alone
 
     def _learn_others(self, num_found: int) -> None:
@@ -65,13 +64,15 @@ class SiblingFetches(Fetches):
     They know no extents: a name is that of a position, and what is read ends there.
     """
 
+    _directory: SiblingDirectory
+
     def reset(self) -> list[int]:
         self._directory.reset()
         return super().reset()
 
     # Private
 
-    def _read(self, plan: StorePlan, path: Path, first: int, last: int) -> Reading:
+    def _read(self, plan: StorePlan, path: Path, first: int, last: int) -> SharedReading:
         names = path.names
         if plan.bag is None:
             names = [*names[: last - 1], name_of(plan.hashes[-1])]

@@ -14,9 +14,12 @@ from offload.scheduler.tiers.beliefs import Beliefs
 from offload.scheduler.tiers.budget import WriteBudget
 from offload.scheduler.tiers.contents import Contents
 from offload.scheduler.tiers.directory import Directory
-from offload.scheduler.tiers.fetches import LEAST_TOKENS, POOL_SHARE, Fetches
+from offload.scheduler.tiers.fetch import LEAST_TOKENS, POOL_SHARE
+from offload.scheduler.tiers.fetches import Fetches
 from offload.scheduler.tiers.names import Grid
 from offload.scheduler.tiers.pace import Pace
+from offload.scheduler.tiers.peer_fetches import PeerFetches
+from offload.scheduler.tiers.peers import PeerDirectory
 from offload.scheduler.tiers.probes import WAIT_SECONDS, Probes
 from offload.scheduler.tiers.shared import SharedDirectory
 from offload.scheduler.tiers.siblings import SiblingDirectory, SiblingFetches
@@ -144,12 +147,7 @@ def make_siblings(
     extent_bytes: int = EXTENT_BYTES,
 ) -> Below:
     """What decides about fetches from pools of siblings. Their extents are only names: of any size."""
-    groups, num_parts = common.engine.groups, facts[0].num_parts
-    slot_bytes = common.slot_bytes * num_parts // len(facts)
-    positions = 0
-    if groups.columns:
-        positions = 1 << max(0, (extent_bytes - 1) // (slot_bytes * groups.columns)).bit_length()
-    grid = Grid(positions, groups.columns, max(positions * groups.columns, groups.bag_slots))
+    grid = _grid_by_name(common, facts, extent_bytes)
     probes = Probes(probe, common, wait_seconds=limits.wait_seconds)
     fetches = SiblingFetches(
         fetch,
@@ -162,6 +160,46 @@ def make_siblings(
         pool_share=limits.pool_share,
     )
     return Below([fetches, probes], [fetches])
+
+
+def make_peers(
+    fetch: Route,
+    probe: Route,
+    common: Common,
+    facts: Sequence[TierFacts],
+    limits: TierLimits = TierLimits(),  # noqa: B008 (immutable)
+    extent_bytes: int = EXTENT_BYTES,
+) -> Below:
+    """What decides about fetches from pools of peers. Extents are of any size there, too."""
+    probes = Probes(probe, common, wait_seconds=limits.wait_seconds)
+    directory = PeerDirectory(
+        Beliefs(common.clock),
+        probes,
+        common.clock,
+        num_parts=_parts(facts),
+        has_bags=common.engine.groups.has_bags,
+    )
+    fetches = PeerFetches(
+        fetch,
+        common,
+        directory,
+        _grid_by_name(common, facts, extent_bytes),
+        lambda request_id, num_there: False,
+        Pace(common.costs.prefill, common.clock),
+        least_tokens=limits.least_tokens,
+        pool_share=limits.pool_share,
+    )
+    return Below([fetches, probes], [fetches], name_weights=directory.name_weights)
+
+
+def _grid_by_name(common: Common, facts: Sequence[TierFacts], extent_bytes: int) -> Grid:
+    """How chains are cut where extents are only names: into so many bytes on each rank, at least."""
+    groups, num_parts = common.engine.groups, facts[0].num_parts
+    slot_bytes = common.slot_bytes * num_parts // len(facts)
+    positions = 0
+    if groups.columns:
+        positions = 1 << max(0, (extent_bytes - 1) // (slot_bytes * groups.columns)).bit_length()
+    return Grid(positions, groups.columns, max(positions * groups.columns, groups.bag_slots))
 
 
 def _parts(facts: Sequence[TierFacts]) -> int:
