@@ -87,8 +87,14 @@ STATEFUL = {
     "offload.worker.media.seal_log.SealLog",
     "offload.worker.media.siblings.SiblingMedium",
     "offload.worker.media.slab.SlabMedium",
+    "offload.worker.peers.addresses.Addresses",
     "offload.worker.peers.cells.Cells",
+    "offload.worker.peers.fleet.Fleet",
     "offload.worker.peers.holdings.Holdings",
+    "offload.worker.peers.peer.Peer",
+    "offload.worker.peers.server.PeerServer",
+    "offload.worker.peers.session.Session",
+    "offload.worker.peers.shown.Shown",
     "offload.worker.pool.siblings.Siblings",
     "offload.worker.seals.Seals",
     "offload.worker.side.WorkerSide",
@@ -149,6 +155,14 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.worker.media.slab_file.SlabFile",  # the kernel's, too; see the contract of media
     "offload.scheduler.lasting.Lasting",  # all it has is a list of news
     "offload.worker.lasting.Lasting",  # the kernel's, and the table's; the tests of tables read both back
+    "offload.worker.peers.client.Client",  # a connection's
+    "offload.worker.peers.fleet._PeerThread",  # what it has is a thread
+    "offload.worker.peers.link.SocketLink",  # the kernel's
+    "offload.worker.peers.near.NearPool",  # it does not change; what it maps is another's
+    "offload.worker.peers.peer.Count",  # counts
+    "offload.worker.peers.peer._Idle",  # by Peer
+    "offload.worker.peers.server._Connection",  # by PeerServer
+    "offload.worker.peers.shown.Count",  # counts
     "offload.worker.pool.region.Region",  # the kernel's; its tests read files and locks
     "offload.worker.pool.region_index.RegionIndex",  # does not change
     "offload.worker.pool.table.SlotTable",  # its state is the memory; its tests read it back

@@ -1,4 +1,4 @@
-"""Memory of a pool that others map, too: ranks that hold the same KV, and later lives of the engine.
+"""Memory of a pool that others map, too: ranks that hold the same KV, peers, and later lives of the engine.
 
 Ranks that hold the same KV have one pool, of which each fills a part of every store.
 """
@@ -82,12 +82,14 @@ class Sharing(NamedTuple):
         slots: a mapping that begins with them, whose pages are all in memory; None: it has its own.
         tables: of their seals; None: it has its own.
         lasting: there if the pool outlives its engine.
+        segment: what slots and tables lie in, open as long as other engines may look into it; else None.
     """
 
     share: Share = Share()
     slots: mmap.mmap | None = None
     tables: SealTables | None = None
     lasting: Lasting | None = None
+    segment: Segment | None = None
 
 
 ALONE = Sharing()
@@ -142,11 +144,12 @@ def share_pool(
     node: int | None = None,
     huge_pages: bool = False,
     plan: RegionPlan | None = None,
+    is_seen: bool = False,
 ) -> Sharing:
     """Map a pool as these facts say in every member. All ranks of the exchange must call this.
 
     Each member takes its part of the pages, which lie next to its GPU if they can. ``plan``: of a pool that
-    outlives the engine; None: it ends with the last member.
+    outlives the engine; None: it ends with the last member. ``is_seen``: other engines may look into it.
 
     Returns:
         ``ALONE`` for all members if one cannot have it, as in a container of its own.
@@ -220,7 +223,7 @@ def share_pool(
         _together(replicas, (lambda: None) if reasons else take)
         is_shared = not reasons
     finally:
-        for segment in [] if is_shared and plan is not None else segments:
+        for segment in [] if is_shared and (is_seen or plan is not None) else segments:
             segment.close()
         for mapping in [] if is_shared else mapped:
             tables.clear()
@@ -236,9 +239,10 @@ def share_pool(
             home = Home(Path(segments[0].name.label).parent, identity, facts.slot_bytes)
             lasting = Lasting(tables[0], PoolFacts(first.epoch, first.kept), segments[0], owned, home)
         sealed = SealTables.over(mapped[1], facts.num_slots)
-        return Sharing(replicas.share, mapped[0], sealed, lasting)
+        return Sharing(replicas.share, mapped[0], sealed, lasting, segments[0] if is_seen else None)
     if len(replicas.members) == 1:
-        raise HostMemoryError(f"the pool cannot be mapped ({reasons[0]}); lower cpu_gib, or remove pool")
+        remedy = "remove pool" if plan is not None else "remove listen"
+        raise HostMemoryError(f"the pool cannot be mapped ({reasons[0]}); lower cpu_gib, or {remedy}")
     if not replicas.number:
         logger.warning(
             "%d ranks hold the same KV and cannot share memory (%s): each keeps a copy, and the CPU pool "
@@ -255,17 +259,20 @@ def have_pool(
     node: int | None,
     huge_pages: bool,
     plan: RegionPlan | None,
+    is_seen: bool = False,
 ) -> tuple[WorkerFacts, Sharing]:
     """Map what a rank has in common with others, if anything. ``size``: for so many ranks that share.
+
+    ``is_seen``: engines of this machine may look into its slots and seals, so they lie in a segment.
 
     Raises what ``share_pool`` raises.
     """
     sharing = ALONE
     if replicas is not None:
         facts = size(len(replicas.members))
-        sharing = share_pool(replicas, facts, node=node, huge_pages=huge_pages, plan=plan)
-    if plan is not None and sharing is ALONE:
-        sharing = share_pool(ONE, size(1), node=node, huge_pages=huge_pages, plan=plan)
+        sharing = share_pool(replicas, facts, node=node, huge_pages=huge_pages, plan=plan, is_seen=is_seen)
+    if (is_seen or plan is not None) and sharing is ALONE:
+        sharing = share_pool(ONE, size(1), node=node, huge_pages=huge_pages, plan=plan, is_seen=is_seen)
     facts = size(sharing.share.num_parts)
     facts.pool = None if sharing.lasting is None else sharing.lasting.facts
     return facts, sharing

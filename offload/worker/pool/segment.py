@@ -8,6 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+_LABEL = "kv-offload-"
+_ITS_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+"""Of a nameless one: it stays what it is, so whoever maps it never meets a page that is gone."""
+
 
 class SegmentName(NamedTuple):
     """How other processes find a segment while its maker has it open.
@@ -43,11 +47,12 @@ class Segment:
     @classmethod
     def create(cls, nbytes: int) -> "Segment":
         """A new one of zeros, of which no page is taken yet. Raises OSError."""
-        label = f"kv-offload-{secrets.token_hex(8)}"
-        fd = os.memfd_create(label, os.MFD_CLOEXEC)
-        segment = cls(fd, SegmentName(_machine(), os.getpid(), fd, label, nbytes))
+        label = f"{_LABEL}{secrets.token_hex(8)}"
+        fd = os.memfd_create(label, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        segment = cls(fd, SegmentName(machine(), os.getpid(), fd, label, nbytes))
         try:
             os.ftruncate(fd, nbytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _ITS_SIZE)
         except OSError:
             segment.close()
             raise
@@ -56,12 +61,12 @@ class Segment:
     @classmethod
     def of_file(cls, fd: int, path: Path, nbytes: int) -> "Segment":
         """A file's, which has that size. ``fd`` belongs to the segment from now on. Raises OSError."""
-        return cls(fd, SegmentName(_machine(), os.getpid(), fd, str(path), nbytes))
+        return cls(fd, SegmentName(machine(), os.getpid(), fd, str(path), nbytes))
 
     @classmethod
     def open(cls, name: SegmentName) -> "Segment":
         """Another process's. Raises OSError if this one cannot have it, or finds another file there."""
-        if name.machine != _machine():
+        if name.machine != machine():
             raise OSError("it is on another machine, or in a container of its own")
         path = f"/proc/{name.pid}/fd/{name.fd}"
         found = os.readlink(path)
@@ -69,6 +74,34 @@ class Segment:
             raise OSError(f"{path} is {found}, not {name.label}")
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         return cls(fd, name)
+
+    @classmethod
+    def look_into(cls, name: SegmentName) -> "Segment":
+        """The same, for reading alone, of a process that is not trusted with what it calls its own.
+
+        Raises OSError also if it is a file: whoever shortens one would end all that have it mapped.
+        """
+        if name.machine != machine():
+            raise OSError("it is on another machine, or in a container of its own")
+        path = f"/proc/{name.pid}/fd/{name.fd}"
+        found = os.readlink(path)
+        if not name.label.startswith(_LABEL) or not found.startswith(f"/memfd:{name.label} "):
+            raise OSError(f"{path} is {found}, not {name.label}")
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _ITS_SIZE != _ITS_SIZE:
+                raise OSError(f"{path} may be shortened")
+            if os.fstat(fd).st_size != name.nbytes:
+                raise OSError(f"{path} has {os.fstat(fd).st_size:,} bytes, not {name.nbytes:,}")
+        except OSError:
+            os.close(fd)
+            raise
+        return cls(fd, name)
+
+    @property
+    def here(self) -> SegmentName:
+        """How others find it as long as it is open in this process."""
+        return self.name._replace(pid=os.getpid(), fd=self._fd)
 
     @property
     def is_taken(self) -> bool:
@@ -83,9 +116,10 @@ class Segment:
         self._lock_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(self._lock_fd, fcntl.LOCK_SH)
 
-    def map(self, start: int, nbytes: int) -> mmap.mmap:
+    def map(self, start: int, nbytes: int, *, is_read_only: bool = False) -> mmap.mmap:
         """Map bytes from ``start`` on, where a page begins; not for forked children. Raises OSError."""
-        mapping = mmap.mmap(self._fd, nbytes, flags=mmap.MAP_SHARED, offset=start)
+        access = mmap.PROT_READ if is_read_only else mmap.PROT_READ | mmap.PROT_WRITE
+        mapping = mmap.mmap(self._fd, nbytes, flags=mmap.MAP_SHARED, prot=access, offset=start)
         with suppress(OSError):  # a child that outlives this process would keep it
             mapping.madvise(mmap.MADV_DONTFORK)
         return mapping
@@ -98,7 +132,7 @@ class Segment:
                 os.close(fd)
 
 
-def _machine(root: Path = Path("/")) -> str:
+def machine(root: Path = Path("/")) -> str:
     """Equal for processes that see each other in ``/proc``. Raises OSError."""
     boot = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink(root / 'proc/self/ns/pid')}"

@@ -1,0 +1,208 @@
+"""Asks a peer: one connection, for one thread at a time, and the checks of all that comes over it."""
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offload.messages import Ids, Names, PeerLife
+from offload.worker.media.base import PoolSlots
+from offload.worker.peers.handshake import call, hear, say
+from offload.worker.peers.link import Link, Talk, fill, run
+from offload.worker.peers.near import NearPool, pieces, runs
+from offload.worker.peers.protocol import (
+    EPOCH_BYTES,
+    About,
+    Get,
+    Message,
+    Over,
+    Ping,
+    Probe,
+    ProtocolError,
+    Release,
+    Rows,
+    Told,
+    decoder,
+    ids_in,
+    in_bytes,
+    sums_in,
+)
+from offload.worker.pool.region_index import SlotRows
+from offload.worker.seals import Checksums, checksums_of
+
+_TOLD, _ROWS, _OVER = decoder(Told), decoder(Rows), decoder(Over)
+HANDSHAKE_SECONDS = 5.0
+_LEAST_BYTES_PER_SECOND = 4 << 20
+"""A peer that is slower is given up: what it sends would take longer than it is worth waiting for."""
+_PATIENCE_SECONDS = 5.0
+"""Beside that."""
+
+
+class Wanted(NamedTuple):
+    """Extents to get.
+
+    Attributes:
+        names: of each, ``uint8[n, 32]``.
+        counts: slots of each.
+        skips: leading slots of each that are left out.
+        slots: of the pool, of all extents, one after the other, ``int64[slots]``.
+        suffix: behind the names.
+    """
+
+    names: Names
+    counts: Sequence[int]
+    skips: Sequence[int]
+    slots: Ids
+    suffix: bytes
+
+
+class Got(NamedTuple):
+    """What came.
+
+    Attributes:
+        sums: what the slots of the extents that came should have, ``uint64[n]``.
+        num_extents: leading ones that were there, and still there once they had come.
+        num_right: of these, leading ones whose bytes are what they should be.
+    """
+
+    sums: Checksums
+    num_extents: int
+    num_right: int
+
+
+class Client:
+    """Connected, and let in. Whatever raises an OSError leaves it of no use: close it.
+
+    Attributes:
+        life: of the peer, as it was told last.
+        suffix: of what it has; the same.
+    """
+
+    def __init__(self, link: Link, key: bytes, about: About, pool: PoolSlots) -> None:
+        """Shake hands. The link is closed if that fails.
+
+        Args:
+            link: to the peer's rank.
+            key: the fleet's.
+            about: what must be equal.
+            pool: whose slots are filled.
+
+        Raises:
+            RefusedError: one of the two has a reason.
+            OSError: it is no peer, or gone.
+        """
+        self._link = link
+        self._pool = pool
+        num_bytes = pool.num_slots * pool.slot_bytes
+        self._memory = memoryview((ctypes.c_uint8 * num_bytes).from_address(pool.address)).cast("B")
+        try:
+            welcome = run(call(key, about), link, time.monotonic() + HANDSHAKE_SECONDS)
+            if len(welcome.about.peer) == 0:
+                raise ProtocolError("a peer without an id")
+        except BaseException:
+            link.close()
+            raise
+        self.about = welcome.about
+        self.memory = welcome.memory
+        self.life = PeerLife(welcome.about.peer.hex(), welcome.epoch.hex())
+        self.suffix = welcome.suffix
+
+    def close(self) -> None:
+        """Idempotent, and may be called from another thread, which ends what waits."""
+        self._link.close()
+
+    def ping(self) -> None:
+        """Learn which life it is in."""
+        self._ask(Ping())
+
+    def probe(self, names: Names, suffix: bytes, *, is_last_wanted: bool = False) -> int:
+        """How many leading names it has, or up to the last that it has. Of ``MOST_NAMES`` at most."""
+        num_found = self._ask(Probe(in_bytes(names), suffix, is_last_wanted)).num_found
+        if num_found > len(names):
+            raise ProtocolError(f"{num_found} of {len(names)} names")
+        return num_found
+
+    def release(self, tip: bytes, epoch: str) -> None:
+        """What it leases of the chain that ends there is not needed any more."""
+        self._ask(Release(tip, bytes.fromhex(epoch) if epoch else bytes(EPOCH_BYTES)))
+
+    def get(self, wanted: Wanted, near: NearPool | None = None) -> Got:
+        """Have extents in the pool's slots; from ``near``, which is this peer's pool, if it is there."""
+        get = Get(
+            in_bytes(wanted.names), wanted.suffix, list(wanted.counts), list(wanted.skips), near is not None
+        )
+        rows: Rows = self._run(_asked(get, _ROWS))
+        ends = np.cumsum([0, *wanted.counts])
+        if rows.num_extents > len(wanted.counts):
+            raise ProtocolError(f"{rows.num_extents} of {len(wanted.counts)} extents")
+        num_slots = int(ends[rows.num_extents])
+        sums, targets = sums_in(rows.sums, num_slots), wanted.slots[:num_slots]
+        self._learn(rows)
+        if near is None:
+            are_right = self._receive(sums, targets)
+            num_extents = self._run(hear(_OVER)).num_extents
+            if num_extents > rows.num_extents:
+                raise ProtocolError(f"{num_extents} of {rows.num_extents} extents have not changed")
+        else:
+            found = SlotRows(ids_in(rows.slots, num_slots), ids_in(rows.generations, num_slots), sums)
+            num_extents, are_right = self._copy(near, found, targets, ends[: rows.num_extents + 1])
+        num_leading = num_slots if are_right.all() else int(are_right.argmin())
+        num_right = int(np.searchsorted(ends[: rows.num_extents + 1], num_leading, side="right")) - 1
+        return Got(sums, num_extents, min(num_right, num_extents))
+
+    def _receive(self, sums: Checksums, targets: Ids) -> Any:
+        """Receive slots where they belong; which of them have the bytes that they should, ``bool[n]``."""
+        size, are_right = self._pool.slot_bytes, np.zeros(len(sums), dtype=np.bool_)
+        until = time.monotonic() + _PATIENCE_SECONDS + len(sums) * size / _LEAST_BYTES_PER_SECOND
+        for start, stop in runs(targets):
+            for part in pieces(stop - start, size):
+                here = slice(start + part.start, start + part.stop)
+                first = int(targets[here.start])
+                fill(self._link, self._memory[first * size : (first + here.stop - here.start) * size], until)
+                are_right[here] = self._sums_of(targets[here]) == sums[here]
+        return are_right
+
+    def _copy(self, near: NearPool, found: SlotRows, targets: Ids, ends: Ids) -> tuple[int, Any]:
+        """Copy slots from this machine's memory: how many extents were there all the time, and as above."""
+        are_right = np.zeros(len(targets), dtype=np.bool_)
+        if not near.are_current(found):
+            return 0, are_right
+        for part in pieces(len(targets), self._pool.slot_bytes):
+            near.copy(found.slots[part], self._pool, targets[part])
+            are_right[part] = self._sums_of(targets[part]) == found.sums[part]
+        num_extents = len(ends) - 1
+        if not near.are_current(found):  # rarely: then one by one
+            extents = [slice(start, stop) for start, stop in pairwise(ends.tolist())]
+            stays = [
+                near.are_current(SlotRows(found.slots[each], found.generations[each], found.sums[each]))
+                for each in extents
+            ]
+            num_extents = stays.index(False) if not all(stays) else 0
+        return num_extents, are_right
+
+    def _sums_of(self, slots: Ids) -> Checksums:
+        return checksums_of(self._pool.addresses(slots)[:, None], [self._pool.slot_bytes])
+
+    def _ask(self, question: Message) -> Told:
+        told: Told = self._run(_asked(question, _TOLD))
+        self._learn(told)
+        return told
+
+    def _learn(self, told: Told | Rows) -> None:
+        self.life = PeerLife(self.life.peer, told.epoch.hex())
+        self.suffix = told.suffix
+
+    def _run(self, talk: Talk[Any]) -> Any:
+        return run(talk, self._link, time.monotonic() + _PATIENCE_SECONDS)
+
+
+def _asked(question: Message, of: Any) -> Talk[Any]:
+    yield from say(question)
+    return (yield from hear(of))
+
+
+Dial = Callable[[str, int], Link]
+"""Connects to a host's port. Raises OSError."""

@@ -1,0 +1,80 @@
+"""The pool of a peer on the same machine: mapped, and copied from while its owner goes on."""
+
+import ctypes
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from offload.messages import Ids
+from offload.worker.media.base import PoolSlots
+from offload.worker.peers.protocol import Memory, ProtocolError
+from offload.worker.pool.region import RegionShape
+from offload.worker.pool.region_index import SlotRows
+from offload.worker.pool.segment import Segment, SegmentName, machine
+from offload.worker.seals import BROKEN, SealTables
+
+_PIECE_BYTES = 1 << 20
+
+
+class NearPool:
+    """Slots and seals of a peer's pool, for reading. Unmapped when nobody has it any more.
+
+    A nameless segment cannot be shortened, so no page of it is ever gone. Its bytes stay as long as this is
+    mapped, whatever becomes of the peer.
+    """
+
+    def __init__(self, memory: Memory, slot_bytes: int) -> None:
+        """Map it. Raises OSError: it is not on this machine, or not to be had, or not as it is said to be."""
+        shape = RegionShape(memory.num_slots, slot_bytes)
+        nbytes = shape.slots_bytes + SealTables.num_bytes(memory.num_slots)
+        if memory.num_slots < 1 or nbytes > memory.nbytes:
+            raise ProtocolError(f"{memory.num_slots} slots in {memory.nbytes:,} bytes")
+        name = SegmentName(machine(), memory.pid, memory.fd, memory.label, memory.nbytes)
+        segment = Segment.look_into(name)
+        try:
+            self._map = segment.map(0, memory.nbytes, is_read_only=True)
+        except (ValueError, OverflowError) as error:
+            raise OSError(str(error)) from error
+        finally:
+            segment.close()
+        self.slots = PoolSlots(
+            int(np.frombuffer(self._map, dtype=np.uint8).ctypes.data), memory.num_slots, slot_bytes
+        )
+        self._fills: Ids = np.frombuffer(
+            self._map, dtype=np.int64, count=memory.num_slots, offset=shape.slots_bytes + 8 * memory.num_slots
+        )
+
+    def are_current(self, rows: SlotRows) -> bool:
+        """Whether all of these slots hold what they are said to hold. Raises ProtocolError."""
+        if not len(rows.slots):
+            return True
+        if not 0 <= rows.slots.min() <= rows.slots.max() < self.slots.num_slots:
+            raise ProtocolError(f"slots to {rows.slots.max()}: it has {self.slots.num_slots}")
+        return bool((self._fills[rows.slots] == rows.generations).all()) and rows.generations.min() > BROKEN
+
+    def copy(self, sources: Ids, pool: PoolSlots, targets: Ids) -> None:
+        """Copy slots into some of another pool. The interpreter is free meanwhile."""
+        size = pool.slot_bytes
+        for start, stop in runs(sources, targets):
+            at, to = (
+                self.slots.address + int(sources[start]) * size,
+                pool.address + int(targets[start]) * size,
+            )
+            ctypes.memmove(to, at, (stop - start) * size)
+
+
+def runs(*places: Ids) -> Iterator[tuple[int, int]]:
+    """Parts of arrays of slots in which each slot is the neighbour of the one before it, in all of them."""
+    if len(places[0]):
+        is_break = np.zeros(len(places[0]) - 1, dtype=np.bool_)
+        for each in places:
+            is_break |= np.diff(each) != 1
+        yield from pairwise([0, *(np.flatnonzero(is_break) + 1).tolist(), len(places[0])])
+
+
+def pieces(count: int, slot_bytes: int) -> Iterator[slice]:
+    """So many slots in parts of a MiB, or one slot: what was just copied is in the processor's cache."""
+    step = max(1, _PIECE_BYTES // slot_bytes)
+    for start in range(0, count, step):
+        yield slice(start, min(start + step, count))

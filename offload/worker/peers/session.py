@@ -1,0 +1,144 @@
+"""One who asks, and what is answered: a conversation that knows of no sockets."""
+
+from enum import StrEnum
+
+import numpy as np
+
+from offload.messages import Listening
+from offload.worker.peers.handshake import RefusedError, answer, hear, say
+from offload.worker.peers.holdings import Held
+from offload.worker.peers.link import Talk
+from offload.worker.peers.protocol import (
+    About,
+    Get,
+    Over,
+    Ping,
+    Probe,
+    Question,
+    Refused,
+    Release,
+    Rows,
+    Told,
+    Welcome,
+    check_get,
+    decoder,
+    framed,
+    in_bytes,
+    names_in,
+)
+from offload.worker.peers.shown import Shown
+from offload.worker.pool.region_index import SlotRows
+
+_QUESTION = decoder(Question)
+_TOO_EARLY = "the engine has only just started; ask again"
+_VIEWS = 256
+"""Sent at once."""
+
+
+class Stage(StrEnum):
+    """What a conversation is at."""
+
+    SHAKES_HANDS = "handshake"
+    WAITS = "idle"
+    """For the next question."""
+    ANSWERS = "busy"
+    """Or a question has come in part."""
+
+
+class Session:
+    """The side that answers. Wrong questions end it, and it harms nobody else.
+
+    Attributes:
+        stage: what it is at.
+        other: who asks; None: not known yet.
+        num_questions: so far.
+        bytes_sent: of slots.
+    """
+
+    def __init__(self, shown: Shown, key: bytes) -> None:
+        """``key``: the fleet's; empty: it has none."""
+        self.stage = Stage.SHAKES_HANDS
+        self.other: About | None = None
+        self.num_questions = 0
+        self.bytes_sent = 0
+        self._shown = shown
+        self._key = key
+
+    def talk(self) -> Talk[None]:
+        """All of it, until the connection is closed from outside. Raises OSError: close it."""
+        shown = self._shown
+        other = yield from answer(self._key, shown.about)
+        life = shown.life
+        if life is None:
+            yield from say(Refused(_TOO_EARLY))
+            raise RefusedError(_TOO_EARLY)
+        is_near = bool(other.machine) and other.machine == shown.about.machine
+        memory = shown.memory if is_near else None
+        yield from say(Welcome(shown.about, life.epoch, life.suffix, memory))
+        self.other = other
+        shown.count.connections += 1
+        while True:
+            self.stage = Stage.WAITS
+            question = yield from hear(_QUESTION)
+            self.stage = Stage.ANSWERS
+            self.num_questions += 1
+            shown.count.questions += 1
+            life = shown.life
+            assert life is not None, "a life has ended, and none has begun"
+            if isinstance(question, Get):
+                yield from self._get(question, life)
+            else:
+                yield from say(Told(life.epoch, life.suffix, self._tell(question, life)))
+
+    def check_invariants(self) -> None:
+        """Nobody unknown has asked or got anything."""
+        assert self.other is not None or not self.num_questions, f"{self.num_questions} questions of nobody"
+        assert self.other is not None or self.stage is Stage.SHAKES_HANDS, f"nobody is at {self.stage}"
+
+    def _tell(self, question: Ping | Probe | Release, life: Listening) -> int:
+        if isinstance(question, Release):
+            self._shown.release(question.epoch, question.tip)
+            return 0
+        if isinstance(question, Ping) or question.suffix != life.suffix or not question.names:
+            return 0
+        found = self._shown.holdings.has(names_in(question.names))
+        if not self._shown.shows(life.epoch):
+            return 0
+        if question.is_last_wanted:
+            return int(np.flatnonzero(found).max(initial=-1)) + 1
+        return len(found) if found.all() else int(found.argmin())
+
+    def _get(self, get: Get, life: Listening) -> Talk[None]:
+        num_asked = check_get(get)
+        held = Held(0, _NO_ROWS)
+        if num_asked and get.suffix == life.suffix:
+            held = self._shown.holdings.find(names_in(get.names), get.counts, get.skips)
+        rows = held.rows
+        where = (in_bytes(rows.slots), in_bytes(rows.generations)) if get.is_near else (b"", b"")
+        if not self._shown.shows(life.epoch):
+            held, where = Held(0, _NO_ROWS), (b"", b"")
+            rows = held.rows
+        head = framed(Rows(life.epoch, life.suffix, held.num_extents, in_bytes(rows.sums), *where))
+        num_bytes = len(rows.slots) * self._shown.slot_bytes
+        self._shown.count.slots += len(rows.slots)
+        if get.is_near:
+            yield [head]
+            return
+        pieces: list[bytes | memoryview] = [head, *self._shown.pieces(rows)]
+        for start in range(0, len(pieces), _VIEWS):
+            yield pieces[start : start + _VIEWS]
+        self.bytes_sent += num_bytes
+        self._shown.count.bytes_sent += num_bytes
+        num_good = self._num_current(held, get.counts) if self._shown.shows(life.epoch) else 0
+        self._shown.count.gone += held.num_extents - num_good
+        yield from say(Over(num_good))
+
+    def _num_current(self, held: Held, counts: list[int]) -> int:
+        """Leading extents of which no slot has been filled anew since they were found."""
+        are = self._shown.holdings.are_current(held.rows)
+        if are.all():
+            return held.num_extents
+        return int(np.searchsorted(np.cumsum(counts[: held.num_extents]), int(are.argmin()), side="right"))
+
+
+_NO_ROWS = SlotRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint64))
