@@ -87,6 +87,8 @@ STATEFUL = {
     "offload.worker.media.seal_log.SealLog",
     "offload.worker.media.siblings.SiblingMedium",
     "offload.worker.media.slab.SlabMedium",
+    "offload.worker.media.peers.PeerMedium",
+    "offload.worker.media.peers.Whereabouts",
     "offload.worker.peers.addresses.Addresses",
     "offload.worker.peers.cells.Cells",
     "offload.worker.peers.fleet.Fleet",
@@ -155,6 +157,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.worker.media.slab_file.SlabFile",  # the kernel's, too; see the contract of media
     "offload.scheduler.lasting.Lasting",  # all it has is a list of news
     "offload.worker.lasting.Lasting",  # the kernel's, and the table's; the tests of tables read both back
+    "offload.worker.media.base.AbsentError",  # plain data
     "offload.worker.peers.client.Client",  # a connection's
     "offload.worker.peers.fleet._PeerThread",  # what it has is a thread
     "offload.worker.peers.link.SocketLink",  # the kernel's

@@ -20,6 +20,11 @@ class BadExtentError(Exception):
 class AbsentError(BadExtentError):
     """It is not there, and nothing is wrong."""
 
+    def __init__(self, text: str, reason: str = "") -> None:
+        """``reason``: see ``JobReport``."""
+        super().__init__(text)
+        self.reason = reason
+
 
 class Verb(Enum):
     """What a job does."""

@@ -44,6 +44,7 @@ class _Task:
         seals: found so far, of all slots.
         began: when its first extent was.
         is_absent: the error is that an extent was not there.
+        reason: that was given for that.
     """
 
     job: MediumJob
@@ -54,6 +55,7 @@ class _Task:
     error: str | None = None
     began: float | None = None
     is_absent: bool = False
+    reason: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -229,7 +231,8 @@ class Runner:
             for index, error in zip(indices, found, strict=False):
                 if isinstance(error, Exception) and index < task.stop:
                     self._cut(task, index, f"extent {index}: {str(error) or type(error).__name__}")
-                    task.is_absent = isinstance(error, AbsentError)
+                    if isinstance(error, AbsentError):
+                        task.is_absent, task.reason = True, error.reason
             if task.num_moving or task.next < task.stop:
                 return
         self._end(task)
@@ -239,7 +242,7 @@ class Runner:
         if task.next < task.stop:
             self._waiting[task.job.verb].remove(task)
             self._changed.notify_all()
-        task.stop, task.error, task.is_absent = stop, error, False
+        task.stop, task.error, task.is_absent, task.reason = stop, error, False, ""
         task.next = max(task.next, stop)
 
     def _cancel(self, verb: Verb, error: str) -> None:
@@ -258,7 +261,8 @@ class Runner:
         seconds = 0.0 if task.began is None else self._clock() - task.began
         seals = _found(job, num_slots, task.seals)
         nbytes = num_slots * self._slot_bytes
-        self._ended.put(MediumEnd(job.job_id, num_good, task.error, seconds, nbytes, seals, task.is_absent))
+        end = MediumEnd(job.job_id, num_good, task.error, seconds, nbytes, seals, task.is_absent, task.reason)
+        self._ended.put(end)
         self.on_end()
 
     def _hang_error(self, verb: Verb) -> str:

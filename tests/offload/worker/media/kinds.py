@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from offload.fleet_config import TlsFiles
 from offload.messages import EPOCH_SHIFT, Kept
 from offload.mooncake_config import MOONCAKE
 from offload.naming import BAG, WIDTH_SHIFT, bag_names
@@ -16,9 +17,11 @@ from offload.testing.media.memory import MemoryMedium
 from offload.testing.media.store import MemoryStore, StoreMedium
 from offload.worker.media.base import Medium, MediumEnd, MediumJob, Verb
 from offload.worker.media.mooncake_medium import MooncakeMedium, MooncakeOptions
+from offload.worker.media.peers import PeerMedium
 from offload.worker.media.resp_medium import RespMedium, RespOptions
 from offload.worker.media.siblings import SiblingMedium
 from offload.worker.media.store_names import Whose
+from offload.worker.peers.tls import client_context, server_context
 from offload.worker.pool.region import RegionPlan, RegionShape
 from offload.worker.pool.siblings import Home, Siblings
 from offload.worker.pool.table import SlotTable
@@ -38,6 +41,7 @@ from tests.offload.worker.media.bench import (
     run,
     slab,
 )
+from tests.offload.worker.peers.pools import PeerPool, about, fleet_of, make_certificates, wait_for
 from tests.stores import SERVERS, StoreServer
 
 
@@ -61,6 +65,7 @@ class Can(NamedTuple):
 BY_PLACE = Can(by_name=False)
 BY_NAME = Can()
 OF_OTHERS = Can(puts=False, knows_extents=False, is_asked_first=True)
+OF_PEERS = Can(puts=False, knows_extents=False)
 
 
 @dataclass
@@ -196,6 +201,51 @@ class SiblingRegion:
         return f"{whose.namespace}\n{whose.rank}"
 
 
+class PeerRegion:
+    """Pools of peers: one for each rank, which those of other ranks and namespaces are refused by."""
+
+    def __init__(self, *, is_near: bool = False, tls: TlsFiles | None = None) -> None:
+        self._near, self._tls = is_near, tls
+        context = None if tls is None else server_context(tls)
+        self._peer = PeerPool(SLOTS, SLOT, namespace=WHOSE.namespace, is_near=is_near, context=context)
+
+    def medium(self, pool: Pool, whose: Whose) -> Medium:
+        own = about(whose.namespace, int(whose.rank[0]), slot_bytes=SLOT, is_near=self._near)
+        context = None if self._tls is None else client_context(self._tls)
+        address = self._peer.address
+        address = address._replace(port=address.port - own.rank)  # of rank 0: what answers is the one peer
+        fleet = fleet_of([address], pool.slots, own, context=context)
+        wait_for(fleet, "connected" if whose == WHOSE else "refused")
+        [status] = fleet.statuses()
+        over = "memory" if self._near else "tls" if self._tls else "tcp"
+        assert status.transport == (over if whose == WHOSE else "")
+        return PeerMedium(fleet, pool.slots)
+
+    def store(self, pool: Pool, job: MediumJob) -> None:
+        assert job.names is not None
+        for index, name in enumerate(bag_names(job.names)):
+            slots = job.extent(index).slots.tolist()
+            there = np.arange(self._peer.num_used, self._peer.num_used + len(slots))
+            self._peer.num_used += len(slots)
+            self._peer.fill(there, pool.bytes[slots], job.job_id)
+            names = np.repeat(name[None], len(slots), axis=0)
+            marks = np.arange(len(slots)) | BAG | name.size << WIDTH_SHIFT
+            self._peer.keep(there, names, marks, job.job_id)
+
+    def close(self) -> None:
+        self._peer.server.check_invariants()
+        self._peer.close()
+
+
+def _peers(*, is_near: bool = False, has_tls: bool = False) -> Callable[[Path, Servers], Ground]:
+    def begin(path: Path, servers: Servers) -> Ground:
+        tls = make_certificates(path / "tls")["peer"] if has_tls else None
+        region = PeerRegion(is_near=is_near, tls=tls)
+        return Ground(region.medium, store=region.store, close=region.close)
+
+    return begin
+
+
 def _siblings(path: Path, servers: Servers) -> Ground:
     region = SiblingRegion(path)
     return Ground(region.medium, store=region.store, close=region.close)
@@ -218,6 +268,9 @@ KINDS = {
     },
     MOONCAKE: Kind(BY_NAME, _mooncake),
     "siblings": Kind(OF_OTHERS, _siblings),
+    "peers over TCP": Kind(OF_PEERS, _peers()),
+    "peers over TLS": Kind(OF_PEERS, _peers(has_tls=True)),
+    "peers on one machine": Kind(OF_PEERS, _peers(is_near=True)),
 }
 
 
