@@ -152,6 +152,8 @@ class Relay:
             raise EngineError("its answer is not JSON") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
             raise EngineError("its answer has no choices")
+        if len(answer["choices"]) < self._turn.num_choices or not all(map(_is_whole, answer["choices"])):
+            raise EngineError("its answer is not whole")
         refused = KVTransferParams.read(answer.get("kv_transfer_params")).refused
         if refused is not None and self._prefill is not None:
             self._core.metrics.strangers.labels("decode engine refuses").inc()
@@ -218,7 +220,8 @@ class Relay:
             for whole in events.feed(data):
                 inside = data_of(whole)
                 if inside is None:
-                    out.append(whole)  # a comment that keeps the connection alive
+                    if whole.startswith(b":"):
+                        out.append(whole)  # a comment that keeps the connection alive
                     continue
                 out += transcript.feed(whole, inside)
                 leg.heard(self._core.settings.stall_seconds)
@@ -269,3 +272,11 @@ class Relay:
         self._core.metrics.continued.labels("broken off").inc()
         message = f"the engine failed, and its answer cannot go on elsewhere: {why or 'a parser is at work'}"
         return await self._exchange.fail(502, message), "broken off"
+
+
+def _is_whole(choice: object) -> bool:
+    """Whether a choice of an answer that is no stream is one, with its end."""
+    if not isinstance(choice, dict) or not isinstance(choice.get("finish_reason"), str):
+        return False
+    is_text = isinstance(choice.get("text"), str) or isinstance(choice.get("message"), dict)
+    return is_text and choice["finish_reason"] not in ("abort", "error")

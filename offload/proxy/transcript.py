@@ -50,7 +50,8 @@ class Transcript:
         self.broken = turn.keeps
         self.has_begun = self.is_finished = self.is_done = self.is_cut = False
         self.is_sure = True
-        self._is_elsewhere = False
+        self._is_elsewhere = self._is_refused = self._has_usage = False
+        self._ended: set[int] = set()
         self._identity: dict[str, Any] = {}
         self._offset = 0
         self.begin_leg()
@@ -78,8 +79,8 @@ class Transcript:
 
     @property
     def is_known(self) -> bool:
-        """Whether all of its tokens are known here, so that its end can be told without an engine."""
-        return not self._is_raw and self.prompt_ids is not None
+        """Whether its end can be told without an engine: what there is to tell of it is known here."""
+        return not self._wants_usage if self._is_raw else self.prompt_ids is not None
 
     def begin_leg(self) -> None:
         """An engine begins with the answer, or with the rest of it."""
@@ -128,7 +129,7 @@ class Transcript:
         if not self.is_finished:
             out.append(event(self._made({"finish_reason": "length", "stop_reason": None})))
             self.is_finished = True
-        if self._wants_usage:
+        if self._wants_usage and not self._has_usage:
             counts = {"prompt_tokens": len(self.prompt_ids or ()), "completion_tokens": len(self.tokens)}
             usage = {**counts, "total_tokens": sum(counts.values())}
             out.append(event({**self._identity, "choices": [], "usage": usage}))
@@ -142,35 +143,63 @@ class Transcript:
             EngineError: the engine cannot go on, or this is not how an engine answers.
         """
         if data.strip() == b"[DONE]":
-            if not self.is_finished and not (self._is_raw and self.has_begun):
-                raise EngineError("the stream ended before the answer")
-            self.is_done = True
-            return [DONE]
-        if self._is_raw and self.has_begun:
-            return [whole]
+            return self._end()
         chunk = self._read(data)
         if self._is_refusal(chunk):
-            self.has_begun = self.is_finished = True
+            self.has_begun = self.is_finished = self._is_refused = True
             return [whole]
         choices = chunk.get("choices")
         if not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
             raise EngineError("an event is no part of an answer")
+        if not choices:
+            return self._feed_usage(whole, chunk)
+        if self.is_finished:
+            raise EngineError("the answer goes on behind its end")
         if self._is_raw:
             return self._feed_raw(whole, choices)
-        if not choices:
-            self._identify(chunk)
-            self._add_up(chunk)
-            return [event(chunk)]
         if len(choices) > 1 or choices[0].get("index") not in (0, None):
             raise EngineError("an event is of an answer that nobody asked for")
         return self._feed_choice(chunk, choices[0])
 
+    def _end(self) -> list[bytes]:
+        """The engine says that the stream is over."""
+        if not self.is_finished:
+            raise EngineError("the stream ended before the answer")
+        if self._wants_usage and not self._has_usage and not self._is_refused:
+            if not self.is_known:
+                raise EngineError("the stream ended before it told its usage")
+            return self.tail()
+        self.is_done = True
+        return [DONE]
+
+    def _feed_usage(self, whole: bytes, chunk: dict[str, Any]) -> list[bytes]:
+        """A chunk without choices says how much there was, or nothing."""
+        if not isinstance(chunk.get("usage"), dict) or not self._wants_usage or self._has_usage:
+            return []
+        self._has_usage = True
+        if self._is_raw:
+            return [whole]
+        self._identify(chunk)
+        self._add_up(chunk)
+        return [event(chunk)]
+
     def _feed_raw(self, whole: bytes, choices: list[dict[str, Any]]) -> list[bytes]:
         """Until there is more than the role, nothing is sent: until then any engine may begin."""
+        for choice in choices:
+            index = choice.get("index")
+            if type(index) is not int or not 0 <= index < self._turn.num_choices or index in self._ended:
+                raise EngineError("an event is of an answer that nobody asked for")
+            self._text_of(choice)
+            finish = choice.get("finish_reason")
+            if finish in ("abort", "error"):
+                raise EngineError(f"the engine gave the answer up: {finish}")
+            if finish is not None:
+                self._ended.add(index)
         self._head.append(whole)
-        if self._turn.is_chat and choices and all(_is_head(each) for each in choices):
+        if self._turn.is_chat and all(_is_head(each) for each in choices):
             return []
         self.has_begun = True
+        self.is_finished = len(self._ended) == self._turn.num_choices
         told, self._head = self._head, []
         return told
 
@@ -242,7 +271,7 @@ class Transcript:
 
     def _text_of(self, choice: dict[str, Any]) -> str:
         if not self._turn.is_chat:
-            text = choice.get("text")
+            text = choice.get("text", 0)
         else:
             delta = choice.get("delta")
             if not isinstance(delta, dict):

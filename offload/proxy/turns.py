@@ -77,6 +77,13 @@ class Turn:
         """Whether the client itself asks for token ids."""
         return bool(self.body.get("return_token_ids"))
 
+    @property
+    def num_choices(self) -> int:
+        """Answers that are asked for."""
+        n, embeds = self.body.get("n"), self.body.get("prompt_embeds")
+        prompts = self.num_prompts + (len(embeds) if isinstance(embeds, list) else embeds is not None)
+        return max(1, prompts) * (n if type(n) is int and n > 0 else 1)
+
     def prefill_body(self) -> bytes:
         """The request of the prefill leg: one token, no stream, and an offer to hand over."""
         body = {key: value for key, value in self.body.items() if key not in _NOT_FOR_PREFILL}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 __all__ = ["Fault", "Faults"]
 
-Kind = Literal["status", "drop", "hang", "end", "error_event", "garbage", "wait"]
+Kind = Literal["status", "drop", "hang", "end", "error_event", "garbage", "wait", "write"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Fault:
             ``garbage``: what is not JSON, then the end; ``wait``: go on once ``until`` is set.
         after: how many tokens are sent before it; -1: before the head of the answer.
         status: of ``status``, and of the error of ``error_event``.
-        body: of ``status``, instead of an error in JSON.
+        body: of ``status``, instead of an error in JSON; of ``write``.
         until: what ``wait`` waits for.
     """
 

@@ -43,6 +43,7 @@ class Received:
 
 
 _SEEN = web.RequestKey("seen", Received)
+_WRITTEN = web.RequestKey("written", bool)
 
 
 class Upstream:
@@ -87,6 +88,11 @@ class Upstream:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it listens."""
+        return self._runner is not None
 
     def of(self, path: str = "/v1/completions") -> list[Received]:
         """Requests to a path."""
@@ -252,6 +258,8 @@ class Upstream:
         if fault.kind == "wait":
             await fault.until.wait()
             return None
+        if fault.kind == "write":
+            return None
         request[_SEEN].outcome = "fault"
         if fault.kind == "hang":
             await asyncio.Event().wait()
@@ -269,6 +277,11 @@ class Upstream:
         """A fault inside a stream. False: it goes on."""
         if fault.kind == "wait":
             await fault.until.wait()
+            return False
+        if fault.kind == "write":
+            if _WRITTEN not in request:
+                request[_WRITTEN] = True
+                await response.write(fault.body or b"")
             return False
         request[_SEEN].outcome = "fault"
         if fault.kind == "hang":

@@ -74,7 +74,9 @@ class Wire:
         assert task is not None
         self._relays.add(task)
         try:
-            await self._relay(reader, writer)
+            # A task that a stream's server has made may not end as cancelled: asyncio would call it an error.
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._relay(reader, writer)
         finally:
             self._relays.discard(task)
             writer.close()
