@@ -1,4 +1,4 @@
-"""How each of these proxies is started."""
+"""How each proxy is started."""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from offload.testing.engines.server import held_port
 from offload.testing.proxies.process import PORT, ProxyProcess
 
-__all__ = ["ROUTER_FOLDER", "has_vllm_router", "toy_like", "toy_proxy", "vllm_router"]
+__all__ = ["ROUTER_FOLDER", "has_vllm_router", "kv_offload_proxy", "toy_like", "toy_proxy", "vllm_router"]
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -19,6 +19,16 @@ ROUTER_FOLDER = Path(os.environ.get("KV_OFFLOAD_VLLM_ROUTER", _ROOT / ".venv" / 
 def has_vllm_router() -> bool:
     """Whether vllm-router is there."""
     return (ROUTER_FOLDER / "vllm_router").is_dir()
+
+
+def kv_offload_proxy(
+    prefill: Sequence[str], decode: Sequence[str], options: Sequence[str] = ()
+) -> ProxyProcess:
+    """Ours. ``options``: of `kv-offload proxy`, beside engines and port."""
+    command = ["-m", "offload.cli", "proxy", "--port", PORT, *options]
+    named = {"--prefill": prefill, "--decode": decode}
+    command += [part for flag, urls in named.items() for url in urls for part in (flag, url)]
+    return ProxyProcess("kv-offload proxy", command, {"PYTHONPATH": _with(_ROOT)})
 
 
 def vllm_router(prefill: Sequence[str], decode: Sequence[str]) -> ProxyProcess:
@@ -32,16 +42,14 @@ def vllm_router(prefill: Sequence[str], decode: Sequence[str]) -> ProxyProcess:
     command += ["--host", "127.0.0.1", "--port", PORT, "--prometheus-port", str(metrics)]
     command += [part for url in prefill for part in ("--prefill", url)]
     command += [part for url in decode for part in ("--decode", url)]
-    path = os.pathsep.join([str(ROUTER_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return ProxyProcess("vllm-router", command, {"PYTHONPATH": path})
+    return ProxyProcess("vllm-router", command, {"PYTHONPATH": _with(ROUTER_FOLDER)})
 
 
 def toy_like(prefill: Sequence[str], decode: Sequence[str]) -> ProxyProcess:
     """A proxy that does what vLLM's toy proxy does, with the same libraries. See ``toy``."""
     command = ["-m", "offload.testing.proxies.toy", "--port", PORT]
     command += ["--prefill", *prefill, "--decode", *decode]
-    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return ProxyProcess("toy-like", command, {"PYTHONPATH": path}, ready="/healthcheck")
+    return ProxyProcess("toy-like", command, {"PYTHONPATH": _with(_ROOT)}, ready="/healthcheck")
 
 
 def toy_proxy(file: Path, prefill: Sequence[str], decode: Sequence[str]) -> ProxyProcess:
@@ -52,3 +60,8 @@ def toy_proxy(file: Path, prefill: Sequence[str], decode: Sequence[str]) -> Prox
         command += [f"--{flag}-hosts", *(str(part.hostname) for part in parts)]
         command += [f"--{flag}-ports", *(str(part.port) for part in parts)]
     return ProxyProcess("toy proxy", command, ready="/healthcheck")
+
+
+def _with(folder: Path) -> str:
+    """A ``PYTHONPATH`` that begins there."""
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
