@@ -160,7 +160,9 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.worker.media.base.AbsentError",  # plain data
     "offload.worker.peers.client.Client",  # a connection's
     "offload.worker.peers.fleet._PeerThread",  # what it has is a thread
+    "offload.worker.failures.FailureLog",  # a count, and a time
     "offload.worker.peers.link.SocketLink",  # the kernel's
+    "offload.worker.peers.listener.Listener",  # what it has checks itself
     "offload.worker.peers.near.NearPool",  # it does not change; what it maps is another's
     "offload.worker.peers.peer.Count",  # counts
     "offload.worker.peers.peer._Idle",  # by Peer

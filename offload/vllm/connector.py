@@ -36,7 +36,7 @@ from offload.vllm.copy_paths import make_copier
 from offload.vllm.engine import VllmEngine, drafts_of
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.groups import event_groups, groups_of
-from offload.vllm.hand_offs import peer_of
+from offload.vllm.hand_offs import listener_of, peer_of
 from offload.vllm.kv_events import KvEvents
 from offload.vllm.lasting_pool import region_plan, sibling_places
 from offload.vllm.operator import Operator
@@ -73,6 +73,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     places = PLACES
     join_replicas = staticmethod(join_replicas)
     sibling_places = staticmethod(sibling_places)
+    make_listener = staticmethod(listener_of)
     make_operator: Callable[..., Operator | None] = Operator
     """They are of connectors that are made from now on; the testing kit has others, and no operator."""
 
@@ -125,6 +126,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 [place.make_lanes for place in self._places],
                 self.join_replicas(replica_shape(vllm_config, kv_cache_config)),
                 region,
+                self.make_listener(vllm_config, kv_cache_config, config),
             )
 
     # Both sides

@@ -2,7 +2,6 @@
 
 import atexit
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -17,6 +16,7 @@ from offload.messages import GPU, Fingerprint, JobReport, Order, StepPlan, Worke
 from offload.worker.checker import seal_thread
 from offload.worker.copiers import Copier
 from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
+from offload.worker.failures import FailureLog
 from offload.worker.gpu_cache import GpuCache
 from offload.worker.jobs import CANCELLED, TransferEnd
 from offload.worker.lanes import gpu_lanes
@@ -24,6 +24,7 @@ from offload.worker.lasting import Lasting
 from offload.worker.layout import BlockLayout
 from offload.worker.media.base import PoolSlots
 from offload.worker.media.lane import MakeLanes, PoolParts
+from offload.worker.peers.listener import Listener
 from offload.worker.pool.memory import HostMemory
 from offload.worker.pool.numa import node_of_pci_device
 from offload.worker.pool.region import RegionPlan
@@ -33,7 +34,6 @@ from offload.worker.transfer import LANDED_AT_ONCE, TransferEngine
 
 logger = logging.getLogger(__name__)
 
-_QUIET_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0  # vLLM kills a worker that has not left after 5
 _AWAY = "the engine sleeps, and its KV cache has no memory"
 
@@ -103,6 +103,7 @@ class WorkerSide:
         make_lanes: Sequence[MakeLanes] = (),
         replicas: Replicas | None = None,
         region: RegionPlan | None = None,
+        listener: Listener | None = None,
     ) -> None:
         """Size the pool.
 
@@ -116,6 +117,7 @@ class WorkerSide:
             make_lanes: make the lanes between the pool and places below it.
             replicas: the ranks that hold the same KV as this one, and share the pool with it.
             region: where the pool lies if it outlives the engine.
+            listener: shows the pool to peers; None: nobody listens.
 
         Raises:
             ConfigError: the share does not hold the smallest store.
@@ -127,6 +129,7 @@ class WorkerSide:
         self._seams = seams
         self._replicas = replicas
         self._region = region
+        self._listener = listener
         self._lasting: Lasting | None = None
         self._size = partial(size_pool, cpu_bytes, cache.block_bytes, cache.least_slots, fingerprint)
         self.facts = self._size(1 if replicas is None else len(replicas.members))
@@ -141,8 +144,7 @@ class WorkerSide:
         self._cancelled: list[int] = []
         self._report = WorkerReport()
         self._unfilled: set[int] = set()
-        self._num_unlogged = 0
-        self._quiet_until = -math.inf
+        self._failures = FailureLog(seams.clock)
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
         """Map and pin the pool, next to the GPU if it can be, and learn where the GPU cache lies.
@@ -155,7 +157,10 @@ class WorkerSide:
         device = next(iter(kv_caches.values())).device
         on_gpu = device.type == "cuda"
         node, huge = _node_of(device), self._huge_pages
-        self.facts, sharing = have_pool(self._replicas, self._size, node, huge, self._region)
+        listener = self._listener
+        self.facts, sharing = have_pool(
+            self._replicas, self._size, node, huge, self._region, is_seen=listener is not None
+        )
         num_slots, slot_bytes = self.facts.num_slots, self.facts.slot_bytes
         self._memory = HostMemory(
             num_slots,
@@ -178,7 +183,7 @@ class WorkerSide:
             self._verify,
             of_blocks=of_blocks,
             tables=sharing.tables,
-            for_others=bool(self._make_lanes) or lasting is not None,
+            for_others=bool(self._make_lanes) or lasting is not None or listener is not None,
             unproven=None if lasting is None else lasting.unproven(num_slots),
         )
         copier = self._seams.make_copier(device, layout, self._cache.num_blocks, num_slots)
@@ -197,6 +202,8 @@ class WorkerSide:
             landed_at_once=self._seams.landed_at_once,
             share=sharing.share,
         )
+        if listener is not None:
+            listener.open(sharing, parts.slots, self._seams.make_executor)
         atexit.register(self.close)  # an engine in the caller's process may never be shut down
         num_sharing = sharing.share.num_parts
         logger.info(
@@ -243,8 +250,11 @@ class WorkerSide:
         self._refusal = None
         if plan.fingerprint != self.facts.fingerprint:
             self._refusal = f"the scheduler is another one: {plan.fingerprint}, not {self.facts.fingerprint}"
-        elif self._lasting is not None:
-            self._lasting.keep(plan.kept)
+        else:
+            if self._lasting is not None:
+                self._lasting.keep(plan.kept)
+            if self._listener is not None:
+                self._listener.tell(plan)
         for order in plan.orders:
             (self._behind if order.route.source == GPU else self._before).append(order)
         self._fence(self._before)
@@ -277,7 +287,7 @@ class WorkerSide:
             moved = JobReport(int(is_over), end.num_good, not is_over, end.seconds, end.nbytes, sound)
             self._report.add(end.job_id, moved._replace(reason=end.reason))
             if not sound:
-                self._warn(end)
+                self._failures.warn(end)
             self._end_part(end, ended)
         return ended
 
@@ -288,6 +298,8 @@ class WorkerSide:
 
     def take_report(self) -> WorkerReport | None:
         """What the scheduler side has not been told yet."""
+        if self._listener is not None:
+            self._report.released += self._listener.take_released()
         if not (self._report.jobs or self._report.released):
             return None
         report, self._report = self._report, WorkerReport()
@@ -324,7 +336,8 @@ class WorkerSide:
         lasting, self._lasting = self._lasting, None
         if lasting is not None:
             lasting.rest()
-        if engine is not None and not engine.close(_CLOSE_SECONDS):
+        is_seen = self._listener is not None and not self._listener.close(_CLOSE_SECONDS)
+        if engine is not None and (not engine.close(_CLOSE_SECONDS) or is_seen):
             _still_in_use.append(memory)
             logger.warning("copies have not ended after %g s; the CPU pool stays mapped", _CLOSE_SECONDS)
         elif memory is not None:
@@ -362,20 +375,6 @@ class WorkerSide:
             fills = None if order.fills is None else order.fills[part]
             extents = None if order.extents is None else order.extents.part(start, stop)
             engine.submit(job_id, order.route, order.sources[part], order.targets[part], fills, extents)
-
-    def _warn(self, end: TransferEnd) -> None:
-        """Log a failed copy; while copies keep failing, one in so many seconds."""
-        self._num_unlogged += 1
-        if end.error != CANCELLED and self._seams.clock() >= self._quiet_until:
-            logger.warning(
-                "%s of %d blocks failed (%d since the last such line): %s",
-                end.route.verb,
-                len(end.targets),
-                self._num_unlogged,
-                end.error,
-            )
-            self._num_unlogged = 0
-            self._quiet_until = self._seams.clock() + _QUIET_SECONDS
 
     def _end_part(self, end: TransferEnd, ended: Ended) -> None:
         restore = self._restores.pop(end.job_id, None)

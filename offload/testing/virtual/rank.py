@@ -47,7 +47,7 @@ class VirtualRank:
         """Our connector's; None with another one."""
         if settings.connector != "none":
             self.connector = make_worker(
-                _of_rank(vllm_config, index) if settings.region is not None else vllm_config,
+                _of_rank(vllm_config, index) if settings.connector == "offload" else vllm_config,
                 kv_cache_config,
                 settings.places,
                 meeting.join(index % settings.stage_ranks),

@@ -197,11 +197,15 @@ class PeerMedium:
     def _release(self, job: MediumJob) -> int:
         assert job.names is not None and job.life is not None, f"{job} releases nothing of anybody"
         peer, epoch = self._fleet.of(job.life), job.life.epoch
-        tip = job.names[0].tobytes()
-        self._fleet.ask(
-            [peer], lambda peer: peer.ask(lambda client: client.release(tip, epoch)), _ASK_SECONDS
-        )
-        return 0
+        tips = [name.tobytes() for name in job.names]
+
+        def tell(client: Client) -> bool:
+            for tip in tips:
+                client.release(tip, epoch)
+            return True
+
+        self._fleet.ask([peer], lambda peer: peer.ask(tell), _ASK_SECONDS)
+        return job.num_extents
 
     def _move(
         self, verb: Verb, number: int, job: MediumJob, indices: range
