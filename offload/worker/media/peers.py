@@ -113,7 +113,7 @@ class PeerMedium:
             make_runner: makes what moves extents.
             clock: in seconds.
         """
-        self._fleet = fleet
+        self.fleet = fleet
         self._pool = pool
         self._clock = clock
         self._whereabouts = Whereabouts()
@@ -135,7 +135,7 @@ class PeerMedium:
 
     def statuses(self) -> list[PeerStatus]:
         """What there is to tell of each peer; plain data. From any thread."""
-        return self._fleet.statuses()
+        return self.fleet.statuses()
 
     def submit(self, job: MediumJob) -> None:
         error = reason_against_named(job, self._pool, MOST_SLOTS)
@@ -155,13 +155,13 @@ class PeerMedium:
         self.runner.stop()
         if not self.runner.is_over.wait(seconds):
             self.runner.cancel()
-        is_closed = self._fleet.close(max(0.1, until - time.monotonic()))
+        is_closed = self.fleet.close(max(0.1, until - time.monotonic()))
         return self.runner.is_over.wait(0.1) and is_closed
 
     def check_invariants(self) -> None:
         """Its parts agree with themselves, and nothing of what was refused is good."""
         self.runner.check_invariants()
-        self._fleet.check_invariants()
+        self.fleet.check_invariants()
         self._whereabouts.check_invariants()
         assert not any(end.num_good for end in self._refused), f"{self._refused} were refused"
 
@@ -175,9 +175,9 @@ class PeerMedium:
             return self._release(job)
         names = job.names[:MOST_NAMES]
         if job.life is not None:
-            peers = [self._fleet.of(job.life)]
+            peers = [self.fleet.of(job.life)]
         else:
-            peers = self._fleet.up(job.suffix)
+            peers = self.fleet.up(job.suffix)
         if len(names) == 1 and names[0].tobytes() == ROOT:
             return int(bool(peers))
 
@@ -185,7 +185,7 @@ class PeerMedium:
             peer.count.probes += 1
             return peer.ask(lambda client: client.probe(names, job.suffix, is_last_wanted=job.is_last_wanted))
 
-        answers = self._fleet.ask(peers, ask, _ASK_SECONDS)
+        answers = self.fleet.ask(peers, ask, _ASK_SECONDS)
         most = max((num_found for _, num_found in answers), default=0)
         if most:
             best = [peer for peer, num_found in answers if num_found == most]
@@ -196,7 +196,7 @@ class PeerMedium:
 
     def _release(self, job: MediumJob) -> int:
         assert job.names is not None and job.life is not None, f"{job} releases nothing of anybody"
-        peer, epoch = self._fleet.of(job.life), job.life.epoch
+        peer, epoch = self.fleet.of(job.life), job.life.epoch
         tips = [name.tobytes() for name in job.names]
 
         def tell(client: Client) -> bool:
@@ -204,7 +204,7 @@ class PeerMedium:
                 client.release(tip, epoch)
             return True
 
-        self._fleet.ask([peer], lambda peer: peer.ask(tell), _ASK_SECONDS)
+        self.fleet.ask([peer], lambda peer: peer.ask(tell), _ASK_SECONDS)
         return job.num_extents
 
     def _move(
@@ -244,9 +244,9 @@ class PeerMedium:
         if is_private(job.suffix):
             return []
         if job.life is not None:
-            return [self._fleet.of(job.life)]
+            return [self.fleet.of(job.life)]
         assert job.names is not None
-        peers = self._fleet.up(job.suffix)
+        peers = self.fleet.up(job.suffix)
         first = self._whereabouts.of(job.names[index].tobytes())
         if first in peers:
             return [first, *(peer for peer in peers if peer is not first)][:_MOST_ASKED]
