@@ -93,6 +93,8 @@ class JoinedLink:
             except (OSError, StopIteration):
                 self._talk = None
                 return
-            self._wants = wants if isinstance(wants, memoryview) else None
-            if self._wants is None:
+            if isinstance(wants, memoryview):
+                self._wants = wants
+            else:
+                self._wants = None
                 self._says.extend(wants)
