@@ -152,7 +152,7 @@ class Relay:
             raise EngineError("its answer is not JSON") from None
         if not isinstance(answer, dict) or not isinstance(answer.get("choices"), list):
             raise EngineError("its answer has no choices")
-        if len(answer["choices"]) < self._turn.num_choices or not all(map(_is_whole, answer["choices"])):
+        if not answer["choices"] or not all(map(_is_whole, answer["choices"])):
             raise EngineError("its answer is not whole")
         refused = KVTransferParams.read(answer.get("kv_transfer_params")).refused
         if refused is not None and self._prefill is not None:

@@ -40,7 +40,7 @@ class Transcript:
         self._body = turn.body
         self._is_raw = turn.keeps is not None
         options = self._body.get("stream_options")
-        self._wants_usage = bool(isinstance(options, dict) and options.get("include_usage"))
+        self._wants_usage = isinstance(options, dict) and options.get("include_usage") is True
         self._stop_strings = stops_of(self._body.get("stop"))
         self._includes_stop = bool(self._body.get("include_stop_str_in_output"))
         self._stops: Stops | None = None
@@ -163,7 +163,8 @@ class Transcript:
 
     def _end(self) -> list[bytes]:
         """The engine says that the stream is over."""
-        if not self.is_finished:
+        is_open = self._is_raw and self._turn.num_choices is None and bool(self._ended)
+        if not self.is_finished and not is_open:
             raise EngineError("the stream ended before the answer")
         if self._wants_usage and not self._has_usage and not self._is_refused:
             if not self.is_known:
@@ -185,9 +186,10 @@ class Transcript:
 
     def _feed_raw(self, whole: bytes, choices: list[dict[str, Any]]) -> list[bytes]:
         """Until there is more than the role, nothing is sent: until then any engine may begin."""
+        most = self._turn.num_choices
         for choice in choices:
             index = choice.get("index")
-            if type(index) is not int or not 0 <= index < self._turn.num_choices or index in self._ended:
+            if type(index) is not int or index in self._ended or not 0 <= index < (most or index + 1):
                 raise EngineError("an event is of an answer that nobody asked for")
             self._text_of(choice)
             finish = choice.get("finish_reason")
@@ -199,7 +201,7 @@ class Transcript:
         if self._turn.is_chat and all(_is_head(each) for each in choices):
             return []
         self.has_begun = True
-        self.is_finished = len(self._ended) == self._turn.num_choices
+        self.is_finished = len(self._ended) == most
         told, self._head = self._head, []
         return told
 

@@ -78,11 +78,11 @@ class Turn:
         return bool(self.body.get("return_token_ids"))
 
     @property
-    def num_choices(self) -> int:
-        """Answers that are asked for."""
-        n, embeds = self.body.get("n"), self.body.get("prompt_embeds")
-        prompts = self.num_prompts + (len(embeds) if isinstance(embeds, list) else embeds is not None)
-        return max(1, prompts) * (n if type(n) is int and n > 0 else 1)
+    def num_choices(self) -> int | None:
+        """Answers that are asked for; None: only an engine knows."""
+        if self.body.get("prompt_embeds") is not None or self.body.get("use_beam_search"):
+            return None
+        return self.num_prompts * (self.body.get("n") or 1)
 
     def prefill_body(self) -> bytes:
         """The request of the prefill leg: one token, no stream, and an offer to hand over."""
@@ -114,6 +114,7 @@ def parse(path: str, raw: bytes, authorization: str | None, min_prefill_tokens: 
     body = decode_object(raw)
     num_stripped = strip(body)
     is_chat = path == CHAT
+    _check_shape(body)
     ids, text, num_tokens, num_prompts = _prompt_of(body, is_chat)
     request = Request(
         path,
@@ -135,6 +136,15 @@ def parse(path: str, raw: bytes, authorization: str | None, min_prefill_tokens: 
         _why_alone(body, num_tokens, min_prefill_tokens),
         num_stripped,
     )
+
+
+def _check_shape(body: Mapping[str, Any]) -> None:
+    """What an answer is to look like must be clear: engines take ``"yes"`` for true, and ``"2"`` for 2."""
+    stream, n = body.get("stream"), body.get("n")
+    if stream is not None and not isinstance(stream, bool):
+        raise ClientError(400, "stream must be true or false")
+    if n is not None and (type(n) is not int or not 1 <= n < 1 << 31):
+        raise ClientError(400, "n must be a whole number, at least 1")
 
 
 def decode_object(raw: bytes) -> dict[str, Any]:

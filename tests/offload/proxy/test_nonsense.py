@@ -35,15 +35,16 @@ async def test_a_whole_answer_that_is_none_comes_from_the_next_engine(body: Any)
         assert told.text == decode([each for each in answer(encode(PROMPT), 6) if each])
 
 
+@pytest.mark.parametrize(
+    "odd", [{"stream": "yes"}, {"stream": 1}, {"n": "2"}, {"n": 2.0}, {"n": 0}, {"n": True}]
+)
 @on_a_loop
-async def test_an_answer_with_too_few_choices_comes_from_the_next_engine() -> None:
-    choice = {"index": 0, "text": "one", "finish_reason": "stop"}
-    async with stand(decode=2) as it:
-        it.decode[0].faults.queue = [
-            Fault("status", status=200, body=json.dumps({"choices": [choice]}).encode())
-        ]
-        told = await it.ask(prompt=PROMPT, max_tokens=6, n=2)
-        assert len(told.body["choices"]) == 2
+async def test_a_shape_that_is_not_clear_is_refused(odd: dict[str, Any]) -> None:
+    """Engines would read true, or 2; the proxy would take their answers for failures."""
+    async with stand(decode=1) as it:
+        told = await it.ask(prompt=PROMPT, **odd)
+        assert told.status == 400 and next(iter(odd)) in told.body["error"]["message"]
+        assert not it.decode[0].of()
 
 
 @pytest.mark.parametrize(
