@@ -133,7 +133,7 @@ def answer(key: bytes, own: About) -> Talk[About]:
     yield from say(Proof(_proof(key, _CALLED, nonces)))
     about: About = yield from hear(_ABOUT, HANDSHAKE_BYTES)
     if (reason := reason_against(own, about)) is not None:
-        yield from say(Refused(f"it has {reason}"))
+        yield from say(Refused(f"it has {reason_against(about, own)}"))
         raise RefusedError(f"it has {reason}")
     return about
 

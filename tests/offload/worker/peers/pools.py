@@ -59,7 +59,7 @@ class PeerPool:
         key: bytes = KEY,
         context: ssl.SSLContext | None = None,
         peer: bytes = PEER,
-        begins: bool = True,
+        epoch: bytes | None = EPOCH,
         port: int = 0,
         **server: Any,
     ) -> None:
@@ -78,8 +78,8 @@ class PeerPool:
         memory = Memory(name.pid, name.fd, name.label, name.nbytes, num_slots) if is_near else None
         self.peer = peer
         self.shown = Shown(own, self.slots, self.tables, memory)
-        if begins:
-            self.begin()
+        if epoch is not None:
+            self.begin(epoch)
         self.server = PeerServer(listen(HERE._replace(port=port), 0), self.shown, key, context, **server)
         self.num_used = 0
 

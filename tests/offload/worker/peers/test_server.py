@@ -154,9 +154,9 @@ def test_a_handshake_that_was_overheard_lets_nobody_in(peer: PeerPool) -> None:
     [
         (about('{"weights": 2, "dtype": "f"}', slot_bytes=SLOT, columns=1), "KV of other dtype, weights"),
         (about("no object", slot_bytes=SLOT, columns=1), "KV of other namespace"),
-        (about(rank=1, slot_bytes=SLOT, columns=1), "rank 1 of 1"),
-        (about(slot_bytes=2 * SLOT, columns=1), "slots of 16,384 bytes"),
-        (about(slot_bytes=SLOT, columns=2), "2 a position"),
+        (about(rank=1, slot_bytes=SLOT, columns=1), "rank 0 of 1, where 1 of 1"),
+        (about(slot_bytes=2 * SLOT, columns=1), "slots of 8,192 bytes, 1 a position, where they have 16,384"),
+        (about(slot_bytes=SLOT, columns=2), "1 a position, where they have 8,192, 2 a position"),
     ],
 )
 def test_whoever_has_kv_of_no_use_is_told_why(peer: PeerPool, pool: Pool, other: Any, shown: str) -> None:
@@ -165,7 +165,7 @@ def test_whoever_has_kv_of_no_use_is_told_why(peer: PeerPool, pool: Pool, other:
 
 
 def test_an_engine_that_has_only_just_started_says_so(pool: Pool) -> None:
-    peer = PeerPool(SLOTS, SLOT, columns=1, begins=False)
+    peer = PeerPool(SLOTS, SLOT, columns=1, epoch=None)
     with pytest.raises(RefusedError, match="only just started"):
         client_of(peer, pool)
     peer.begin()
