@@ -189,6 +189,7 @@ class Order(NamedTuple):
         fills: where slots are read, the jobs that filled them, ``int64[n]``.
         request_id: the request that waits for it; None if none does.
         extents: where a tier keeps them; its side of ``sources`` and ``targets`` then has their places.
+        is_urgent: others wait for it, though no request does.
     """
 
     route: Route
@@ -198,6 +199,7 @@ class Order(NamedTuple):
     fills: Ids | None = None
     request_id: str | None = None
     extents: Extents | None = None
+    is_urgent: bool = False
 
 
 class Kept(NamedTuple):

@@ -51,8 +51,10 @@ STATEFUL = {
     "offload.scheduler.breaker.CircuitBreaker",
     "offload.scheduler.carryover.Carryover",
     "offload.scheduler.checkpoints.Checkpoints",
+    "offload.scheduler.hand_offs.HandOffs",
     "offload.scheduler.holds.Holds",
     "offload.scheduler.jobs.JobLedger",
+    "offload.scheduler.leases.Leases",
     "offload.scheduler.lookout.Lookout",
     "offload.scheduler.patience.Patience",
     "offload.scheduler.restore_index.RestoreIndex",
@@ -130,6 +132,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.hits.Hits",  # it has no state but what all flows work with
     "offload.scheduler.flow.Job",  # by JobLedger, and its task by its flow
     "offload.scheduler.restore.Restore",  # by Restores
+    "offload.scheduler.storable.Storable",  # it has no state
     "offload.scheduler.store.Store",  # by Stores
     "offload.scheduler.costs.Costs",  # by what it is made of
     "offload.scheduler.tiers.fetch.Batch",  # by Fetches

@@ -47,6 +47,7 @@ class Pending:
         columns: how many of them make up a position.
         num_in_flight: GPU blocks that its stores in flight hold.
         is_over: it holds none itself.
+        delivers: its prompt is to be handed off.
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class Pending:
     columns: int = 1
     num_in_flight: int = 0
     is_over: bool = False
+    delivers: bool = False
 
     @property
     def num_storable(self) -> int:

@@ -128,7 +128,7 @@ class Checkpoints:
         return passing
 
     def plan(
-        self, pending: Pending, candidate: Candidate, num_holdable: int
+        self, pending: Pending, candidate: Candidate, num_holdable: int, *, must: bool = False
     ) -> tuple[StorePlan, GpuBlocks] | None:
         """Plan a checkpoint, and all before it that has no copy yet. Only a part of that if it is too much.
 
@@ -136,13 +136,14 @@ class Checkpoints:
             pending: the request.
             candidate: a checkpoint that it passes now, or that its tables still have.
             num_holdable: GPU blocks that the store may hold.
+            must: whatever is worth more leaves for it, and it may be stored again.
 
         Returns:
             The plan, and GPU blocks for its bag. None: it is not worth it, or not possible.
         """
         groups, chain, depth = self._groups, pending.chain, candidate.depth
         known = self._allocator.known_depth(chain, depth)
-        if known < min(depth, pending.last_checkpoint):  # it was stored before, and was evicted
+        if known < min(depth, pending.last_checkpoint) and not must:  # it was stored before, and was evicted
             return None
         num_bag = groups.num_in_bag(depth)
         num_blocks = (depth - known) * groups.columns + num_bag
@@ -150,12 +151,12 @@ class Checkpoints:
             return None
         if num_blocks > num_holdable:
             num_first = min(num_holdable // groups.columns, depth - known) if groups.columns else 0
-            plan = self._allocator.plan_store(chain, known + num_first, None, pending.keep)
+            plan = self._allocator.plan_store(chain, known + num_first, None, pending.keep, must=must)
             return None if plan is None else (plan, [])
         bag = self._bag(pending, candidate)
         if len(bag) < num_bag or not self._engine.ids(bag).all():
             return None
-        plan = self._allocator.plan_store(chain, depth, None, pending.keep, num_bag)
+        plan = self._allocator.plan_store(chain, depth, None, pending.keep, num_bag, must)
         if plan is None:
             return None
         pending.last_checkpoint = max(pending.last_checkpoint, depth)

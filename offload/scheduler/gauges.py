@@ -33,6 +33,7 @@ class Gauges:
         num_used = allocator.capacity - allocator.num_free
         metrics.show("pool_used_blocks", num_used)
         metrics.show("pool_used_tokens", common.engine.groups.tokens_in(num_used))
+        metrics.show("leased_blocks", allocator.leases.num_slots)
         metrics.show("jobs_in_flight", len(ledger))
         metrics.show("queued_blocks", self._stores.backlog.num_queued)
         metrics.show("stores_answers", self._stores.answers.is_open)

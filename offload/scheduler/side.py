@@ -46,6 +46,7 @@ from offload.scheduler.offer import COMING, NOTHING, Offer, Why
 from offload.scheduler.restores import Restores
 from offload.scheduler.stores import Stores
 from offload.scheduler.weights import Weights
+from offload.transfer_params import KVTransferParams
 
 logger = logging.getLogger(__name__)
 
@@ -130,9 +131,7 @@ class SchedulerSide:
             self.metrics.show("adopted_blocks", adoption.num_slots)
         self.costs = costs
         self.adapters = Adapters(self.allocator, engine)
-        self.stores = Stores(
-            common, self.adapters, step_tokens=step_tokens, store_answers=config.store_answers
-        )
+        self.stores = Stores(common, self.adapters, config, step_tokens=step_tokens)
         self.restores = Restores(
             common, first_part=amounts.first_part_blocks(block_bytes // num_ranks), step_tokens=step_tokens
         )
@@ -214,8 +213,9 @@ class SchedulerSide:
             hints = self._hints_of(request)
             keep = hints.to_keep(self._clock())
             self.allocator.touch(self._engine.chain(request), keep)
+            delivers = self.stores.hand_offs.begin(request, hints, may_store=may_store)
             if may_store and hints.may_store(self.block_size) and not request.resumable:
-                self.stores.admit(request, keep, hints.max_offload_tokens, kind)
+                self.stores.admit(request, keep, hints.max_offload_tokens, kind, delivers=delivers)
         if not num_external:
             return
         positions = amounts.load_range(num_local, num_external, self.block_size)
@@ -245,6 +245,7 @@ class SchedulerSide:
         if report is None:
             return
         self._has_news = True
+        self.stores.hand_offs.leases.release(report.released)
         for job_id, job_report in report.jobs.items():
             sound, reason = job_report.is_sound, job_report.reason
             progress = self.ledger.report(job_id, *job_report[:3], sound, reason)
@@ -254,8 +255,8 @@ class SchedulerSide:
             self._has_losses = False
             self.stores.backlog.plan_anew()
 
-    def finish(self, request: Request) -> None:
-        """``request`` is over, in whatever state; its blocks are freed right after this returns."""
+    def finish(self, request: Request) -> KVTransferParams | None:
+        """``request`` is over, in whatever state; its blocks are freed next. What its client is told."""
         self._local_tokens.pop(request.request_id, None)
         self._hints.pop(request.request_id, None)
         self.adapters.finish(request.request_id)
@@ -270,6 +271,7 @@ class SchedulerSide:
             )
         for flow in self.flows:
             self._next.orders += flow.finish(request)
+        return self.stores.hand_offs.take_answer()
 
     # Now and then
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from allocator import StorePlan
 from evictor import KeepHints
+from offload.config import OffloadConfig
 from offload.messages import STORE, Order, Part
-from offload.scheduler import amounts
 from offload.scheduler.adapters import Adapters
 from offload.scheduler.answers import AnswerReuse, Kind
 from offload.scheduler.backlog import Backlog, Pending
@@ -16,7 +16,9 @@ from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, State, Step
 from offload.scheduler.flow import Job, Progress
 from offload.scheduler.groups import GpuBlocks
+from offload.scheduler.hand_offs import HandOffs, Refusal
 from offload.scheduler.holds import Holds
+from offload.scheduler.storable import Storable
 from offload.scheduler.store import Store
 
 _ENDED_AT_ONCE = 16
@@ -29,20 +31,24 @@ class Stores:
     What there is to store, and when, is the backlog's. What an answer has beyond its last run is stored when
     the request ends. Where a store begins is asked of the allocator each time. The source blocks are held
     until their copy has ended.
+
+    What is handed off is *delivered*. Its stores come first, as many at once as there are, and take the place
+    of anything that is neither pinned nor leased. What lacks a copy when the request ends is stored then, all
+    of it at once. So nothing of it waits in the queue, which gives way to others.
     """
 
     route = STORE
 
     def __init__(
-        self, common: Common, adapters: Adapters, *, step_tokens: int, store_answers: bool | None
+        self, common: Common, adapters: Adapters, config: OffloadConfig, *, step_tokens: int
     ) -> None:
         """Begin with none.
 
         Args:
             common: what all flows work with.
             adapters: told what is stored.
+            config: whether more than prompts is stored, and what is handed off.
             step_tokens: tokens that a step computes at most.
-            store_answers: whether to store more than prompts; None: learn whether that pays.
         """
         self.breaker = CircuitBreaker("stores", common.clock)
         self._common = common
@@ -53,11 +59,11 @@ class Stores:
         self._metrics = common.metrics
         self._adapters = adapters
         self._block_size = common.block_size
-        self.answers = AnswerReuse(store_answers)
+        self.hand_offs = HandOffs(common, config.fleet)
+        self.answers = AnswerReuse(config.store_answers)
         self._num_ended_left = _ENDED_AT_ONCE
         self.checkpoints = Checkpoints(common)
-        self._drafts = common.engine.drafts
-        self._tokens_per_step = 1 + self._drafts.num_tokens
+        self._tokens_per_step = 1 + common.engine.drafts.num_tokens
         self.backlog = Backlog(
             common.allocator,
             common.clock,
@@ -65,6 +71,7 @@ class Stores:
             tokens_per_step=self._tokens_per_step,
         )
         self.holds = Holds(self.backlog, common, step_tokens=step_tokens)
+        self._storable = Storable(common, self.backlog, self.holds, self.checkpoints, self.answers)
 
     def arrived(self, request: Request, num_local: int) -> Kind:
         """The scheduler gave ``request`` blocks for the first time; returns the kind of its answer.
@@ -82,12 +89,18 @@ class Stores:
         return kind
 
     def admit(
-        self, request: Request, keep: KeepHints | None, max_tokens: int | None, kind: Kind = ""
+        self,
+        request: Request,
+        keep: KeepHints | None,
+        max_tokens: int | None,
+        kind: Kind = "",
+        *,
+        delivers: bool = False,
     ) -> None:
         """What ``request`` computes may be stored.
 
         ``keep`` says how to keep it, ``max_tokens`` how many leading tokens may be stored, None: all;
-        ``kind`` is that of its answer.
+        ``kind`` is that of its answer; ``delivers``: its prompt is to be handed off.
         """
         num_prompt_blocks = request.num_prompt_tokens // self._block_size
         max_blocks = None if max_tokens is None else max_tokens // self._block_size
@@ -102,6 +115,7 @@ class Stores:
             max_blocks,
             kind,
             self.answers.are_stored(kind),
+            delivers=delivers,
         )
         self.backlog.admit(pending)
 
@@ -118,19 +132,16 @@ class Stores:
         if step.total_num_scheduled_tokens > len(scheduled):
             busy = [request_id for request_id, num in scheduled.items() if num > self._tokens_per_step]
         for due in backlog.due(busy):
-            self._look(due, scheduled, has_turn=False)
+            self._storable.look(due, scheduled, has_turn=False)
         for due in backlog.turns():
-            self._look(due, scheduled, has_turn=True)
+            self._storable.look(due, scheduled, has_turn=True)
         self._num_ended_left = _ENDED_AT_ONCE
-        orders = [] if self.holds.is_short else self._store_ended()
-        if self._groups.has_bags:
-            for passing, candidate in self.checkpoints.take():  # in the next step their blocks are gone
-                orders += self._open_checkpoint(passing, candidate)
-        elif backlog.has_runs and self._may_store():
-            for run in backlog.runs():
-                pending = backlog.get(run.owner) if run.owner in scheduled else None
-                if pending is not None and self._may_store():
-                    orders += self._open(pending, run.start, run.stop)
+        self.hand_offs.leases.expire()
+        full = self._full_now(scheduled)
+        orders = self._open_all(full, delivers=True)
+        if not self.holds.is_short:
+            orders += self._store_ended()
+        orders += self._open_all(full, delivers=False)
         self.holds.end_step(step, busy, num_admitted)
         return orders
 
@@ -141,15 +152,23 @@ class Stores:
         """
         pending = self.backlog.finish(request.request_id)
         self.holds.finish(request.request_id, pending)
+        is_handed_off = self.hand_offs.ends(request)
         if pending is None:
+            if is_handed_off:  # reset since it began
+                self.hand_offs.refuse(Refusal.NOT_STORED)
             return []
         tables = self._engine.tables(pending.request_id)
         num_there = self._groups.num_positions(tables) if tables else 0
-        num_full = self._leave_out_answer(pending, min(self._num_full_at_end(pending), num_there))
+        num_full = self._storable.num_full_at_end(pending)
+        num_full = self._storable.without_answer(pending, min(num_full, num_there))
+        orders: list[Order] = []
+        if is_handed_off:
+            plan = self.hand_offs.deliver(pending, num_full if num_there else None, self.breaker)
+            orders = [] if plan is None else [self._copy(pending, plan, [])]
         if self._groups.has_bags:
-            return self._store_last(pending, num_full)
+            return orders + self._store_last(pending, num_full)
         if not num_full:
-            return []
+            return orders
         start = self._allocator.known_depth(pending.chain, num_full)
         if start < pending.num_planned:
             self.holds.count_unstored(max(0, num_full - pending.num_planned), "cut_off")
@@ -157,7 +176,7 @@ class Stores:
             blocks = self._groups.prefix(tables, range(start, num_full))
             self._engine.hold(blocks)
             self.backlog.end(pending, start, blocks, self._groups.columns)
-        orders = self._store_ended()
+        orders += self._store_ended()
         self.holds.let_run()
         return orders
 
@@ -172,6 +191,7 @@ class Stores:
         self.backlog.clear()
         self.holds.give_up("reset")
         self.holds.drop()
+        self.hand_offs.leases.reset()
         return []
 
     def drop(self, is_meant: Callable[[Request], bool]) -> list[int]:
@@ -203,7 +223,7 @@ class Stores:
 
     def check_invariants(self) -> None:
         """Every store has slots of its own, and no more of them begin in a step than may."""
-        for part in (self.answers, self.backlog, self.holds, self.checkpoints):
+        for part in (self.answers, self.backlog, self.holds, self.checkpoints, self.hand_offs):
             part.check_invariants()
         assert 0 <= self._num_ended_left <= _ENDED_AT_ONCE, f"{self._num_ended_left} may begin"
         num_held = sum(len(job.blocks) for job in self._ledger.of(self))
@@ -223,64 +243,7 @@ class Stores:
     def left_over(self) -> dict[str, object]:
         """What has not ended, by name. For tests."""
         left = {"backlog": list(self.backlog), "queued blocks": self.backlog.num_queued}
-        return left | self.holds.left_over()
-
-    # Which blocks
-
-    def _look(self, pending: Pending, scheduled: dict[str, int], *, has_turn: bool) -> None:
-        num_scheduled = scheduled.get(pending.request_id)
-        if num_scheduled is None:  # it waits for its KV, or for its turn
-            self.backlog.look_later(pending)
-            return
-        pending.has_run = True
-        request = pending.request
-        num_unsettled = self._drafts.num_unsettled_tokens
-        num_tokens = request.num_computed_tokens + num_scheduled - num_unsettled
-        num_known = request.num_tokens - num_unsettled
-        if not pending.stores_answer:
-            num_known = min(num_known, request.num_prompt_tokens)
-        num_full = amounts.storable_blocks(num_tokens, num_known, pending.num_storable, self._block_size)
-        self.backlog.look(pending, num_tokens, num_full, has_turn=has_turn)
-        if self._groups.has_bags:
-            tokens = range(request.num_computed_tokens, request.num_computed_tokens + num_scheduled)
-            is_chunk_end = has_turn or num_scheduled > self._tokens_per_step
-            self.checkpoints.look(pending, tokens, num_full, is_chunk_end=is_chunk_end)
-
-    def _num_full_at_end(self, pending: Pending) -> int:
-        """Full blocks of a request that is over, whatever ended it.
-
-        One that failed, or that waited for its KV, counts tokens as computed that nobody has computed. An
-        aborted one counts those of steps that are still under way.
-        """
-        request = pending.request
-        num_unconfirmed = request.num_output_placeholders
-        state = self._engine.state(request)
-        if state is not State.COMPLETED:
-            if state is not State.ABORTED or not pending.has_run:
-                return 0
-            num_unconfirmed = request.num_in_flight_tokens
-        return amounts.storable_blocks_at_finish(
-            request.num_computed_tokens,
-            num_unconfirmed,
-            request.num_prompt_tokens,
-            request.num_tokens,
-            pending.num_storable,
-            self._block_size,
-            self._drafts.num_unsettled_tokens,
-        )
-
-    def _leave_out_answer(self, pending: Pending, num_full: int) -> int:
-        """How many of the full blocks of a request that is over to store: without its answer, or with it."""
-        num_prompt, answers = pending.num_prompt_blocks, self.answers
-        if num_full <= num_prompt:
-            return num_full
-        answers.ended(pending.chain, num_prompt, pending.kind)
-        self._metrics.count("answers", answers.is_learning)
-        if answers.are_stored(pending.kind):
-            return num_full
-        if answers.is_learning:
-            self.holds.count_unstored(max(0, num_full - max(num_prompt, pending.num_planned)), "unreturned")
-        return num_prompt
+        return left | self.holds.left_over() | self.hand_offs.left_over()
 
     # Checkpoints
 
@@ -293,22 +256,47 @@ class Stores:
         return orders
 
     def _open_checkpoint(self, pending: Pending, candidate: Candidate) -> list[Order]:
-        planned = self.checkpoints.plan(pending, candidate, self._limit()) if self._may_store() else None
+        if not self._may_store(pending):
+            return []
+        must = self.hand_offs.must_be_stored(pending, candidate.depth) and not candidate.is_inner
+        planned = self.checkpoints.plan(pending, candidate, self._limit(pending), must=must)
         return [] if planned is None else [self._copy(pending, *planned)]
 
     # Jobs
 
-    def _may_store(self) -> bool:
-        return self.holds.num_holdable > 0 and self.breaker.allows
+    def _full_now(self, scheduled: dict[str, int]) -> list[tuple[Pending, Any]]:
+        """What of running requests could be stored: checkpoints that they pass, or runs of full blocks."""
+        if self._groups.has_bags:
+            return self.checkpoints.take()  # in the next step their blocks are gone
+        if not (self.backlog.has_runs and (self._may_store() or len(self.hand_offs))):
+            return []
+        found = [(self.backlog.get(run.owner), run) for run in self.backlog.runs() if run.owner in scheduled]
+        return [(pending, run) for pending, run in found if pending is not None]
+
+    def _open_all(self, full: list[tuple[Pending, Any]], *, delivers: bool) -> list[Order]:
+        """Of these, what is to be handed off, or the others."""
+        orders: list[Order] = []
+        for pending, each in full:
+            if pending.delivers is not delivers:
+                continue
+            if self._groups.has_bags:
+                orders += self._open_checkpoint(pending, each)
+            elif self._may_store(pending):
+                orders += self._open(pending, each.start, each.stop)
+        return orders
+
+    def _may_store(self, pending: Pending | None = None) -> bool:
+        delivers = pending is not None and pending.delivers
+        return (delivers or self.holds.num_holdable > 0) and self.breaker.allows
 
     def _open(self, pending: Pending, start: int, stop: int) -> list[Order]:
         """Store full blocks of a running request from position ``start`` on; as many as may be held now."""
         if start < pending.num_planned:
             self.backlog.was_evicted(pending)
             return []
-        plan = self._allocator.plan_store(
-            pending.chain, stop, self._limit() // self._groups.columns, pending.keep
-        )
+        limit = self._limit(pending) // self._groups.columns
+        must = self.hand_offs.must_be_stored(pending, stop)
+        plan = self._allocator.plan_store(pending.chain, stop, limit, pending.keep, must=must)
         if plan is None:
             self.backlog.declined(pending)
             return []
@@ -367,7 +355,8 @@ class Stores:
         self.breaker.began(job.job_id)
         slots = plan.all_slots
         self._common.filled_by[slots] = job.job_id
-        return Order(self.route, [Part(job.job_id, 0, len(blocks))], self._engine.ids(blocks), slots)
+        part = Part(job.job_id, 0, len(blocks))
+        return Order(self.route, [part], self._engine.ids(blocks), slots, is_urgent=pending.delivers)
 
     def _spoil_jobs(self) -> None:
         """All stores in flight will end as failed. Which of them copied such blocks cannot be told."""
@@ -375,9 +364,13 @@ class Stores:
             job.num_good = 0
             job.task.is_spoiled = True
 
-    def _limit(self) -> int:
+    def _limit(self, pending: Pending | None = None) -> int:
         """GPU blocks that a store may hold now. A trial that hangs costs its slots."""
-        return self._groups.least if self.breaker.is_outage else self.holds.num_holdable
+        if self.breaker.is_outage:
+            return self._groups.least
+        return (
+            self._engine.num_blocks if pending is not None and pending.delivers else self.holds.num_holdable
+        )
 
     def _end(self, job: Job[Store]) -> None:
         store = job.task

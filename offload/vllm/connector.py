@@ -36,7 +36,7 @@ from offload.vllm.copy_paths import make_copier
 from offload.vllm.engine import VllmEngine, drafts_of
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.groups import event_groups, groups_of
-from offload.vllm.hand_offs import listener_of, peer_of
+from offload.vllm.hand_offs import as_params, listener_of, owes_delivery, peer_of
 from offload.vllm.kv_events import KvEvents
 from offload.vllm.lasting_pool import region_plan, sibling_places
 from offload.vllm.operator import Operator
@@ -133,8 +133,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A cache owes nobody a delivery: a dropped store is a later miss."""
-        return False
+        """A cache owes nobody a delivery: a dropped store is a later miss. What is handed off it does owe."""
+        return owes_delivery(self._config.fleet)
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
@@ -236,9 +236,8 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         """Never delays the request's blocks: stores in flight hold references of their own."""
         side = self._scheduler
-        if side is not None:
-            side.finish(request)
-        return False, None
+        told = None if side is None else side.finish(request)
+        return False, None if told is None else as_params(told, self._vllm_config)
 
     def has_pending_push_work(self) -> bool:
         """Facts, completions and events travel on steps: the engine must step while any are to come."""

@@ -1,16 +1,25 @@
-"""Hand-offs as vLLM sees them: where this engine listens, and what it is called by others."""
+"""Hand-offs as vLLM sees them: where an engine listens, what others call it, what its clients are told."""
+
+from dataclasses import replace
+from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.config import OffloadConfig
-from offload.errors import ConfigError
-from offload.fleet_config import Address, FleetConfig, peer_name, read_fleet_key
+from offload.errors import ConfigError, UnsupportedError
+from offload.fleet_config import Address, FleetConfig, Role, peer_name, read_fleet_key
+from offload.transfer_params import KVTransferParams
 from offload.vllm.groups import shape_of
 from offload.vllm.namespace import namespace_of
+from offload.vllm.plugin import CONNECTOR
 from offload.worker.peers.listener import Listener, ListenPlan
 
 _LAST_PORT = 65535
+_OF_REFERENCES = ("Nixl", "Mooncake", "MoRIIO")
+"""How connectors begin that take ``do_remote_prefill`` for their own, and end the engine without their keys.
+Mooncake's store does not: it reads no parameters."""
+_HARMLESS = ("MooncakeStoreConnector",)
 
 
 def listens_at(vllm_config: VllmConfig, fleet: FleetConfig) -> Address | None:
@@ -70,3 +79,42 @@ def listener_of(
             tls=fleet.fleet_tls,
         )
     )
+
+
+def as_params(told: KVTransferParams, vllm_config: VllmConfig) -> dict[str, Any]:
+    """What a response says of a hand-off.
+
+    Inside a MultiConnector ``do_remote_prefill`` is left out: two connectors that say the same key end the
+    engine, and others say this one.
+    """
+    transfer = vllm_config.kv_transfer_config
+    is_alone = transfer is not None and transfer.kv_connector == CONNECTOR
+    return (told if is_alone else replace(told, do_remote_prefill=False)).to_dict()
+
+
+def check_siblings_of_peers(vllm_config: VllmConfig, fleet: FleetConfig) -> None:
+    """Refuse ``peers`` beside connectors whose own word for KV that comes from elsewhere is ours, too.
+
+    Raises:
+        UnsupportedError: there is such a one.
+    """
+    transfer = vllm_config.kv_transfer_config
+    if not fleet.peers or transfer is None or transfer.kv_connector == CONNECTOR:
+        return
+    extra = transfer.kv_connector_extra_config or {}
+    names = [str(child.get("kv_connector")) for child in extra.get("connectors", [])]
+    clashing = [name for name in names if name.startswith(_OF_REFERENCES) and name not in _HARMLESS]
+    if clashing:
+        raise UnsupportedError(
+            f"peers has {list(fleet.peers)!r} beside {clashing[0]}, which ends the engine when a request "
+            f"says do_remote_prefill without its own keys, as those do that our peers hand off; remove "
+            f"peers, or {clashing[0]}"
+        )
+
+
+def owes_delivery(fleet: FleetConfig) -> bool:
+    """Whether a request that was preempted with a step under way is computed again rather than end with it.
+
+    It has lost its blocks, so a prompt that such a step ends could not be stored.
+    """
+    return fleet.role is Role.PREFILL

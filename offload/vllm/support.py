@@ -19,7 +19,7 @@ from offload.settings import GIB
 from offload.store_probe import probe_store
 from offload.tier_config import DiskConfig
 from offload.vllm.groups import KINDS, cached_groups, is_full, layer_specs
-from offload.vllm.hand_offs import listens_at
+from offload.vllm.hand_offs import check_siblings_of_peers, listens_at
 from offload.vllm.namespace import check_hashes, hash_advice
 from offload.vllm.plugin import CONNECTOR
 from offload.vllm.replicas import most_replicas
@@ -160,6 +160,7 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
     _check_parallelism(vllm_config)
     _check_one_block_fits(vllm_config, config)
     listens_at(vllm_config, config.fleet)
+    check_siblings_of_peers(vllm_config, config.fleet)
     if config.tiers or config.pool is not None or config.fleet.is_used:
         check_hashes(vllm_config)
     if config.record_trace is not None and vllm_config.cache_config.block_size:

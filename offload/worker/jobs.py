@@ -60,6 +60,7 @@ class TransferJob:
         extents: where a tier keeps them.
         own: which blocks of the whole job these are, ``int64[n]``.
         num_blocks: those of the whole job.
+        is_urgent: it is not held back.
         batch: the copies of its first ``num_wanted`` blocks, once it has begun.
         num_wanted: leading blocks that the batch copies.
         follows: it waited for others, which were to fill slots that it reads.
@@ -79,6 +80,7 @@ class TransferJob:
     extents: Extents | None
     own: Ids
     num_blocks: int
+    is_urgent: bool = False
     batch: Any = None
     num_wanted: int = 0
     follows: bool = False

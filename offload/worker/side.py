@@ -374,7 +374,8 @@ class WorkerSide:
                 continue
             fills = None if order.fills is None else order.fills[part]
             extents = None if order.extents is None else order.extents.part(start, stop)
-            engine.submit(job_id, order.route, order.sources[part], order.targets[part], fills, extents)
+            sources, targets = order.sources[part], order.targets[part]
+            engine.submit(job_id, order.route, sources, targets, fills, extents, order.is_urgent)
 
     def _end_part(self, end: TransferEnd, ended: Ended) -> None:
         restore = self._restores.pop(end.job_id, None)

@@ -119,6 +119,7 @@ class TransferEngine:
         targets: Ids,
         fills: Ids | None = None,
         extents: Extents | None = None,
+        is_urgent: bool = False,
     ) -> None:
         """Copy blocks along a route.
 
@@ -129,6 +130,7 @@ class TransferEngine:
             targets: ids of where they go, ``int64[n]``.
             fills: where slots are read, the jobs that must have filled them, ``int64[n]``.
             extents: where a tier keeps them.
+            is_urgent: it is not held back.
         """
         lane, num_blocks = self._lanes[route], len(targets)
         own = lane.own(self._share, job_id, num_blocks, extents)
@@ -142,7 +144,7 @@ class TransferEngine:
             fills = None if fills is None else fills[own]
         if lane.fills_pool:
             self._seals.unseal(targets)
-        job = TransferJob(lane, sources, targets, self._clock(), fills, extents, own, num_blocks)
+        job = TransferJob(lane, sources, targets, self._clock(), fills, extents, own, num_blocks, is_urgent)
         self._jobs[job_id] = job
         fillers = self._fillers(job)
         if fillers:
@@ -289,8 +291,8 @@ class TransferEngine:
         error = self._fence_errors.get(lane.route) or (filled and (job.missing or filled))
         if error is not None:
             self._end(job_id, 0, error)
-        elif lane.is_awaited:
-            self._awaited.add(job_id)
+        elif lane.is_awaited or job.is_urgent:
+            self._awaited |= {job_id} if lane.is_awaited else set()
             self._begin_copy(job_id, job)
         else:
             self._held[job_id] = None

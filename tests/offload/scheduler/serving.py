@@ -15,6 +15,7 @@ from offload.scheduler.engine import State
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.side import SchedulerSide
 from offload.testing.memory_engine import Kv, MemoryEngine, MemoryRequest, MemoryStep
+from offload.transfer_params import KVTransferParams
 from tests.offload.scheduler.ranks import Ranks
 
 BLOCK = 2
@@ -74,6 +75,8 @@ class Serving:
         self.running: list[MemoryRequest] = []
         self.over: list[MemoryRequest] = []
         """Those that have ended."""
+        self.told: dict[str, KVTransferParams] = {}
+        """What clients were told of hand-offs, by request."""
         self.metrics = dict.fromkeys(COUNTERS, 0.0)
         self._arrived: set[str] = set()  # restores that have ended, whose requests have not gone on
         self._preempted: set[str] = set()
@@ -89,8 +92,11 @@ class Serving:
         answer: Sequence[int],
         hints: RequestHints | None = None,
         lora: Any = None,
+        params: KVTransferParams | None = None,
     ) -> MemoryRequest:
-        request = MemoryRequest(f"r{self._num_sent}", prompt, answer, BLOCK, hints=hints, lora_request=lora)
+        request = MemoryRequest(
+            f"r{self._num_sent}", prompt, answer, BLOCK, hints=hints, lora_request=lora, params=params
+        )
         self._num_sent += 1
         self.requests[request.request_id] = request
         self.waiting.append(request)
@@ -241,7 +247,9 @@ class Serving:
 
     def _finish(self, request: MemoryRequest, state: State, *, keeps_blocks: bool = False) -> None:
         request.state = state
-        self.side.finish(request)
+        told = self.side.finish(request)
+        if told is not None:
+            self.told[request.request_id] = told
         self.over.append(request)
         if not keeps_blocks:
             self.engine.take_back(request.request_id)
@@ -317,6 +325,9 @@ class Serving:
             self.now += 1.0
             self.step()
             self.check()
+        self.now += self.sizes.fleet.lease_seconds
+        self.step()
+        self.check()
         left = self.side.left_over()
         assert not (left or self.waiting or self.running or self.requests), (
             f"after {max_steps} steps: {self.waiting} wait, {self.running} run, left are {left}"

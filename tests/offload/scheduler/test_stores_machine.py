@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from allocator import CpuOffloadingBlockAllocator
+from offload.config import OffloadConfig
 from offload.observe.metrics import METRICS, Metrics
 from offload.scheduler.adapters import Adapters
 from offload.scheduler.arrivals import Arrivals
@@ -49,9 +50,8 @@ class StoresMachine(RuleBasedStateMachine):
             arrivals,
             Costs(lambda: self.now),
         )
-        self.stores = Stores(
-            common, Adapters(self.allocator, self.engine), step_tokens=64, store_answers=True
-        )
+        adapters = Adapters(self.allocator, self.engine)
+        self.stores = Stores(common, adapters, OffloadConfig(cpu_gib=1), step_tokens=64)
         self.stores.backlog.answer_run, self.stores.backlog.answer_interval = run, 2
         self.running: list[MemoryRequest] = []
         self.preempted: list[MemoryRequest] = []
