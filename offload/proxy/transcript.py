@@ -52,7 +52,6 @@ class Transcript:
         self.is_sure = True
         self._is_elsewhere = self._is_refused = self._has_usage = False
         self._ended: set[int] = set()
-        self._identity: dict[str, Any] = {}
         self._offset = 0
         self.begin_leg()
 
@@ -87,6 +86,9 @@ class Transcript:
         self._base = len(self.tokens)
         self._leg_offset = self._offset
         self._is_verified = self._base == 0
+        self._is_rest = self.has_begun
+        if not self.has_begun:
+            self._identity: dict[str, Any] = {}
         self._head: list[bytes] = []
         self._held: list[tuple[dict[str, Any], list[int], str]] = []
 
@@ -230,7 +232,7 @@ class Transcript:
             choice["token_ids"] = None
         engine_text = text
         if self._stops is not None:
-            text = self._apply_stops(choice, text, len(tokens))
+            text = self._apply_stops(choice, text)
             finish = choice.get("finish_reason")
         if tokens and not text and finish is None and len(self._held) < MAX_HELD:
             self._held.append((chunk, tokens, ""))
@@ -257,11 +259,12 @@ class Transcript:
             return []  # it came only because token ids were asked for
         return [event(chunk)]
 
-    def _apply_stops(self, choice: dict[str, Any], text: str, num_tokens: int) -> str:
+    def _apply_stops(self, choice: dict[str, Any], text: str) -> str:
         assert self._stops is not None
-        total = len(self.tokens) + sum(len(tokens) for _, tokens, _ in self._held) + num_tokens
+        num_before = len(self.tokens) + sum(len(tokens) for _, tokens, _ in self._held)
         is_last = choice.get("finish_reason") is not None
-        found = self._stops.push(text, is_last, total > (self._body.get("min_tokens") or 0))
+        may_stop = num_before >= (self._body.get("min_tokens") or 0)
+        found = self._stops.push(text, is_last, choice.get("stop_reason"), may_stop)
         if found.stop is not None:
             self.is_cut = not is_last
             choice["finish_reason"], choice["stop_reason"] = "stop", found.stop
@@ -303,7 +306,7 @@ class Transcript:
         if not self._identity:
             names = ("id", "object", "created", "model")
             self._identity = {key: chunk[key] for key in names if key in chunk}
-        elif self._base:
+        elif self._is_rest:
             chunk |= self._identity
 
     def _add_up(self, chunk: dict[str, Any]) -> None:

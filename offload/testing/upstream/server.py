@@ -299,7 +299,7 @@ class Upstream:
             return True
         assert request.transport is not None
         request.transport.close()  # what is written already still arrives
-        raise ConnectionResetError
+        return True
 
     def _prompts(self, body: Mapping[str, Any], is_chat: bool) -> list[list[int]]:
         if is_chat:
