@@ -11,6 +11,8 @@ from offload.fleet_config import Address, read_address, read_peer_file
 logger = logging.getLogger(__name__)
 
 LOOKUP_SECONDS = 30.0
+_UNKNOWN_SECONDS = 5.0
+"""The same of a name of which no address is known."""
 MOST_FILE_BYTES = 1 << 20
 
 Resolve = Callable[[str], Sequence[str]]
@@ -88,7 +90,7 @@ class Addresses:
     def _of(self, host: str) -> Sequence[str]:
         since, known = self._names.get(host, (-LOOKUP_SECONDS, ()))
         now = self._clock()
-        if not known or now >= since + LOOKUP_SECONDS:
+        if now >= since + (LOOKUP_SECONDS if known else _UNKNOWN_SECONDS):
             try:
                 known = tuple(self._resolve(host))
                 self._works(host)

@@ -1,0 +1,1 @@
+"""How fast KV comes from a peer's pool."""
