@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import Any
 
+from allocator.adopting import Adopting
 from allocator.bags import BagState
 from allocator.conservation import check_leaves, check_slots
 from allocator.errors import ChainError
@@ -76,10 +77,10 @@ class CpuOffloadingBlockAllocator:
         self._uncached = UncachedBlocks()
         self._stores = StorePlans(self._tree, self._ranking, self._pool)
         self._room = Room(self._tree, self._ranking, self._pool, self._policy, self._log, admits_all)
-        self._pins = Pins(self._tree, self._ranking, self._pool, self._policy, self._room)
-        self._planning = Planning(
-            self._tree, self._ranking, self._pool, self._policy, self._room, self._stores
-        )
+        parts = self._tree, self._ranking, self._pool, self._policy
+        self._pins = Pins(*parts, self._room)
+        self._planning = Planning(*parts, self._room, self._stores)
+        self.adopting = Adopting(*parts, self._log)
         self.leases = Leases(self._tree, self._ranking, self._policy, self._room)
         self._step_work = self._work_left = _STEP_WORK
 
@@ -168,8 +169,7 @@ class CpuOffloadingBlockAllocator:
         O(log n) to find it, then O(log n) at most for each of its segments.
         """
         self._ranking.use(chain, hints)
-        if self._ranking.loose:
-            self._room.trim_loose()
+        self._room.trim_loose()
 
     def pin(self, chain: Sequence[bytes], start: int, stop: int) -> Pin:
         """Promise the slots of resident positions ``start <= p < stop`` to a load.

@@ -121,6 +121,7 @@ CHECKED_BY_THEIR_OWNER = {
     "allocator.ranking.Ranking",  # by CpuOffloadingBlockAllocator: it has no state but the tree and policy
     "allocator.node.Pin",  # by PrefixTree and Pins
     "allocator.planning.Planning",  # it has no state but the tree, the pool and the policy
+    "allocator.adopting.Adopting",  # the same
     "allocator.slot_pool.SlotQueue",  # by SlotPool: what is free is asked of it
     "allocator.room.Room",  # by CpuOffloadingBlockAllocator: its own state are two counts
     "offload.files.private.PrivateDirectory",  # the kernel's; its tests read modes and locks

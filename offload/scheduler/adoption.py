@@ -4,20 +4,17 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain as chain_up
 from typing import NamedTuple
 
 import numpy as np
 
 from allocator import CpuOffloadingBlockAllocator
 from offload.messages import NAME_BYTES, Ids, Kept, PoolFacts
-from offload.naming import BAG, MISSING, WIDTH_SHIFT, NameIndex, keys_of
+from offload.naming import BAG, WIDTH_SHIFT, NameIndex, keys_of
 from offload.scheduler.groups import Groups
+from offload.scheduler.tails import tails_of
 
 logger = logging.getLogger(__name__)
-
-_UNSEEN, _LOST = -3, -4
-"""In the place of a chain: not known yet, or there is a hole before it."""
 
 
 class Stretch(NamedTuple):
@@ -110,13 +107,13 @@ class _Positions(NamedTuple):
 
     Attributes:
         hashes: prefix hash of each.
-        parents: which of them is before it; one of the constants above if none is.
+        parents: which of them is before it, ``int64[n]``; a constant of ``naming`` if none is.
         slots: of each, ``int64[n, columns]``.
         bags: slots of the bags behind some of them.
     """
 
     hashes: list[bytes]
-    parents: list[int]
+    parents: Ids
     slots: Ids
     bags: dict[int, Ids]
 
@@ -144,7 +141,7 @@ def _positions(kept: Kept, columns: int) -> _Positions:
     content, width = names.tobytes(), int(kept.marks[firsts[:1]].sum()) >> WIDTH_SHIFT
     return _Positions(
         [content[at : at + width] for at in range(0, len(content), NAME_BYTES)],
-        index.find(kept.parents[firsts]).tolist(),
+        index.find(kept.parents[firsts]),
         kept.slots[firsts[:, None] + np.arange(columns)],
         {
             end: kept.slots[start : start + size]
@@ -161,7 +158,8 @@ def _stretches(kept: Kept, groups: Groups) -> Iterator[Stretch]:
     is_placed = bytearray(len(positions.hashes))
     num_in_bag = cache(groups.num_in_bag)
     nothing: Ids = np.zeros(0, dtype=np.int64)
-    for chain, start in _chains(positions.parents):
+    tails = tails_of(positions.parents)
+    for chain, start in zip(tails.wholes(tails.rows.tolist()), tails.depths.tolist(), strict=True):
         depths = [len(chain)]
         if groups.has_bags:  # it takes a bag to go on, or none is needed there
             behind = enumerate(chain[start:], start + 1)
@@ -176,58 +174,3 @@ def _stretches(kept: Kept, groups: Groups) -> Iterator[Stretch]:
             bag = positions.bags.get(chain[depth - 1], nothing) if groups.has_bags else nothing
             num_bag = len(bag) if groups.has_bags else None
             yield Stretch(hashes[:depth], num_bag, np.concatenate([slots, bag]))
-
-
-def _chains(parents: Sequence[int]) -> Iterator[tuple[list[int], int]]:
-    """Each chain from its first position to a last one, and how much of it came before, with another.
-
-    The one whose last position is the oldest comes first. What comes behind a hole is left out.
-    """
-    is_parent = bytearray(len(parents))
-    for parent in parents:
-        if parent >= 0:
-            is_parent[parent] = True
-    chain_of = [_UNSEEN] * len(parents)
-    depths = [0] * len(parents)
-    tails: list[_Tail] = []
-    for end in range(len(parents)):
-        if is_parent[end]:
-            continue
-        tail, at = [], end
-        while at >= 0 and chain_of[at] == _UNSEEN:
-            chain_of[at] = _LOST
-            tail.append(at)
-            at = parents[at]
-        before = chain_of[at] if at >= 0 else at
-        if before in (_LOST, MISSING):
-            continue
-        tail.reverse()
-        start = depths[at] + 1 if at >= 0 else 0
-        for depth, each in enumerate(tail, start):
-            chain_of[each], depths[each] = len(tails), depth
-        tails.append(_Tail(before, start, tail))
-        yield _whole(tails, len(tails) - 1), start
-
-
-class _Tail(NamedTuple):
-    """The positions of a chain that no chain before it has.
-
-    Attributes:
-        before: the chain that it leaves; negative: none.
-        start: where it leaves that.
-        positions: from there on.
-    """
-
-    before: int
-    start: int
-    positions: list[int]
-
-
-def _whole(tails: Sequence[_Tail], number: int) -> list[int]:
-    """All positions of a chain."""
-    parts, stop = [], None
-    while number >= 0:
-        before, start, positions = tails[number]
-        parts.append(positions if stop is None else positions[: stop - start])
-        number, stop = before, start
-    return list(chain_up.from_iterable(reversed(parts)))

@@ -7,8 +7,8 @@ import numpy as np
 
 from allocator import CpuOffloadingBlockAllocator, Event, Pin, StorePlan
 from evictor import make_policy
-from offload.messages import EPOCH_SHIFT, NAMED, PRIVATE, Extents, Ids, TierFacts, is_private
-from offload.naming import ROOT, bag_name, rows
+from offload.messages import EPOCH_SHIFT, NAMED, PRIVATE, Extents, Ids, Names, TierFacts, is_private
+from offload.naming import ROOT, as_bytes, bag_names, rows
 from offload.scheduler.tiers.named_places import NamedPlaces, as_row
 from offload.scheduler.tiers.names import Path, name_of, names_of
 from offload.scheduler.tiers.recovery import Agreed, agree, chains
@@ -278,17 +278,19 @@ class Directory:
         parents = [plan.parent_hash or ROOT, *plan.hashes[:-1]]
         if self._suffix[:1] == NAMED:
             self._named.note(writing.places, rows(plan.hashes), rows(parents), as_row(self._suffix))
-        self._note_ends(plan.hashes, parents)
+        self._note_ends(rows(plan.hashes), rows(parents))
 
-    def _note_ends(self, names: Sequence[bytes], parents: Sequence[bytes]) -> None:
+    def _note_ends(self, names: Names, parents: Names) -> None:
         """Remember where bags begin among these extents, the latest of them."""
         if not self._has_bags:
             return
-        for name, parent in zip(names, parents, strict=True):
-            end = bag_name(name, 0)
-            if end == parent or (self._is_hollow and parent == ROOT):
-                self._ends.pop(end, None)
-                self._ends[end] = None
+        ends = bag_names(names)
+        is_end = (ends == parents).all(axis=1)
+        if self._is_hollow:
+            is_end |= ~parents.any(axis=1)
+        for end in as_bytes(ends[is_end]):
+            self._ends.pop(end, None)
+            self._ends[end] = None
         while len(self._ends) > self.num_places:
             del self._ends[next(iter(self._ends))]
 
@@ -311,15 +313,12 @@ class Directory:
         """Begin anew with what was kept."""
         order = self._oldest_first()
         self._begin(order)
-        taken: list[int] = []
-        for names, places in chains(agreed):
-            plan = self._allocator.plan_store(names, len(names))
-            if plan is not None:
-                taken += places[plan.start : plan.stop]
-                self._allocator.commit(plan)
-                self._note_ends(plan.hashes, [plan.parent_hash or ROOT, *plan.hashes[:-1]])
-        # a fresh allocator has handed out its slots in ascending order
+        kept = chains(agreed)
+        for names in kept.names():
+            self._allocator.adopting.adopt(names)
+        self._note_ends(kept.extents.names, kept.extents.parents)
+        taken = kept.extents.places  # a fresh allocator has handed out its slots in ascending order
         self._is_kept[taken] = True
         is_free = np.ones(self.num_places, dtype=np.bool_)
         is_free[taken] = False
-        self._place_of = np.concatenate([np.array(taken, dtype=np.int64), order[is_free[order]]])
+        self._place_of = np.concatenate([taken, order[is_free[order]]])

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from offload.messages import NAME_BYTES, SUFFIX_BYTES, Ids, Names, TierFacts
-from offload.naming import ROOT
+from offload.messages import SUFFIX_BYTES, Ids, Names, TierFacts
+from offload.naming import NameIndex, as_bytes, keys_of
+from offload.scheduler.tails import Tails, tails_of
 
 
 class Agreed(NamedTuple):
@@ -27,64 +28,105 @@ class Agreed(NamedTuple):
     parents: Names
     suffixes: Names
 
-    def rows(self, which: npt.NDArray[np.bool_]) -> "Agreed":
-        """Those of them."""
+    def rows(self, which: npt.NDArray[np.bool_] | Ids) -> "Agreed":
+        """Those of them; or those at these places in it, in that order."""
         names, parents, suffixes = self.names[which], self.parents[which], self.suffixes[which]
         return Agreed(self.places[which], self.generations[which], names, parents, suffixes)
 
 
 def agree(facts: Sequence[TierFacts], num_places: int) -> Agreed:
     """What all ranks have kept alike. O(places)."""
-    generations, sizes = np.zeros((2, num_places), dtype=np.int64)
-    labels = np.zeros((num_places, 2 * NAME_BYTES + SUFFIX_BYTES), dtype=np.uint8)
-    num_told = np.zeros(num_places, dtype=np.int32)
+    tables = [_Table.of(fact, num_places) for fact in facts]
+    teller: Ids = np.full(num_places, -1, dtype=np.int64)  # who was asked first of each place
     is_equal = np.ones(num_places, dtype=np.bool_)
-    for fact in facts:
-        is_there = fact.places < num_places
-        places = fact.places[is_there]
-        theirs, slots = np.zeros((2, num_places), dtype=np.int64)
-        theirs[places], slots[places] = fact.generations[is_there], fact.num_slots[is_there]
-        named = np.zeros_like(labels)
+    for number, table in enumerate(tables):
+        for other in range(number):
+            asked = np.flatnonzero(table.is_theirs & (teller == other))
+            is_equal[asked] &= table.is_same(tables[other], asked)
+        teller[table.is_theirs & (teller < 0)] = number
+    parts = [np.flatnonzero(is_equal & (teller == number)) for number in range(len(tables))]
+    parts = [part[table.rows[part] >= 0] for table, part in zip(tables, parts, strict=True)]
+    told = [table.told(part) for table, part in zip(tables, parts, strict=True)]
+    found = Agreed(*(np.concatenate(column) for column in zip(*told, strict=True)))
+    return found.rows(np.argsort(found.generations, kind="stable"))
+
+
+def chains(agreed: Agreed) -> "Chains":
+    """What makes up chains, from their first extents on, the one of the oldest last first.
+
+    What comes after a hole is left out. Of several extents of one name the newest counts. O(n log n), as
+    array work.
+    """
+    keys = keys_of(agreed.names)[::-1]
+    newest = np.sort(len(keys) - 1 - np.unique(keys, return_index=True)[1])
+    agreed = agreed if len(newest) == len(keys) else agreed.rows(newest)
+    tails = tails_of(NameIndex(agreed.names).find(agreed.parents))
+    return Chains(agreed.rows(tails.rows), tails)
+
+
+class Chains(NamedTuple):
+    """Extents in chain order.
+
+    Attributes:
+        extents: tail by tail.
+        tails: which of them make up chains.
+    """
+
+    extents: Agreed
+    tails: Tails
+
+    def names(self) -> Iterator[list[bytes]]:
+        """Those of each chain, with what it has in common with those before it."""
+        return self.tails.wholes(as_bytes(self.extents.names))
+
+
+class _Table(NamedTuple):
+    """What a rank tells, by place.
+
+    Attributes:
+        fact: all of it.
+        suffixes: of its extents, ``uint8[n, 16]``.
+        is_theirs: whether it is asked about that place, ``bool[num_places]``.
+        rows: where what it tells of a place is; -1: it has nothing there.
+    """
+
+    fact: TierFacts
+    suffixes: Names
+    is_theirs: npt.NDArray[np.bool_]
+    rows: Ids
+
+    @classmethod
+    def of(cls, fact: TierFacts, num_places: int) -> "_Table":
+        """O(places)."""
+        rows: Ids = np.full(num_places, -1, dtype=np.int64)
+        there = np.flatnonzero((fact.places < num_places) & (fact.generations > 0))
+        rows[fact.places[there]] = there
         suffixes = fact.suffixes
         if suffixes is None:
             suffixes = np.zeros((len(fact.places), SUFFIX_BYTES), dtype=np.uint8)
-        named[places] = np.concatenate([fact.names, fact.parents, suffixes], axis=1)[is_there]
-        is_theirs = np.arange(num_places) % fact.num_parts == fact.part
-        is_first = is_theirs & (num_told == 0)
-        generations[is_first], labels[is_first] = theirs[is_first], named[is_first]
-        sizes[is_first] = slots[is_first]
-        is_same = (generations == theirs) & (sizes == slots) & (labels == named).all(axis=1)
-        is_equal &= ~is_theirs | is_same
-        num_told += is_theirs
-    found = np.flatnonzero(is_equal & (num_told > 0) & (generations > 0))
-    found = found[np.argsort(generations[found], kind="stable")]
-    names, parents, suffixes = np.hsplit(labels[found], [NAME_BYTES, 2 * NAME_BYTES])
-    return Agreed(found, generations[found], names, parents, suffixes)
+        return cls(fact, suffixes, np.arange(num_places) % fact.num_parts == fact.part, rows)
 
+    def is_same(self, other: "_Table", places: Ids) -> npt.NDArray[np.bool_]:
+        """Whether both tell the same of each of these places."""
+        mine, theirs = self.rows[places], other.rows[places]
+        is_told = (mine >= 0) & (theirs >= 0)
+        mine, theirs = mine[is_told], theirs[is_told]
+        is_same = np.ones(len(mine), dtype=np.bool_)
+        for ours, others in (
+            (self.fact.generations, other.fact.generations),
+            (self.fact.num_slots, other.fact.num_slots),
+            (self.fact.names, other.fact.names),
+            (self.fact.parents, other.fact.parents),
+            (self.suffixes, other.suffixes),
+        ):
+            is_equal = ours[mine] == others[theirs]
+            is_same &= is_equal if is_equal.ndim == 1 else is_equal.all(axis=1)
+        is_told[is_told] = is_same
+        return is_told
 
-def chains(agreed: Agreed) -> Iterator[tuple[list[bytes], list[int]]]:
-    """Names and places of each chain, from its first extent to a last one, the one of the oldest last first.
-
-    What comes after a hole is left out. Beginnings that chains share come with each. Of several extents of
-    one name the newest counts.
-    """
-    names, parents = _as_bytes(agreed.names), _as_bytes(agreed.parents)
-    places = dict(zip(names, agreed.places.tolist(), strict=True))
-    before = dict(zip(names, parents, strict=True))
-    ends = dict.fromkeys(names)
-    for parent in parents:
-        ends.pop(parent, None)
-    for end in ends:
-        chain, name, seen = [], end, set[bytes]()
-        while name in before and name not in seen:
-            seen.add(name)
-            chain.append(name)
-            name = before[name]
-        if name == ROOT:
-            chain.reverse()
-            yield chain, [places[each] for each in chain]
-
-
-def _as_bytes(names: Names) -> list[bytes]:
-    content = names.tobytes()
-    return [content[at : at + NAME_BYTES] for at in range(0, len(content), NAME_BYTES)]
+    def told(self, places: Ids) -> Agreed:
+        """What it tells of these, which it has."""
+        fact, rows = self.fact, self.rows[places]
+        return Agreed(
+            places, fact.generations[rows], fact.names[rows], fact.parents[rows], self.suffixes[rows]
+        )

@@ -23,7 +23,11 @@ def agreed_of(*told: Told) -> Agreed:
 
 
 def found(*told: Told) -> list[tuple[list[bytes], list[int]]]:
-    return list(chains(agreed_of(*told)))
+    """Names and places of each chain."""
+    agreed = agreed_of(*told)
+    found = chains(agreed)
+    all_places = dict(zip(map(bytes, found.extents.names), found.extents.places.tolist(), strict=True))
+    return [(names, [all_places[each] for each in names]) for names in found.names()]
 
 
 # What ranks agree on
@@ -90,7 +94,7 @@ def test_places_that_not_all_ranks_have_are_not_heard() -> None:
 def test_nothing_is_agreed_on_where_nobody_has_anything() -> None:
     agreed = agree([facts([]), facts([])], 8)
     assert not len(agreed.places) and agreed.names.shape == (0, 32)
-    assert list(chains(agreed)) == []
+    assert list(chains(agreed).names()) == []
 
 
 # Chains
