@@ -243,6 +243,16 @@ ABOVE = {
     "offload": ("vllm", "pytest", "hypothesis"),
     "offload.files": ("offload.scheduler", "offload.worker", "offload.vllm", "offload.testing", "torch"),
     "offload.messages": ("offload.scheduler", "offload.worker", "offload.vllm", "torch"),
+    "offload.peering": (
+        "offload.scheduler",
+        "offload.worker",
+        "offload.proxy",
+        "offload.vllm",
+        "offload.testing",
+        "allocator",
+        "evictor",
+        "torch",
+    ),
     "offload.scheduler": ("offload.worker", "offload.vllm", "offload.testing", "offload.sizing", "torch"),
     "offload.worker": (
         "offload.scheduler",

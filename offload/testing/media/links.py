@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from offload.worker.peers.link import Buffer, LostError, Talk
+from offload.peering.talk import Buffer, Talk
+from offload.worker.peers.link import LostError
 from offload.worker.peers.session import Session
 from offload.worker.peers.shown import Shown
 

@@ -9,23 +9,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offload.messages import Ids, Names, PeerLife
+from offload.peering.frames import Message, ProtocolError, decoder
+from offload.peering.talk import Talk, hear, say
 from offload.worker.media.base import PoolSlots
-from offload.worker.peers.handshake import call, hear, say
-from offload.worker.peers.link import Link, Talk, fill, run
+from offload.worker.peers.handshake import call
+from offload.worker.peers.link import Link, fill, run
 from offload.worker.peers.near import NearPool, pieces, runs
 from offload.worker.peers.protocol import (
     EPOCH_BYTES,
     About,
     Get,
-    Message,
     Over,
     Ping,
     Probe,
-    ProtocolError,
     Release,
     Rows,
     Told,
-    decoder,
     ids_in,
     in_bytes,
     sums_in,

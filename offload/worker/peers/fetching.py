@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from offload.fleet_config import TlsFiles
+from offload.peering.tls import client_context
 from offload.worker.media.base import PoolSlots
 from offload.worker.media.peers import MakeRunner, PeerMedium
 from offload.worker.media.runner import Runner
@@ -14,7 +15,6 @@ from offload.worker.peers.fleet import Fleet
 from offload.worker.peers.link import dial
 from offload.worker.peers.listener import about_rank
 from offload.worker.peers.peer import Caller
-from offload.worker.peers.tls import client_context
 from offload.worker.replicas import Share
 
 

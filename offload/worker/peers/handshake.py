@@ -1,55 +1,23 @@
 """How two peers come to know that both are of the fleet, and that one's KV is of use to the other."""
 
 import hashlib
-import hmac
 import json
-import secrets
-from typing import Any
 
-from offload.worker.peers.link import Talk
-from offload.worker.peers.protocol import (
-    HANDSHAKE_BYTES,
-    LENGTH_BYTES,
-    MOST_FRAME_BYTES,
-    NONCE_BYTES,
-    VERSION,
-    About,
-    Begin,
-    Challenge,
-    Message,
-    Proof,
-    Refused,
-    Welcome,
-    decoded,
-    decoder,
-    framed,
-    length_of,
+from offload.peering.frames import HANDSHAKE_BYTES, Refused, decoder
+from offload.peering.talk import (
+    RefusedError,
+    Talk,
+    hear,
+    prove_as_called,
+    prove_as_caller,
+    say,
+    unless_refused,
 )
+from offload.worker.peers.protocol import About, Welcome
 
 _DIGEST_BYTES = 16
-_BEGIN, _PROOF, _ABOUT = decoder(Begin), decoder(Proof), decoder(About)
-_CHALLENGED, _PROVED = decoder(Challenge, Refused), decoder(Proof, Refused)
+_ABOUT = decoder(About)
 _WELCOMED = decoder(Welcome, Refused)
-_CALLER, _CALLED = b"kv-offload peer 1: who calls\0", b"kv-offload peer 1: who is called\0"
-_WRONG_KEY = "the fleet's key is another one; give all engines of the fleet the same fleet_key_file"
-
-
-class RefusedError(OSError):
-    """A peer will not have to do with this engine, or the other way round. The text says why."""
-
-
-def say(message: Message) -> Talk[None]:
-    """Send that."""
-    yield [framed(message)]
-
-
-def hear(of: Any, most: int = MOST_FRAME_BYTES) -> Talk[Any]:
-    """Wait for a message that ``of`` decodes, of so many bytes at most. Raises ProtocolError."""
-    head = bytearray(LENGTH_BYTES)
-    yield memoryview(head)
-    content = bytearray(length_of(head, most))
-    yield memoryview(content)
-    return decoded(content, of)
 
 
 def describe_namespace(namespace: str) -> dict[str, bytes]:
@@ -96,18 +64,9 @@ def call(key: bytes, about: About) -> Talk[Welcome]:
         RefusedError: one of the two has a reason.
         ProtocolError: that is no peer.
     """
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    yield from say(Begin(VERSION, nonce))
-    challenge = _unless_refused((yield from hear(_CHALLENGED, HANDSHAKE_BYTES)))
-    if challenge.version != VERSION:
-        raise RefusedError(f"it speaks version {challenge.version} of the protocol, and this is {VERSION}")
-    nonces = nonce + challenge.nonce
-    yield from say(Proof(_proof(key, _CALLER, nonces)))
-    proof = _unless_refused((yield from hear(_PROVED, HANDSHAKE_BYTES)))
-    if not hmac.compare_digest(proof.proof, _proof(key, _CALLED, nonces)):
-        raise RefusedError(_WRONG_KEY)
+    yield from prove_as_caller(key)
     yield from say(about)
-    welcome: Welcome = _unless_refused((yield from hear(_WELCOMED, HANDSHAKE_BYTES)))
+    welcome: Welcome = unless_refused((yield from hear(_WELCOMED, HANDSHAKE_BYTES)))
     if (reason := reason_against(about, welcome.about)) is not None:
         raise RefusedError(f"it has {reason}")
     return welcome
@@ -120,32 +79,12 @@ def answer(key: bytes, own: About) -> Talk[About]:
         RefusedError: it has been told why.
         ProtocolError: that is no peer.
     """
-    begin: Begin = yield from hear(_BEGIN, HANDSHAKE_BYTES)
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    yield from say(Challenge(VERSION, nonce))
-    if begin.version != VERSION:
-        raise RefusedError(f"version {begin.version} of the protocol")
-    nonces = begin.nonce + nonce
-    proof: Proof = yield from hear(_PROOF, HANDSHAKE_BYTES)
-    if not hmac.compare_digest(proof.proof, _proof(key, _CALLER, nonces)):
-        yield from say(Refused(_WRONG_KEY))
-        raise RefusedError(_WRONG_KEY)
-    yield from say(Proof(_proof(key, _CALLED, nonces)))
+    yield from prove_as_called(key)
     about: About = yield from hear(_ABOUT, HANDSHAKE_BYTES)
     if (reason := reason_against(own, about)) is not None:
         yield from say(Refused(f"it has {reason_against(about, own)}"))
         raise RefusedError(f"it has {reason}")
     return about
-
-
-def _unless_refused(message: Any) -> Any:
-    if isinstance(message, Refused):
-        raise RefusedError(message.reason)
-    return message
-
-
-def _proof(key: bytes, who: bytes, nonces: bytes) -> bytes:
-    return hmac.digest(key, who + nonces, "sha256")
 
 
 def _digest(text: str) -> bytes:

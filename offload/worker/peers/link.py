@@ -3,21 +3,18 @@
 import socket
 import ssl
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
+
+from offload.peering.talk import Buffer, Talk
 
 CONNECT_SECONDS = 2.0
 IO_SECONDS = 5.0
 _MOST_VIEWS = 512
 """Pieces of one ``sendmsg``; Linux takes 1,024."""
 
-Buffer = bytes | memoryview
-
 Of = TypeVar("Of")
-Talk = Generator[memoryview | Sequence[Buffer], None, Of]
-"""One side of a conversation, whatever carries it. It yields memory that is to be filled with what comes
-next, whole, or pieces that are to be sent, whole, and goes on when that is done."""
 
 
 class Link(Protocol):

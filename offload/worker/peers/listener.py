@@ -8,12 +8,12 @@ from typing import Protocol
 
 from offload.fleet_config import Address, TlsFiles
 from offload.messages import StepPlan
+from offload.peering.tls import server_context
 from offload.worker.media.base import PoolSlots
 from offload.worker.peers.handshake import describe_machine, describe_namespace
 from offload.worker.peers.protocol import About, Memory
 from offload.worker.peers.server import PeerServer, listen
 from offload.worker.peers.shown import Shown, Standing
-from offload.worker.peers.tls import server_context
 from offload.worker.pool.segment import machine
 from offload.worker.replicas import Share, Sharing
 

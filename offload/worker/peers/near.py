@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 
 from offload.messages import Ids
+from offload.peering.frames import ProtocolError
 from offload.worker.media.base import PoolSlots
-from offload.worker.peers.protocol import Memory, ProtocolError
+from offload.worker.peers.protocol import Memory
 from offload.worker.pool.region import RegionShape
 from offload.worker.pool.region_index import SlotRows
 from offload.worker.pool.segment import Segment, SegmentName, machine

@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeVar
 
 from offload.fleet_config import Address
 from offload.messages import PeerLife, Unused
+from offload.peering.talk import RefusedError
 from offload.worker.media.base import AbsentError, PoolSlots
 from offload.worker.peers.client import Client, Dial
-from offload.worker.peers.handshake import RefusedError
 from offload.worker.peers.near import NearPool
 from offload.worker.peers.protocol import About, Memory
 

@@ -5,72 +5,26 @@ question after the other. What follows a ``Rows`` are the bytes of slots, as the
 ``Over``. Numbers of many slots are arrays in bytes, lowest byte first. Nothing is pickled.
 """
 
-import struct
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
-import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
 from offload.messages import NAME_BYTES, SUFFIX_BYTES, Ids, Names
+from offload.peering.frames import Large, Message, ProtocolError, Small
 from offload.worker.seals import Checksums
 
-VERSION = 1
-MOST_FRAME_BYTES = 1 << 20
-"""Of a message. Bytes of slots are not in one."""
-HANDSHAKE_BYTES = 4096
-"""The same before both sides know each other."""
 MOST_NAMES = 8192
 """In one ``Probe``: as many as the scheduler's side asks about at once."""
 MOST_EXTENTS = 1024
 MOST_SLOTS = 16_384
 """In one ``Get``."""
-NONCE_BYTES = PROOF_BYTES = 32
 EPOCH_BYTES = PEER_BYTES = 8
-
-_LENGTH = struct.Struct("<I")
-LENGTH_BYTES = _LENGTH.size
-
-
-class ProtocolError(OSError):
-    """What came is not of the protocol. The connection is of no use any more."""
 
 
 Digest = Annotated[bytes, Meta(max_length=32)]
-Text = Annotated[str, Meta(max_length=500)]
 Suffix = Annotated[bytes, Meta(max_length=SUFFIX_BYTES)]
-Small = Annotated[int, Meta(ge=0, le=1 << 20)]
 Count = Annotated[int, Meta(ge=1, le=MOST_SLOTS)]
-Large = Annotated[int, Meta(ge=0, le=(1 << 62))]
-
-
-class Message(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """One of them."""
-
-
-class Begin(Message, tag=0, array_like=True, frozen=True):
-    """The first word of whoever has called.
-
-    Attributes:
-        version: of the protocol.
-        nonce: random.
-    """
-
-    version: Small
-    nonce: Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-
-
-class Challenge(Message, tag=1, array_like=True, frozen=True):
-    """The first word of whoever was called; the same of the other."""
-
-    version: Small
-    nonce: Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-
-
-class Proof(Message, tag=2, array_like=True, frozen=True):
-    """Whoever says it has the fleet's key."""
-
-    proof: Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
 
 
 class About(Message, tag=3, array_like=True, frozen=True):
@@ -123,12 +77,6 @@ class Welcome(Message, tag=4, array_like=True, frozen=True):
     epoch: Annotated[bytes, Meta(min_length=EPOCH_BYTES, max_length=EPOCH_BYTES)]
     suffix: Suffix
     memory: Memory | None = None
-
-
-class Refused(Message, tag=5, array_like=True, frozen=True):
-    """Nothing will be answered, for this reason."""
-
-    reason: Text
 
 
 class Ping(Message, tag=6, array_like=True, frozen=True):
@@ -215,38 +163,6 @@ class Over(Message, tag=12, array_like=True, frozen=True):
 
 
 Question = Ping | Probe | Get | Release
-Of = TypeVar("Of")
-
-
-def framed(message: Message) -> bytes:
-    """A message as it is sent."""
-    content = msgspec.msgpack.encode(message)
-    assert len(content) <= MOST_FRAME_BYTES, f"{type(message).__name__} of {len(content)} bytes"
-    return _LENGTH.pack(len(content)) + content
-
-
-def length_of(head: bytes | bytearray, most: int = MOST_FRAME_BYTES) -> int:
-    """Bytes of the message behind ``LENGTH_BYTES`` of its head. Raises ProtocolError: too many."""
-    (length,) = _LENGTH.unpack(head)
-    if not 0 < length <= most:
-        raise ProtocolError(f"a message of {length} bytes: it may have {most}")
-    return int(length)
-
-
-def decoder(*kinds: Any) -> "msgspec.msgpack.Decoder[Any]":
-    """Of messages of these kinds."""
-    union: Any = kinds[0]
-    for kind in kinds[1:]:
-        union = union | kind
-    return msgspec.msgpack.Decoder(union)
-
-
-def decoded(content: bytes | bytearray, by: "msgspec.msgpack.Decoder[Of]") -> Of:
-    """What that is. Raises ProtocolError: none of the messages that may come."""
-    try:
-        return by.decode(content)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ProtocolError(f"no message that may come: {error}") from error
 
 
 def names_in(content: bytes) -> Names:

@@ -11,7 +11,8 @@ from contextlib import suppress
 
 from offload.errors import ConfigError
 from offload.fleet_config import Address
-from offload.worker.peers.link import Buffer, behind
+from offload.peering.talk import Buffer
+from offload.worker.peers.link import behind
 from offload.worker.peers.session import Session, Stage
 from offload.worker.peers.shown import Shown, Standing
 

@@ -5,9 +5,10 @@ from enum import StrEnum
 import numpy as np
 
 from offload.messages import Listening
-from offload.worker.peers.handshake import RefusedError, answer, hear, say
+from offload.peering.frames import Refused, decoder, framed
+from offload.peering.talk import RefusedError, Talk, hear, say
+from offload.worker.peers.handshake import answer
 from offload.worker.peers.holdings import Held
-from offload.worker.peers.link import Talk
 from offload.worker.peers.protocol import (
     About,
     Get,
@@ -15,14 +16,11 @@ from offload.worker.peers.protocol import (
     Ping,
     Probe,
     Question,
-    Refused,
     Release,
     Rows,
     Told,
     Welcome,
     check_get,
-    decoder,
-    framed,
     in_bytes,
     names_in,
 )

@@ -11,6 +11,7 @@ from offload.fleet_config import TlsFiles
 from offload.messages import EPOCH_SHIFT, Kept
 from offload.mooncake_config import MOONCAKE
 from offload.naming import BAG, WIDTH_SHIFT, bag_names
+from offload.peering.tls import client_context, server_context
 from offload.store_config import StoreAddress
 from offload.testing.media.faulty import FaultyMedium
 from offload.testing.media.memory import MemoryMedium
@@ -21,7 +22,6 @@ from offload.worker.media.peers import PeerMedium
 from offload.worker.media.resp_medium import RespMedium, RespOptions
 from offload.worker.media.siblings import SiblingMedium
 from offload.worker.media.store_names import Whose
-from offload.worker.peers.tls import client_context, server_context
 from offload.worker.pool.region import RegionPlan, RegionShape
 from offload.worker.pool.siblings import Home, Siblings
 from offload.worker.pool.table import SlotTable

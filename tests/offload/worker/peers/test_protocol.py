@@ -8,24 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.messages import Kept, Listening
+from offload.peering.frames import HANDSHAKE_BYTES, MOST_FRAME_BYTES, framed
+from offload.peering.talk import RefusedError
 from offload.scheduler.tiers.probes import MOST_NAMES as MOST_ASKED
 from offload.testing.media.links import JoinedLink
 from offload.worker.media.base import PoolSlots
 from offload.worker.peers.client import Client, Got, Wanted
-from offload.worker.peers.handshake import RefusedError, call
+from offload.worker.peers.handshake import call
 from offload.worker.peers.link import run
 from offload.worker.peers.protocol import (
     EPOCH_BYTES,
-    HANDSHAKE_BYTES,
     MOST_EXTENTS,
-    MOST_FRAME_BYTES,
     MOST_NAMES,
     MOST_SLOTS,
     About,
     Get,
     Probe,
     Rows,
-    framed,
 )
 from offload.worker.peers.session import Session, Stage
 from offload.worker.peers.shown import Shown

@@ -15,26 +15,15 @@ import pytest
 from offload.errors import ConfigError
 from offload.fleet_config import Address, TlsFiles
 from offload.messages import PRIVATE, PeerLife
+from offload.peering.frames import LENGTH_BYTES, Begin, Challenge, Proof, Refused, decoder, framed
+from offload.peering.talk import RefusedError, hear, say
+from offload.peering.tls import client_context, server_context
 from offload.worker.peers.client import Client, Wanted
-from offload.worker.peers.handshake import RefusedError, call, hear, say
+from offload.worker.peers.handshake import call
 from offload.worker.peers.link import SocketLink, dial, fill, run
-from offload.worker.peers.protocol import (
-    LENGTH_BYTES,
-    MOST_NAMES,
-    Begin,
-    Challenge,
-    Get,
-    Over,
-    Probe,
-    Proof,
-    Refused,
-    Rows,
-    decoder,
-    framed,
-)
+from offload.worker.peers.protocol import MOST_NAMES, Get, Over, Probe, Rows
 from offload.worker.peers.server import SECONDS, listen
 from offload.worker.peers.session import Stage
-from offload.worker.peers.tls import client_context, server_context
 from tests.offload.worker.media.bench import Pool, wait_until
 from tests.offload.worker.peers.pools import (
     EPOCH,
