@@ -51,6 +51,12 @@ def why_not_continued(body: Mapping[str, Any], is_chat: bool, num_prompts: int) 
         isinstance(arguments, dict) and all(key.startswith("cpu_offload_") for key in arguments)
     ):
         return "vllm_xargs"
+    if body.get("stop") and not body.get("include_stop_str_in_output"):
+        # Behind a break stop strings must be shown to be found; then a token that ends the answer is, too.
+        if body.get("stop_token_ids"):
+            return "stop and stop_token_ids"
+        if body.get("skip_special_tokens") is False:
+            return "stop and skip_special_tokens"
     if not _are_numbers(body):
         return "limits that are no numbers"
     return _why_not_chat(body) if is_chat else None

@@ -192,6 +192,8 @@ class Relay:
                     response.status, returned(response.headers), await core.upstreams.read(response)
                 )
                 raise_for(told.status, told.body, response.content_type)
+                if is_continued:  # another engine has taken the request: this one is not like it
+                    raise EngineError(f"it refuses the rest: status {told.status}", counts=False)
                 self._succeeded(member, False)
                 return await self._exchange.finish(told), "refused"
             if response.content_type != "text/event-stream":

@@ -125,6 +125,8 @@ def draw_ask(rng: random.Random, number: int) -> Ask:
                 "text",
             )
         )
+    if body.get("stop") and body.get("stop_token_ids") and not body["include_stop_str_in_output"]:
+        keeps = True
     if rng.random() < 0.03:
         return Ask(number, path, body | rng.choice(_INVALID), is_invalid=True)
     limits = Limits.of(body, max_tokens)

@@ -15,6 +15,7 @@ from typing import Literal, Self
 __all__ = ["Wire", "WireFault"]
 
 _CHUNK = 1 << 16
+_MOST_CRUMBS = 1000
 _RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -24,7 +25,7 @@ class WireFault:
 
     Attributes:
         kind: ``close``: it ends in order; ``reset``: it is reset; ``hang``: nothing more comes, and it stays;
-            ``crumbs``: what follows comes in pieces of ``size`` bytes; ``noise``: bytes come in between.
+            ``crumbs``: the next 1,000 pieces have ``size`` bytes; ``noise``: bytes come in between.
         after: bytes of the engine that come through before.
         size, noise: as above.
     """
@@ -117,7 +118,8 @@ class Wire:
                 writer.write(fault.noise)
                 await _copy(reader, writer)
             elif fault.kind == "crumbs":
-                await _copy(reader, writer, size=fault.size)
+                await _copy(reader, writer, _MOST_CRUMBS * fault.size, fault.size)
+                await _copy(reader, writer)
 
 
 async def _copy(

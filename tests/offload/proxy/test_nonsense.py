@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from offload.proxy.policies import Fleet, Request, Route
 from offload.testing.upstream import Fault, answer, decode, encode
 from tests.offload.proxy.kit import on_a_loop, stand
 
@@ -106,3 +107,30 @@ async def test_two_ends_are_one() -> None:
         for n in (1, 2):
             told = await it.ask(**{**TWO, "n": n} if n == 2 else ONE)
             assert told.events.count("[DONE]") == 1 and told.events[-1] == "[DONE]"
+
+
+class InOrder:
+    """The first engine that has not failed."""
+
+    def choose(self, request: Request, fleet: Fleet) -> Route:
+        return Route(None, fleet.decode[0])
+
+
+@on_a_loop
+async def test_an_engine_that_refuses_the_rest_is_passed_over() -> None:
+    async with stand(decode=3, policy=InOrder()) as it:
+        it.decode[0].faults.queue = [Fault("drop", after=3)]
+        it.decode[1].faults.queue = [Fault("status", status=400)]
+        told = await it.ask(**ONE)
+        assert told.error is None and told.text == decode(answer(encode(PROMPT), 6))
+        assert [len(engine.of()) for engine in it.decode] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("token_ids", [None, [700]])
+@on_a_loop
+async def test_a_stop_token_beside_stop_strings_cannot_be_told_from_text(token_ids: list[int] | None) -> None:
+    """An engine that goes on would have to show a stop string, and then shows a stop token, too."""
+    async with stand(decode=2) as it:
+        it.decode[0].faults.queue = [Fault("drop", after=3)]
+        told = await it.ask(**ONE, stop=[" never"], stop_token_ids=token_ids)
+        assert (told.error is None) is (token_ids is None)
