@@ -16,6 +16,8 @@ __all__ = ["add_proxy_command"]
 POLICIES = {
     "round_robin": "offload.proxy.policies:RoundRobin",
     "least_load": "offload.proxy.policies:LeastLoad",
+    "prefix": "offload.proxy.prefixes:PrefixPolicy",
+    "prefix_text": "offload.proxy.prefixes:PrefixTextPolicy",
 }
 _NUMBERS: tuple[tuple[str, type, str], ...] = (
     ("min_prefill_tokens", int, "prompts of which less is to be computed are not prefilled elsewhere"),
@@ -34,6 +36,7 @@ _NUMBERS: tuple[tuple[str, type, str], ...] = (
     ("max_answer_bytes", int, "of an answer that is no stream, and of one event of a stream"),
     ("max_header_bytes", int, "of one header of a request"),
     ("history_tokens", int, "up to which it is remembered which engine has which prompts"),
+    ("tokenized_tokens", int, "token ids of prompts that are kept"),
     ("tokenize_seconds", float, "that the policy waits for an engine to tokenize a prompt"),
 )
 

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,8 +12,10 @@ from offload.proxy.faults import EngineError
 from offload.proxy.history import History
 from offload.proxy.members import Leg, Member, Members
 from offload.proxy.metrics import ProxyMetrics
-from offload.proxy.policies import Fleet, LeastLoad, Policy, Route
+from offload.proxy.policies import Fleet, LeastLoad, Policy, Request, Route
+from offload.proxy.prefixes import Sources
 from offload.proxy.settings import ProxySettings
+from offload.proxy.tokens import Tokens
 from offload.proxy.turns import Turn
 from offload.proxy.upstream import Upstreams
 from offload.transfer_params import KVTransferParams
@@ -32,7 +34,10 @@ class Core:
         self.upstreams = Upstreams(settings)
         self.metrics = ProxyMetrics()
         self.history = History(settings.history_tokens)
+        self.tokens = Tokens(settings, members, self.upstreams, self.metrics, self.now)
         self._policy = policy
+        if callable(attach := getattr(policy, "attach", None)):
+            attach(Sources(self.tokens.of, self.history.depths))
         self._fallback = LeastLoad()
         self._warned: set[tuple[str, ...]] = set()
 
@@ -46,6 +51,14 @@ class Core:
         if about not in self._warned and len(self._warned) < 10_000:
             self._warned.add(about)
             logger.warning("%s (this is said once)", text)
+
+    def has(self, member: Member, request: Request, answer: Sequence[int] = ()) -> None:
+        """An engine has a prompt now, and the answer, as far as token ids of both are known."""
+        self.history.add(request, member.url)
+        if request.token_ids is None and (ids := self.tokens.known(request)) is not None:
+            self.history.add(request._replace(token_ids=[*ids, *answer]), member.url)
+        elif answer and request.token_ids is not None:
+            self.history.add(request._replace(token_ids=[*request.token_ids, *answer]), member.url)
 
     # Which engines
 
@@ -128,7 +141,7 @@ class Core:
                 reference = self._read_reference(member, turn, told.body)
                 outcome = "done" if reference is not None else "no reference"
                 member.succeeded()
-                self.history.add(turn.request, member.url)
+                self.has(member, turn.request)
         except EngineError as error:
             outcome = "failed"
             self.failed(member, error)
@@ -176,6 +189,8 @@ class Core:
         settings = self.settings
         if member.failed(self.now(), error.is_dead, settings.eject_failures, settings.eject_seconds):
             self.metrics.ejections.labels(member.url).inc()
+            if error.is_dead:
+                self.history.forget(member.url)  # it comes back with nothing, if it does
             logger.warning("engine %s is left alone for a while: %s", member.url, error)
 
 

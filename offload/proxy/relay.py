@@ -249,7 +249,7 @@ class Relay:
         member.succeeded()
         self._core.metrics.legs.labels("decode", "done" if is_answer else "refused").inc()
         if is_answer:
-            self._core.history.add(self._turn.request, member.url)
+            self._core.has(member, self._turn.request, self._transcript.tokens)
 
     async def _give_up(self) -> tuple[web.StreamResponse, str]:
         """No engine is left that has not failed this request."""

@@ -65,6 +65,7 @@ class Proxy:
                 await self._watch
         for runner in self._runners:
             await runner.cleanup()
+        await self.core.tokens.close()
         await self.core.upstreams.close()
 
     async def _listen(self) -> None:

@@ -39,6 +39,7 @@ class ProxySettings:
         max_answer_bytes: of an answer that is no stream, and of one event of a stream.
         max_header_bytes: of one header of a request.
         history_tokens: up to which it is remembered which engine has which prompts.
+        tokenized_tokens: token ids of prompts that are kept.
         tokenize_seconds: that the policy waits for an engine to tokenize a prompt.
         passed: further paths that are passed on to engines.
     """
@@ -67,6 +68,7 @@ class ProxySettings:
     max_answer_bytes: int = 256 << 20
     max_header_bytes: int = 32 << 10
     history_tokens: int = 64 << 20
+    tokenized_tokens: int = 4 << 20
     tokenize_seconds: float = 0.2
     passed: tuple[str, ...] = ()
 
@@ -119,6 +121,7 @@ class ProxySettings:
             ("max_answer_bytes", 1 << 16, 1 << 32),
             ("max_header_bytes", 1 << 10, 1 << 20),
             ("history_tokens", 0, 1 << 40),
+            ("tokenized_tokens", 0, 1 << 40),
         ):
             value = getattr(self, name)
             if not least <= value <= most:
