@@ -1,4 +1,4 @@
-"""Which segments leases keep, and how many slots these have together."""
+"""Which segments leases keep, and how many slots their positions have together."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -17,7 +17,7 @@ class Covered:
         self._counts: dict[Node, int] = {}
         self._weights: dict[Node, int] = {}
         self.num_slots = 0
-        """Of all of them together."""
+        """Of positions of all of them."""
 
     def __bool__(self) -> bool:
         return bool(self._counts)
@@ -54,7 +54,7 @@ class Covered:
             self._weigh(heir)
 
     def resized(self, node: Node) -> None:
-        """It has lost positions, perhaps all, or has other bags."""
+        """It has lost positions, perhaps all."""
         if node in self._counts:
             if len(node):
                 self._weigh(node)
@@ -71,14 +71,14 @@ class Covered:
                 node = node.parent
         assert counts == self._counts, f"leases keep {counts}, counted are {self._counts}"
         assert set(counts) <= set(nodes), "a lease keeps what is out of the tree"
-        weights = {node: node.weight for node in counts}
+        weights = {node: node.slots.size for node in counts}
         assert weights == self._weights, f"leased nodes have {weights} slots, counted are {self._weights}"
         assert self.num_slots == sum(weights.values()), f"{self.num_slots} slots are counted as leased"
 
     # Private
 
     def _weigh(self, node: Node) -> None:
-        weight = node.weight
+        weight: int = node.slots.size
         self.num_slots += weight - self._weights.get(node, 0)
         self._weights[node] = weight
 

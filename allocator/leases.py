@@ -1,9 +1,11 @@
 """Leases: leading positions of a chain that stay in the pool until whoever has promised them says so."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
+from allocator.bags import Checkpoint
 from allocator.covered import Covered
 from allocator.errors import ChainError, StalePlanError
 from allocator.node import NO_PINS, Node, Pin, Place
@@ -29,7 +31,9 @@ class Leases:
         self._policy = policy
         self._room = room
         self._covered: Covered = ranking.covered
-        self._leases: set[Lease] = set()
+        self._leases: dict[Lease, Checkpoint | None] = {}
+        self._bags: Counter[Checkpoint] = Counter()  # how many leases end there
+        self._num_bag_slots = 0
 
     def __len__(self) -> int:
         """Those that have not ended."""
@@ -37,8 +41,8 @@ class Leases:
 
     @property
     def num_slots(self) -> int:
-        """Slots that they keep, of positions and bags, filling ones too."""
-        return self._covered.num_slots
+        """Slots of positions that they keep, filling ones too, and of bags that they were made for."""
+        return self._covered.num_slots + self._num_bag_slots
 
     def depth(self, chain: Sequence[bytes], stop: int) -> int:
         """How many of the first ``stop`` positions of ``chain`` could be leased now. O(log n), O(segments).
@@ -66,8 +70,12 @@ class Leases:
         place = self._tree.find(chain, stop)
         node = self._ranking.node_ending_at(Place(place.node, stop))
         lease = Lease(node, np.empty((0, self._tree.columns), dtype=np.int64))
-        self._leases.add(lease)
+        checkpoint = None if node.bags is None else node.bags.at(stop)
+        self._leases[lease] = checkpoint
         self._covered.add(node)
+        if checkpoint is not None:
+            self._bags[checkpoint] += 1
+            self._num_bag_slots += len(checkpoint.slots) * (self._bags[checkpoint] == 1)
         self._policy.leave(node)
         if self._ranking.loose:
             self._room.trim_loose()
@@ -81,7 +89,12 @@ class Leases:
         """
         if lease not in self._leases:
             raise StalePlanError("this lease was ended before, or belongs to another allocator")
-        self._leases.remove(lease)
+        checkpoint = self._leases.pop(lease)
+        if checkpoint is not None:
+            self._bags[checkpoint] -= 1
+            if not self._bags[checkpoint]:
+                del self._bags[checkpoint]
+                self._num_bag_slots -= len(checkpoint.slots)
         node = lease.node
         if node is not None:
             self._covered.remove(node)
@@ -98,3 +111,7 @@ class Leases:
             f"{len(hanging)} leases hang in the tree, {len(self._leases)} are known"
         )
         self._covered.check_invariants(nodes, hanging)
+        bags = Counter(each for each in self._leases.values() if each is not None)
+        assert bags == self._bags, f"leases end at {bags}, counted are {self._bags}"
+        num_slots = sum(len(each.slots) for each in bags)
+        assert num_slots == self._num_bag_slots, f"their bags have {num_slots} slots"

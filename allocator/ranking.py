@@ -97,13 +97,11 @@ class Ranking(Caller[Node]):
         self._tree.checkpoints.begin(node, depth, slots)
         self._policy.leave(node)
         self._policy.resized(node)
-        self.covered.resized(node)
 
     def remove_bag(self, checkpoint: Checkpoint) -> Node:
         """Take a bag out of the tree, and nothing else. Returns the node that had it."""
         node = self._tree.checkpoints.remove(checkpoint)
         self._policy.resized(node)
-        self.covered.resized(node)
         return node
 
     def evict(

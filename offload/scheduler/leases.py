@@ -36,7 +36,8 @@ class Leases:
         self._columns = common.allocator.columns
         self._metrics = common.metrics
         self._clock = common.clock
-        self._seconds = seconds
+        self.seconds = seconds
+        """That each lasts at most."""
         self._ending: dict[Lease, None] = {}  # the first to end first
         self._by_name: dict[bytes, list[Lease]] = {}
         self.most_slots = int(common.allocator.capacity * share)
@@ -68,7 +69,7 @@ class Leases:
     def grant(self, chain: Sequence[bytes], stop: int) -> None:
         """Lease the first ``stop`` positions, which are resident or filling, and fit."""
         name = name_of(chain[stop - 1])
-        lease = Lease(name, self._leases.begin(chain, stop), self._clock() + self._seconds)
+        lease = Lease(name, self._leases.begin(chain, stop), self._clock() + self.seconds)
         self._ending[lease] = None
         self._by_name.setdefault(name, []).append(lease)
 

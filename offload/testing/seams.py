@@ -21,6 +21,8 @@ def seams(places: Sequence[Place] = PLACES, join: Join = join_replicas, **instea
     """
     ours = CpuOffloadConnector
     before = ours.seams, ours.places, ours.join_replicas, ours.make_operator, ours.sibling_places
+    listener = ours.make_listener
+    ours.make_listener = staticmethod(_no_listener)  # type: ignore[arg-type]
     ours.sibling_places = staticmethod(_no_siblings)  # type: ignore[arg-type]
     ours.make_operator = staticmethod(_no_operator)
     ours.seams, ours.places = before[0]._replace(**instead), tuple(places)
@@ -32,6 +34,7 @@ def seams(places: Sequence[Place] = PLACES, join: Join = join_replicas, **instea
         ours.join_replicas = staticmethod(before[2])
         ours.make_operator = before[3]
         ours.sibling_places = staticmethod(before[4])
+        ours.make_listener = staticmethod(listener)
 
 
 def _no_siblings(*arguments: object) -> list[Place]:
@@ -41,3 +44,7 @@ def _no_siblings(*arguments: object) -> list[Place]:
 
 def _no_operator(*arguments: object) -> None:
     """Engines of the testing kit have no operator socket."""
+
+
+def _no_listener(*arguments: object) -> None:
+    """Nobody can fetch from engines of the testing kit, whatever they hand off."""

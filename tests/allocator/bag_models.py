@@ -46,6 +46,8 @@ class CheckpointModel(AllocatorModel):
     """The allocator of a model with windows or states. Who leaves is for the allocator to say."""
 
     bags: dict[Position, BagModel] = field(default_factory=dict)
+    leased_bags: list[BagModel] = field(default_factory=list)
+    """One of each lease, also if it is gone."""
     open: set[Position] = field(default_factory=set)
     """Where a store without a checkpoint ended, and nobody went on or gave up."""
 
@@ -64,9 +66,7 @@ class CheckpointModel(AllocatorModel):
 
     @property
     def num_leased(self) -> int:
-        leased = self.leased
-        of_bags = sum(len(bag.slots) for each, bag in self.bags.items() if each in leased)
-        return super().num_leased + of_bags
+        return super().num_leased + sum(len(bag.slots) for bag in set(self.leased_bags))
 
     def children(self, position: Position) -> list[Position]:
         return [each for each in self.tree.positions.values() if each.parent is position]

@@ -31,6 +31,7 @@ class BagPair(Pair):
         stride: int = 2,
     ) -> None:
         super().__init__(capacity, 1, None, stride)
+        self._leased_bags: dict[Pin, BagModel] = {}
         self.allocator = CpuOffloadingBlockAllocator(
             capacity,
             columns=columns,
@@ -129,12 +130,15 @@ class BagPair(Pair):
         lease = self.allocator.leases.begin(chain, len(chain))
         path = self._leases[lease] = self.model.tree.known(chain)
         self.model.leases.append(path)
+        self._leased_bags[lease] = self.model.bags[path[-1]]
+        self.model.leased_bags.append(self._leased_bags[lease])
         self._follow()
         return lease
 
     def end_lease(self, lease: Pin) -> None:
         path = self._leases.pop(lease)
         self.allocator.leases.end(lease)
+        self.model.leased_bags.remove(self._leased_bags.pop(lease))
         self.model.leases = [each for each in self.model.leases if each is not path]
         self._follow()
 

@@ -178,6 +178,25 @@ def with_tier(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
     return replace(settings, tier=tier, fetch_gpu_share=rng.choice([0.1, 1.0, 1.0]))
 
 
+def with_hand_offs(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
+    """The same of an engine whose prompts others fetch, all or some. Nobody does.
+
+    With ranks of any kind, or with the groups of any model.
+    """
+    models = [model for model in MODELS if model != "plain"]
+    if rng.random() < 0.3:
+        settings = rng.choice([with_drafts, with_replicas, with_shared_blocks, with_stages])(settings, rng)
+    elif rng.random() < 0.5:
+        settings = with_varied_model(settings, rng.choice(models), rng)
+    fleet = {
+        "role": rng.choice(["prefill", "prefill", "both"]),
+        "listen": "127.0.0.1:7100",
+        "lease_seconds": rng.choice([3, 20, 60]),
+        "lease_share": rng.choice([0.0, 0.25, 0.5, 1.0]),
+    }
+    return replace(settings, fleet=fleet)
+
+
 def with_store(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
     """The same with a store that engines share, and models of any kind.
 

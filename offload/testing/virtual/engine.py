@@ -34,6 +34,7 @@ from offload.testing.virtual.rank import VirtualRank
 from offload.testing.virtual.runner import VirtualRunner
 from offload.testing.virtual.scheduler_audit import SchedulerAudit
 from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config, make_vllm_config
+from offload.transfer_params import KVTransferParams
 
 VOCABULARY = 512
 
@@ -108,6 +109,8 @@ class VirtualEngine:
         self.audit = SchedulerAudit(self)
         self.generation = 0
         """Counts weight updates: KV of an earlier generation must never be read."""
+        self.told: dict[str, KVTransferParams] = {}
+        """What clients were told of hand-offs, by request."""
         self.adapters: dict[int, int] = {}
         """Counts by id how often an adapter was loaded again: with each request that says so."""
         self._in_flight: deque[_Step] = deque()
@@ -291,12 +294,20 @@ class VirtualEngine:
             raise StuckError(f"loads got stuck {max_steps} times in a row")
         self.audit.check_at_rest()
         for _ in range(max_steps):
-            if not self.jobs:
+            if not (self.jobs or self._has_leases):
                 return
             self._let_go()
+            if self._has_leases:  # their time passes
+                self.history.step += (
+                    int(self.side.stores.hand_offs.leases.seconds / self.settings.step_seconds) + 1
+                )
             self.add([0], 1)  # ends travel on steps, and an engine at rest makes none
             self._come_to_rest(max_steps)
         raise StuckError(f"jobs {self.jobs} have not ended though nothing is stuck")
+
+    @property
+    def _has_leases(self) -> bool:
+        return self.settings.connector == "offload" and len(self.side.stores.hand_offs.leases) > 0
 
     def _find_side(self) -> None:
         """Our scheduler side is there at once, or when facts have come with the first steps."""
@@ -304,6 +315,8 @@ class VirtualEngine:
             if self.scheduler.connector._scheduler is None:
                 self.step()
         settings, self.side = self.settings, self.scheduler.connector._scheduler
+        finish = self.side.finish
+        self.side.finish = lambda request: self._note_told(request, finish(request))  # type: ignore[method-assign]
         self.side.restores.first_part = settings.first_part
         if settings.step_restores:
             self.side.restores.shared_at_once = settings.step_restores
@@ -314,6 +327,12 @@ class VirtualEngine:
         if settings.answer_patience and self.side.stores.answers.is_learning:
             patience = settings.answer_patience
             self.side.stores.answers = AnswerReuse(patience=patience, worth=patience // 2)
+
+    def _note_told(self, request: Any, told: KVTransferParams | None) -> KVTransferParams | None:
+        if told is not None:
+            self.told[request.request_id] = told
+            self.counts["handed off" if told.refused is None else f"not handed off: {told.refused}"] += 1
+        return told
 
     def _watch_blocks(self) -> None:
         """Note which GPU blocks are taken for something new; what was in them must not be read any more."""

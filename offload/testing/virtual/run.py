@@ -10,6 +10,7 @@ from functools import partial
 from offload.testing.virtual.drawing import (
     draw_settings,
     with_drafts,
+    with_hand_offs,
     with_region,
     with_replicas,
     with_shared_blocks,
@@ -34,13 +35,14 @@ _CHANGES: Mapping[str, Callable[..., VirtualSettings]] = {
     "store": with_store,
     "region": with_region,
     "siblings": with_siblings,
+    "hand-offs": with_hand_offs,
     **{model: partial(with_varied_model, model=model) for model in MODELS if model != "plain"},
 }
 
 KINDS = ("plain", *_CHANGES)
 """Of engines: as they come, with speculative decoding, with other ranks, with a tier below the pool, with
-a store that they share, with a pool that outlives them, with siblings that read it, or with the groups of a
-hybrid model."""
+a store that they share, with a pool that outlives them, with siblings that read it, with prompts for others,
+or with the groups of a hybrid model."""
 
 _KILLED = 0.01
 """In so many turns an engine among others is killed."""

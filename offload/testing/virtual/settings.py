@@ -93,6 +93,7 @@ class VirtualSettings:
         native_options: more of the native connector's ``kv_connector_extra_config``.
         eviction_policy: as in the connector's configuration.
         fetch_gpu_share: the same.
+        fleet: what the connector's configuration says of hand-offs.
         places: below the pool.
         tier: that one of the places is of; engines of one run have it one after the other.
         region: where the pool lies, if it outlives the engine; the same.
@@ -139,6 +140,7 @@ class VirtualSettings:
     native_options: Mapping[str, Any] = field(default_factory=dict)
     eviction_policy: str = DEFAULT_POLICY
     fetch_gpu_share: float = 0.1
+    fleet: Mapping[str, Any] = field(default_factory=dict)
     places: tuple[Place, ...] = ()
     tier: VirtualTier | None = None
     region: VirtualRegion | None = None
@@ -353,6 +355,7 @@ def _transfer_config(settings: VirtualSettings) -> dict[str, Any] | None:
             "record_trace": settings.record_trace,
             "eviction_policy": settings.eviction_policy,
             "fetch_gpu_share": settings.fetch_gpu_share,
+            **settings.fleet,
         }
         if settings.region is not None:
             extra["pool"] = {"kind": "shared-memory", "path": str(settings.region.path)}

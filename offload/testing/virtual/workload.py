@@ -96,6 +96,8 @@ class Workload:
             room = engine.settings.longest - len(prompt)
             max_tokens = min(room, rng.choice([1, 2, 5, 12, 30]))
             priority = rng.randint(0, 3)
+            if engine.settings.fleet and len(prompt) % 2:
+                hints = {**(hints or {}), "do_remote_decode": True}
             request = engine.add(prompt, max_tokens, priority=priority, salt=salt, hints=hints)
             self._live.append(request)
 
