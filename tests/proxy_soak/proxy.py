@@ -33,17 +33,17 @@ class Running(NamedTuple):
 
 
 @asynccontextmanager
-async def running_proxy(engines: Sequence[tuple[str, str]]) -> AsyncIterator[Running]:
-    """In front of engines at these URLs, with their roles."""
+async def running_proxy(engines: Sequence[tuple[str, str]], patience: float) -> AsyncIterator[Running]:
+    """In front of engines at these URLs, with their roles. ``patience``: seconds that it waits for one."""
     settings = ProxySettings(
         engines=tuple(engines),
         port=0,
         min_prefill_tokens=32,
-        connect_seconds=5.0,
-        first_byte_seconds=5.0,
-        answer_seconds=5.0,
-        stall_seconds=5.0,
-        prefill_seconds=2.0,
+        connect_seconds=patience,
+        first_byte_seconds=patience,
+        answer_seconds=patience,
+        stall_seconds=patience,
+        prefill_seconds=patience,
         health_seconds=0.5,
         eject_seconds=0.2,
         max_answer_bytes=2 << 20,

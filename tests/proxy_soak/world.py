@@ -59,9 +59,18 @@ class World:
         rng: draws all faults.
         fault_share: requests that an engine fails.
         wire_share: connections that break.
+        has_hangs: engines and connections may say nothing more, until somebody loses patience.
     """
 
-    def __init__(self, rng: random.Random, fault_share: float = 0.25, wire_share: float = 0.5) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        fault_share: float = 0.25,
+        wire_share: float = 0.5,
+        *,
+        has_hangs: bool = True,
+    ) -> None:
+        self._has_hangs = has_hangs
         self._rng, self._fault_share, self._wire_share = rng, fault_share, wire_share
         self._stack = AsyncExitStack()
         self.faults: Counter[str] = Counter()
@@ -132,7 +141,7 @@ class World:
         if kind < 0.55:
             return Fault("drop", after)
         if kind < 0.56:
-            return Fault("hang", after)
+            return Fault("hang" if self._has_hangs else "drop", after)
         if kind < 0.68:
             return Fault("end", after)
         if kind < 0.76:
@@ -153,9 +162,11 @@ class World:
         if kind < 0.4:
             return WireFault("reset", after)
         if kind < 0.41:
-            return WireFault("hang", after)
+            return WireFault("hang" if self._has_hangs else "reset", after)
         if kind < 0.85:
             return WireFault("crumbs", rng.choice((0, after)), size=rng.choice((1, 2, 3, 7, 50)))
+        if not self._has_hangs:
+            after = 0  # between a chunk's size and its end, noise lets the proxy wait for more
         return WireFault("noise", rng.choice((0, 0, after)), noise=rng.choice(_NOISE))
 
 
