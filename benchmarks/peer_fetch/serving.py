@@ -60,9 +60,7 @@ def main() -> None:
     content.view(np.uint64)[:] = np.random.default_rng(1).integers(
         0, 1 << 63, len(content) // 8, dtype=np.uint64
     )
-    tables = SealTables.over(
-        segment.map(shape.slots_bytes, SealTables.num_bytes(num_slots)), num_slots
-    )
+    tables = SealTables.over(segment.map(shape.slots_bytes, SealTables.num_bytes(num_slots)), num_slots)
     slots = PoolSlots(int(content.ctypes.data), num_slots, slot_bytes)
     tables.sums[:] = checksums_of(slots.addresses(np.arange(num_slots))[:, None], [slot_bytes])
     tables.fills[:] = 1
