@@ -6,6 +6,7 @@ import logging
 from offload.proxy.core import Core
 from offload.proxy.faults import EngineError
 from offload.proxy.members import Leg, Member
+from offload.proxy.strangers import Strangers
 
 __all__ = ["drain", "watch"]
 
@@ -13,17 +14,23 @@ logger = logging.getLogger(__name__)
 
 NUM_MISSED = 3
 """Questions in a row without an answer after which an engine is down."""
+STRANGER_TURNS = 5
+"""Looks at health between two looks at what became of hand-offs."""
 
 
 async def watch(core: Core) -> None:
     """Ask all engines, again and again. Ends when it is cancelled."""
     missed: dict[Member, int] = {}
+    strangers, turn = Strangers(core), 0
     while True:
+        turn += 1
         members = list(core.members)
         answers = await asyncio.gather(*(_is_well(core, each) for each in members))
         for member, is_well in zip(members, answers, strict=True):
             missed[member] = 0 if is_well else missed.get(member, 0) + 1
             tell(core, member, is_well, missed[member])
+        if turn % STRANGER_TURNS == 0:
+            await asyncio.gather(*(strangers.look(each) for each in members))
         missed = {member: count for member, count in missed.items() if member in members}
         await asyncio.sleep(core.settings.health_seconds)
 

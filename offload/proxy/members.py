@@ -75,6 +75,7 @@ class Member:
         url, role: of it.
         legs: decode legs that run there.
         prompt_tokens: of prompts that are prefilled there now.
+        handed: prefill engines whose hand-offs it was sent since it was asked about them.
         peer, epoch: by which its hand-offs are named, as it said last; None: it has said nothing.
         is_up: it has answered when its health was asked for last, or nobody has asked.
         is_draining: nothing new is begun there.
@@ -88,6 +89,7 @@ class Member:
         self.role = role
         self.legs: set[Leg] = set()
         self.prompt_tokens = 0
+        self.handed: set[str] = set()
         self.peer: str | None = None
         self.epoch: str | None = None
         self.is_up = True

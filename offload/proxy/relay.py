@@ -16,7 +16,6 @@ from offload.proxy.settling import settle
 from offload.proxy.transcript import Transcript
 from offload.proxy.turns import Turn
 from offload.proxy.upstream import Answer, raise_for, returned, timed
-from offload.transfer_params import KVTransferParams
 
 __all__ = ["Relay"]
 
@@ -94,13 +93,15 @@ class Relay:
         if self._expected is None:
             await asyncio.wait([self._prefill])  # it ends within its own time limit
 
-    def _reference(self) -> Mapping[str, Any] | None:
-        """What the decode leg is told of where KV is."""
+    def _reference(self, member: Member) -> Mapping[str, Any] | None:
+        """What the decode leg at an engine is told of where KV is."""
         if self._prefill is None:
             return None
-        if self._prefill.done() and not self._prefill.cancelled():
-            return self._prefill.result()
-        return self._expected
+        is_done = self._prefill.done() and not self._prefill.cancelled()
+        reference = self._prefill.result() if is_done else self._expected
+        if reference is not None:
+            member.handed.add(self._prefill_url)
+        return reference
 
     def _note(self, member: Member, error: EngineError) -> None:
         """An engine has failed this request."""
@@ -134,7 +135,7 @@ class Relay:
 
     async def _whole(self, member: Member, leg: Leg) -> tuple[web.StreamResponse, str]:
         core = self._core
-        url, body = f"{member.url}{self._turn.request.path}", self._turn.decode_body(self._reference())
+        url, body = f"{member.url}{self._turn.request.path}", self._turn.decode_body(self._reference(member))
         is_fresh = member.url in self._retried
         told = await core.upstreams.whole(
             url, self._headers, body, leg, core.settings.answer_seconds, is_fresh
@@ -154,16 +155,6 @@ class Relay:
             raise EngineError("its answer has no choices")
         if not answer["choices"] or not all(map(_is_whole, answer["choices"])):
             raise EngineError("its answer is not whole")
-        refused = KVTransferParams.read(answer.get("kv_transfer_params")).refused
-        if refused is not None and self._prefill is not None:
-            self._core.metrics.strangers.labels("decode engine refuses").inc()
-            self._core.warn_once(
-                "stranger",
-                self._prefill_url,
-                member.url,
-                text=f"decode engine {member.url} cannot use hand-offs of {self._prefill_url}: {refused}; "
-                f"name that engine among its peers",
-            )
 
     async def _stream(self, member: Member, leg: Leg) -> tuple[web.StreamResponse, str]:
         core, transcript = self._core, self._transcript
@@ -177,7 +168,7 @@ class Relay:
                 await self._exchange.send(b"".join(transcript.tail()))
                 return await self._exchange.end(), "continued"
         else:
-            body = self._turn.decode_body(self._reference())
+            body = self._turn.decode_body(self._reference(member))
         is_continued = transcript.has_begun
         transcript.begin_leg()
         url = f"{member.url}{self._turn.request.path}"

@@ -13,12 +13,13 @@ class Handoffs:
     Attributes:
         epoch: of this life of the engine.
         num_fetched: tokens that were fetched from others.
+        num_unknown: references to engines that this one does not know.
     """
 
     def __init__(self, peer: str, block_size: int, num_refused: int) -> None:
         self.peer = peer
         self.epoch = f"{0:016x}"
-        self.num_fetched = 0
+        self.num_fetched = self.num_unknown = 0
         self.num_refused = num_refused
         self._block_size = block_size
         self._kept: set[tuple[int, ...]] = set()
@@ -47,6 +48,7 @@ class Handoffs:
     ) -> int:
         """Tokens of a prompt that come from where a reference points; 0: it points nowhere, or too late."""
         source = next((each for each in peers if each.peer == params.get("cpu_offload_from_peer")), None)
+        self.num_unknown += source is None and "cpu_offload_from_peer" in params
         if source is None or params.get("cpu_offload_from_epoch") != source.epoch:
             return 0
         full = self._full(prompt)

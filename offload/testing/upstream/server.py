@@ -109,6 +109,7 @@ class Upstream:
             "POST /detokenize": self._detokenize,
             "GET /v1/models": self._models,
             "GET /health": self._health,
+            "GET /metrics": self._metrics,
         }
 
     async def __aenter__(self) -> Self:
@@ -336,6 +337,12 @@ class Upstream:
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         return web.Response(status=200 if self.is_healthy else 503)
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        labels = f'engine="0",model_name="{self._model}",reason="unknown_peer"'
+        count = float(self.handoffs.num_unknown)
+        name = "vllm:cpu_offload_unused_hand_offs_total"
+        return web.Response(text=f"# TYPE {name} counter\n{name}{{{labels}}} {count}\n")
 
     async def _embed(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"object": "list", "data": [{"embedding": [0.0, 1.0], "index": 0}]})

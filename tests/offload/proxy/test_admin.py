@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from offload.proxy.members import Leg, Members
+from offload.proxy.strangers import count_in
 from offload.testing.upstream import Fault, Upstream, answer, decode, encode
 from tests.offload.proxy.kit import PROMPT, Stand, on_a_loop, stand, until
 from tests.offload.proxy.test_legs import expected
@@ -314,3 +315,42 @@ async def test_metrics_tell_what_happens() -> None:
             "kv_offload_proxy_running 0.0",
         ):
             assert line in text, line
+
+
+@on_a_loop
+async def test_a_prefill_engine_that_a_decode_engine_does_not_know_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with stand(prefill=1, decode=[Upstream("d0", role="decode", knows=[])], health_seconds=0.01) as it:
+        url = it.prefill[0].url
+        for number in range(1, 4):
+            assert (await it.ask(prompt=PROMPT + f" w{number}", max_tokens=1)).status == 200
+            await until(lambda: it.count("unknown_peers", reason="unknown peer") == number)  # noqa: B023
+        said = [each.getMessage() for each in caplog.records if url in each.getMessage()]
+        assert len(said) == 1 and "name all prefill engines among its peers" in said[0]
+
+
+@on_a_loop
+async def test_a_prefill_engine_without_a_connector_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with stand(prefill=[Upstream("p0", role="decode")], decode=1) as it:
+        for number in range(3):
+            assert (await it.ask(prompt=PROMPT + f" w{number}", max_tokens=1)).status == 200
+        assert it.count("unknown_peers", reason="prefill engine says nothing") == 3
+        assert (
+            len([each for each in caplog.records if "returns no kv_transfer_params" in each.getMessage()])
+            == 1
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (b"", None),
+        (b'vllm:cpu_offload_unused_hand_offs_total{engine="0",reason="late"} 3.0\n', None),
+        (b'x\nvllm:cpu_offload_unused_hand_offs_total{engine="0",reason="unknown_peer"} 3.0\n', 3.0),
+        (b'vllm:cpu_offload_unused_hand_offs_total{reason="unknown_peer",engine="0"} 1\n' * 2, 2.0),
+        (b'vllm:cpu_offload_unused_hand_offs_total{reason="unknown_peer"} many\n', None),
+    ],
+)
+def test_the_counter_of_unknown_peers_is_read(text: bytes, count: float | None) -> None:
+    assert count_in(text) == count
