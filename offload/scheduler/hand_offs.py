@@ -107,6 +107,8 @@ class HandOffs:
         """
         chain, stop = pending.chain, pending.num_prompt_blocks
         stop = stop if num_full is None else min(num_full, stop)
+        if self._groups.has_bags:  # nobody goes on from the end of the prompt itself
+            stop = min(stop, (pending.request.num_prompt_tokens - 1) // self._block_size)
         known = self.leases.depth(chain, stop)
         if self._groups.has_bags or num_full is None:
             stop = known
