@@ -72,9 +72,7 @@ METRICS = (
         "Blocks that a store, or sibling, had no longer.",
         label=ROUTE,
     ),
-    MetricSpec(
-        "route_probed_extents", True, "Extents that a store, or siblings, was asked for.", label=ROUTE
-    ),
+    MetricSpec("route_probed_extents", True, "Extents that a tier was asked for.", label=ROUTE),
     MetricSpec(
         "route_orphaned_extents",
         True,

@@ -33,6 +33,7 @@ PROMPT = tokens(63 * BLOCK + 2)
 WHOLE = 15 * POSITIONS * BLOCK
 """Tokens of its extents."""
 LIMITS = TierLimits(least_tokens=2 * BLOCK)
+ASKED = ("route_probed_extents", "route_found_extents")
 
 
 class Tiered:
@@ -59,11 +60,15 @@ class Tiered:
         self.engine = VirtualEngine(settings, random.Random(0))
         self.counts = Counter[Route]()
         """Bytes by route."""
+        self.asked: list[int] = [0, 0]
+        """Extents that requests asked the tier for, and those of them that it had."""
         count = self.engine.side.metrics.count
 
         def counted(name: str, amount: float = 1, route: Route | None = None) -> None:
             if route is not None and name == "route_bytes":
                 self.counts[route] += int(amount)
+            if route == FETCH and name in ASKED:
+                self.asked[ASKED.index(name)] += int(amount)
             count(name, amount, route)
 
         self.engine.side.metrics.count = counted  # type: ignore[method-assign]
@@ -524,6 +529,43 @@ def test_each_route_counts_its_bytes(tiered: Tiered) -> None:
     nbytes = WHOLE // BLOCK * tiered.engine.settings.slot_bytes * tiered.engine.settings.num_ranks
     assert tiered.counts[FETCH] == nbytes
     assert tiered.counts[SPILL] >= nbytes
+
+
+def test_extents_that_requests_ask_for_are_counted_once_each(tiered: Tiered) -> None:
+    tiered.ask()
+    assert tiered.asked == [15, 0], "the tier had nothing"
+    tiered.evict()
+    tiered.asked = [0, 0]
+    tiered.ask()
+    assert tiered.asked == [15, 15]
+    forget_gpu(tiered.engine)
+    tiered.ask()
+    assert tiered.asked == [15, 15], "the pool has them"
+    tiered.restart()
+    tiered.asked = [0, 0]
+    tiered.ask(PROMPT[:WHOLE] + tokens(2 * POSITIONS * BLOCK, first=5))
+    assert tiered.asked == [17, 15]
+
+
+def test_a_request_that_may_load_little_is_not_counted(tiered: Tiered) -> None:
+    """What it finds says nothing of what is there."""
+    tiered.ask()
+    tiered.restart()
+    serve(tiered.engine, PROMPT, hints={"max_load_tokens": 8 * BLOCK})
+    assert tiered.counts[FETCH]
+    assert tiered.asked == [0, 0]
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_extents_of_any_model_are_counted(model: str) -> None:
+    tiered = Tiered(positions=8, groups=MODELS[model], gpu_blocks=300, cpu_slots=600, chunk=64)
+    tiered.ask(tokens(150))
+    asked, found = tiered.asked
+    assert asked and not found
+    tiered.restart()
+    tiered.ask(tokens(150))
+    assert tiered.asked == [asked, asked]
+    tiered.engine.close()
 
 
 # Random histories

@@ -69,6 +69,17 @@ class Fetch:
         """Which of those that it reads has that block of the order."""
         return int(np.searchsorted(self.edges, index, side="right")) - 1
 
+    def check_invariants(self, num_jobs: int) -> None:
+        """So many jobs of it are in flight, and what follows it is held, or told that it may not."""
+        assert num_jobs == self.num_left, f"{num_jobs} jobs in flight, {self} says otherwise"
+        is_over = self.is_over or self.is_dropped
+        assert is_over == self.arrival.is_over, f"restores may follow {self}, or may not, and should"
+        for restore in self.arrival.followers if self.is_over else ():
+            is_wanted = restore.parts_left and not restore.is_cancelled
+            assert restore.pin is not None or restore.is_lost or not is_wanted, (
+                f"nothing holds what {restore} reads"
+            )
+
 
 class Wish(NamedTuple):
     """What a request wants of the tier.

@@ -15,6 +15,7 @@ from offload.scheduler.engine import Request, Step
 from offload.scheduler.flow import Job, Progress
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.offer import COMING, Offer, Why
+from offload.scheduler.tiers.asked import count_asked
 from offload.scheduler.tiers.contents import Contents, Reading
 from offload.scheduler.tiers.fetch import LEAST_TOKENS, NO_WISH, POOL_SHARE, Batch, Fetch, Wish, parts_of
 from offload.scheduler.tiers.names import Grid, Path
@@ -88,7 +89,7 @@ class Fetches:
             self._unsure[request_id] = (request, hints)
             return
         num_usable = self._num_usable(request, chain, 0)
-        self._note(request_id, chain, max(num_usable, stop), stop)
+        self._note(request, hints, num_usable, stop)
         if not stop or self._common.engine.has(chain[stop - 1]):
             return
         room = self._most_filling - self._fetched.num_ahead
@@ -115,7 +116,7 @@ class Fetches:
             if stop is None:
                 return COMING
             self._unsure.pop(request_id, None)
-            self._note(request_id, chain, max(num_usable, stop), stop)
+            self._note(request, hints, num_usable, stop)
             wish = self._wishes[request_id] = Wish(stop, -1)
         if wish.stop <= first:  # the GPU has more
             self._wishes[request_id] = NO_WISH
@@ -185,16 +186,7 @@ class Fetches:
         assert num_filling == self._num_filling, f"{num_filling} slots fill, {self._num_filling} counted"
         in_flight = Counter(id(job.task) for job in jobs)
         for job in jobs:
-            num_jobs = in_flight[id(job.task)]
-            fetch = job.task
-            assert num_jobs == fetch.num_left, f"{num_jobs} jobs in flight, {fetch} says otherwise"
-            is_over = fetch.is_over or fetch.is_dropped
-            assert is_over == fetch.arrival.is_over, f"restores may follow {fetch}, or may not, and should"
-            for restore in fetch.arrival.followers if fetch.is_over else ():
-                is_wanted = restore.parts_left and not restore.is_cancelled
-                assert restore.pin is not None or restore.is_lost or not is_wanted, (
-                    f"nothing holds what {restore} reads"
-                )
+            job.task.check_invariants(in_flight[id(job.task)])
         assert self._ahead.keys() <= self._wishes.keys(), f"{self._ahead} were fetched for nobody"
         for fetch in self._coming.values():
             assert in_flight[id(fetch)] and not fetch.is_over, f"{fetch} brings nothing"
@@ -244,9 +236,12 @@ class Fetches:
         limit = min(limit, (request.num_tokens - 1) // size)
         return directory.find_checkpoint(request_id, chain, limit, partial(self._path, chain))
 
-    def _note(self, request_id: str, chain: Sequence[bytes], num_there: int, stop: int) -> None:
+    def _note(self, request: Request, hints: RequestHints, num_usable: int, stop: int) -> None:
         """Once for each request: it uses what the tier has of its chain, and would have used the rest."""
-        if self._note_arrival(request_id, num_there):
+        if self._note_arrival(request.request_id, max(num_usable, stop)):
+            chain = self._common.engine.chain(request)
+            if self._directory.num_used is not None and hints.max_load_tokens is None:
+                count_asked(self._common, self.route, self._grid, request, num_usable, stop)
             if not self._has_bags:
                 self._directory.touch(self._grid.names(chain))
             elif stop:
