@@ -9,9 +9,13 @@ import xxhash
 from offload.worker.media.base import BadExtentError
 from offload.worker.seals import Checksums
 
-_HEAD = struct.Struct("<4sHHI32s32s")
-"""Magic, version, slots, bytes of a slot, digest of the namespace, name. Seals follow, then a checksum."""
-_MAGIC, _VERSION = b"KVOX", 1
+_HEAD = struct.Struct("<4sHHII32s32s")
+"""Magic, version, slots, codec, bytes of a slot, digest of the namespace, name. Behind it come seals, and a
+checksum."""
+_MAGIC, _VERSION = b"KVOX", 2
+
+NO_CODEC = 0
+"""The codec of slots that are there as they were. There is no other yet."""
 
 HEAD_BYTES = _HEAD.size
 """Of the part of a header that says how long the rest is."""
@@ -32,7 +36,7 @@ class ValueFormat(NamedTuple):
 
     def header(self, name: bytes, seals: Checksums) -> bytes:
         """That of an extent with these slots."""
-        head = _HEAD.pack(_MAGIC, _VERSION, len(seals), self.slot_bytes, self.digest, name)
+        head = _HEAD.pack(_MAGIC, _VERSION, len(seals), NO_CODEC, self.slot_bytes, self.digest, name)
         content = head + seals.astype("<u8").tobytes()
         return content + _checksum(content)
 
@@ -70,9 +74,11 @@ class ValueFormat(NamedTuple):
         """
         if len(head) < _HEAD.size:
             raise BadExtentError(f"it has {length} bytes")
-        magic, version, num_slots, slot_bytes, digest, its_name = _HEAD.unpack(head)
+        magic, version, num_slots, codec, slot_bytes, digest, its_name = _HEAD.unpack(head)
         if (magic, version) != (_MAGIC, _VERSION):
             raise BadExtentError(f"it is of format {magic!r} {version}")
+        if codec != NO_CODEC:
+            raise BadExtentError(f"its codec is {codec}, which is not known here")
         if digest != self.digest or its_name != name:
             raise BadExtentError("it is another extent, or of another namespace")
         is_ours = slot_bytes == self.slot_bytes and num_slots <= self.extent_slots
@@ -96,8 +102,10 @@ def is_whole(value: bytes) -> bool:
     """Whether a value, of whomever, is as it was written."""
     if len(value) < _HEAD.size:
         return False
-    magic, version, num_slots, slot_bytes, _, _ = _HEAD.unpack_from(value)
-    if (magic, version) != (_MAGIC, _VERSION) or len(value) != value_bytes(num_slots, slot_bytes):
+    magic, version, num_slots, codec, slot_bytes, _, _ = _HEAD.unpack_from(value)
+    if (magic, version, codec) != (_MAGIC, _VERSION, NO_CODEC) or len(value) != value_bytes(
+        num_slots, slot_bytes
+    ):
         return False
     end = _header_bytes(num_slots)
     try:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from offload.errors import ConfigError
 from offload.messages import PRIVATE
@@ -318,6 +319,13 @@ def key_of(server: StoreServer) -> bytes:
     return key
 
 
+def of_codec(value: bytes, codec: int) -> bytes:
+    """The same with another codec, and a header that is whole."""
+    end = len(value) - 2 * SLOT - 8
+    content = value[:8] + codec.to_bytes(4, "little") + value[12:end]
+    return content + xxhash.xxh3_64_intdigest(content).to_bytes(8, "little") + value[end + 8 :]
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -329,6 +337,7 @@ def key_of(server: StoreServer) -> bytes:
         lambda value: b"XXXX" + value[4:],
         lambda value: value[:4] + b"\7" + value[5:],
         lambda value: value[:6] + b"\xff" + value[7:],
+        lambda value: of_codec(value, 1),
         lambda value: value[:20] + b"\xff" + value[21:],
         lambda value: value[:60] + bytes([value[60] ^ 1]) + value[61:],
         lambda value: value[:80] + bytes([value[80] ^ 1]) + value[81:],
@@ -343,6 +352,7 @@ def key_of(server: StoreServer) -> bytes:
         "magic",
         "version",
         "slots",
+        "codec",
         "digest",
         "name",
         "seal",
