@@ -328,6 +328,7 @@ class TierFacts(NamedTuple):
         part: of places, those with ``place % num_parts == part`` are this rank's.
         num_parts: ranks that share a tier's bytes.
         seconds: since its last life began; 0: there was none.
+        namespace: its short name, for operators.
     """
 
     epoch: int
@@ -342,6 +343,7 @@ class TierFacts(NamedTuple):
     part: int = 0
     num_parts: int = 1
     seconds: float = 0.0
+    namespace: str = ""
 
 
 class PoolFacts(NamedTuple):

@@ -115,6 +115,7 @@ class Below(NamedTuple):
         events: what has entered it and left; None: that is not listed.
         name_weights: there was a reset, and what it writes from now on has that suffix; what was written with
             it before is there again.
+        namespace: the short name of what must be equal for its bytes to be usable; none: there is no such.
     """
 
     flows: Sequence[Flow[Any]]
@@ -123,6 +124,7 @@ class Below(NamedTuple):
     standing: Callable[[], "Standing"] | None = None
     events: "BelowEvents | None" = None
     name_weights: Callable[[bytes], None] = lambda suffix: None
+    namespace: str = ""
 
 
 class BelowEvents(NamedTuple):

@@ -16,7 +16,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from offload.errors import UnsupportedError
 from offload.vllm.fingerprint import take_fingerprint
 
-_FORMAT = 1
+_FORMAT = 2
 _END_BYTES = 64 << 10
 """Read of each file of weights, at its beginning and at its end."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
@@ -51,7 +51,10 @@ def hash_advice(vllm_config: VllmConfig) -> str | None:
 
 
 def namespace_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
-    """Of an engine, as text that is compared in full. The rank and sizes are not in it."""
+    """Of an engine, as text that is compared in full. The rank and sizes are not in it.
+
+    Only workers know it: attention backends are those that their layers have, whatever was asked for.
+    """
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     seed = os.environ.get("PYTHONHASHSEED", "")
     algorithm = cache.prefix_caching_hash_algo
@@ -65,7 +68,7 @@ def namespace_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str
         "weights": weights_of(vllm_config),
         "cache": take_fingerprint(vllm_config, kv_cache_config)._replace(kv_offload="", vllm=""),
         "block": cache.block_size,
-        "backend": str(vllm_config.attention_config.backend),
+        "backends": backends_of(vllm_config, kv_cache_config),
         "ranks": [
             parallel.tensor_parallel_size,
             parallel.pipeline_parallel_size,
@@ -78,6 +81,14 @@ def namespace_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str
     if algorithm in _PICKLES:
         told["python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
     return json.dumps(told, sort_keys=True, default=str)
+
+
+def backends_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> list[str]:
+    """Of the layers that have KV, each once; in the scheduler's process, which has no layers: none."""
+    layers = vllm_config.compilation_config.static_forward_context
+    names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
+    backends = {layers[name].get_attn_backend() for name in names if name in layers}
+    return sorted({f"{backend.__module__}.{backend.__qualname__}" for backend in backends})
 
 
 def weights_of(vllm_config: VllmConfig) -> list[list[object]]:

@@ -111,7 +111,11 @@ class Operator:
                 for depth, seconds in side.costs.prefill.by_depth().items()
             ],
             "tiers": [
-                {**about, **({} if below.standing is None else below.standing()._asdict())}
+                {
+                    **about,
+                    **({"namespace": below.namespace} if below.namespace else {}),
+                    **({} if below.standing is None else below.standing()._asdict()),
+                }
                 for about, below in zip(self._tiers, side.below, strict=True)
             ],
         }

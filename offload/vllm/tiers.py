@@ -56,9 +56,9 @@ class _Engine(NamedTuple):
     columns: int
     ending_seconds: float
 
-    def about(self, label: str, kind: str) -> dict[str, object]:
-        """What operators are told of each tier."""
-        return {"tier": label, "kind": kind, "namespace": short_name(self.namespace)}
+    def named(self, facts: TierFacts) -> TierFacts:
+        """The same, with the short name of the namespace, which only workers know."""
+        return facts._replace(namespace=short_name(self.namespace))
 
     def rank_of(self, pool: PoolParts) -> str:
         """Whose bytes these are."""
@@ -97,7 +97,7 @@ def _disk_place(label: str, tier: DiskConfig, policy: str, engine: _Engine) -> P
     return Place(
         partial(_make_flows, spill, fetch, tier, policy, min(tier.shutdown_seconds, engine.ending_seconds)),
         partial(_make_lanes, spill, fetch, tier, engine),
-        {"path": tier.path, "gib": tier.gib, "admit": str(tier.admit)} | engine.about(label, DISK),
+        {"tier": label, "kind": DISK, "path": tier.path, "gib": tier.gib, "admit": str(tier.admit)},
     )
 
 
@@ -108,15 +108,16 @@ def _store_place(label: str, tier: AnyStore, policy: str, engine: _Engine) -> Pl
     limits = TierLimits(policy, tier.admit, wait_seconds=tier.wait_seconds, shutdown_seconds=seconds)
 
     def make_flows(common: Common, facts: Sequence[TierFacts]) -> Below:
-        return make_store(spill, fetch, probe, common, facts, limits)
+        below = make_store(spill, fetch, probe, common, facts, limits)
+        return below._replace(namespace=facts[0].namespace)
 
     def make_lanes(pool: PoolParts) -> LanesBelow:
         extent_slots = store_extent_slots(pool.slots.slot_bytes, engine.columns)
         whose = Whose(f"{engine.namespace}\n{extent_slots}", engine.rank_of(pool))
         lanes = store_lanes(spill, fetch, probe, _store_medium(tier, pool.slots, whose, extent_slots), pool)
-        return LanesBelow(lanes, store_facts(extent_slots, pool.share))
+        return LanesBelow(lanes, engine.named(store_facts(extent_slots, pool.share)))
 
-    about = {"url": tier.shown, "admit": str(tier.admit)} | engine.about(label, tier.kind)
+    about = {"tier": label, "kind": tier.kind, "url": tier.shown, "admit": str(tier.admit)}
     return Place(make_flows, make_lanes, about)
 
 
@@ -176,7 +177,7 @@ def _make_flows(
     facts: Sequence[TierFacts],
 ) -> Below:
     limits = TierLimits(policy, tier.admit, tier.bytes_per_day, shutdown_seconds=seconds)
-    return make_tier(spill, fetch, common, facts, limits)
+    return make_tier(spill, fetch, common, facts, limits)._replace(namespace=facts[0].namespace)
 
 
 def _make_lanes(
@@ -204,4 +205,4 @@ def _make_lanes(
 
     medium = open_one(tier.root, name, most_bytes, tier.num_bytes, make)
     facts = tier_facts(medium.recover(), medium.epoch, num_places, extent_slots, pool.share, medium.seconds)
-    return LanesBelow(medium_lanes(spill, fetch, medium, pool), facts)
+    return LanesBelow(medium_lanes(spill, fetch, medium, pool), engine.named(facts))

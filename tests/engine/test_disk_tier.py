@@ -119,6 +119,19 @@ def test_other_weights_find_nothing(tmp_path: Path) -> None:
         assert ask(engine).num_cached == 0
 
 
+def test_another_attention_backend_finds_nothing(tmp_path: Path) -> None:
+    """The setting is the same, automatic; what it comes to is not."""
+    other = "tests.engine.other_backend.OtherBackend"
+    with start(tmp_path, 1) as engine:
+        ask(engine)
+        wait_until_kept(engine, WHOLE)
+    with start(tmp_path, 2, worker_extension_cls=other) as engine:
+        assert ask(engine).num_cached == 0
+        wait_until_kept(engine, WHOLE)
+    with start(tmp_path, 3, worker_extension_cls=other) as engine:
+        assert ask(engine).num_cached == WHOLE
+
+
 def test_ranks_with_the_same_kv_write_it_once(tmp_path: Path) -> None:
     arguments = {"tensor_parallel_size": 2, "model": model_directory(kv_heads=1)}
     whole = len(PROMPT) // (32 * BLOCK_SIZE) * 32 * BLOCK_SIZE  # a block with one head is half as large

@@ -113,7 +113,7 @@ def test_neither_is_where_the_weights_lie(model: Path, tmp_path: Path) -> None:
 
 def test_it_is_text_that_people_can_read(model: Path) -> None:
     found = json.loads(told(model))
-    assert found["format"] == 1
+    assert found["format"] == 2
     assert [name for name, _, _ in found["weights"]] == sorted(
         [WEIGHTS, WEIGHTS.replace("00001-of", "00002-of")]
     )
@@ -248,6 +248,44 @@ def test_other_caches_have_another(model: Path, cache: dict[str, Any]) -> None:
         told.append(namespace_of(vllm_config, config))
         page.append(config.kv_cache_groups[0].kv_cache_spec.page_size_bytes)
     assert told[0] != told[1] or page[0] != page[1]
+
+
+class Layer:
+    """One of the model's, as a worker has it."""
+
+    def __init__(self, backend: type) -> None:
+        self._backend = backend
+
+    def get_attn_backend(self) -> type:
+        return self._backend
+
+
+class OneBackend:
+    """Of attention."""
+
+
+class AnotherBackend(OneBackend):
+    """With another layout, say."""
+
+
+def test_the_backends_that_layers_have(model: Path) -> None:
+    """Whatever was asked for: with nothing asked, machines have different ones."""
+    told = {}
+    for name, asked, backends in (
+        ("scheduler", None, []),
+        ("one", None, [OneBackend, OneBackend]),
+        ("asked", "CPU_ATTN", [OneBackend, OneBackend]),
+        ("another", None, [AnotherBackend, AnotherBackend]),
+        ("both", None, [OneBackend, AnotherBackend]),
+    ):
+        vllm_config = configure(model, attention_backend=asked)
+        layers = {f"layer.{index}": Layer(backend) for index, backend in enumerate(backends)}
+        layers["without KV"] = Layer(Said)
+        vllm_config.compilation_config.static_forward_context.update(layers)
+        told[name] = namespace_of(vllm_config, cache_of(vllm_config))
+    assert told["one"] == told.pop("asked"), "what is asked for does not matter"
+    assert len(set(told.values())) == 4
+    assert "OneBackend" in told["one"]
 
 
 def test_another_seed_of_hashes(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
