@@ -81,6 +81,7 @@ STATEFUL = {
     "offload.worker.media.named.NamedMedium",
     "offload.worker.media.outage.Outage",
     "offload.worker.media.store_keeper.StoreKeeper",
+    "offload.worker.media.mooncake_keeper.MooncakeKeeper",
     "offload.worker.media.resp_medium.RespMedium",
     "offload.worker.allowance.Allowance",
     "offload.worker.elsewhere.Elsewhere",

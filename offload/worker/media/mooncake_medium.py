@@ -31,10 +31,12 @@ from offload.worker.media.mooncake import (
     reach,
 )
 from offload.worker.media.mooncake_check import try_to_connect
+from offload.worker.media.mooncake_keeper import MooncakeKeeper
 from offload.worker.media.named import NamedMedium
 from offload.worker.media.store_names import Whose, namespace_key
 from offload.worker.seals import Checksums
 
+_KEEPER_SECONDS = 1.0
 _still_in_use: list[object] = []
 """What a call that has not ended may touch, to the end of the process."""
 
@@ -137,19 +139,27 @@ class MooncakeMedium(NamedMedium):
             (num_movers, options.most_extents, self._format.most_header_bytes), dtype=np.uint8
         )
         self._unwanted = np.zeros((num_movers, pool.slot_bytes), dtype=np.uint8)
+        self._keeper = MooncakeKeeper(lambda: None if self._outage.is_on else self._client, whose)
         try:
             self._client = self._connected()
         except OSError as error:
             self._outage.begins(error)
+        self._keeper.start()
+
+    def check_invariants(self) -> None:
+        """Also of its list of private extents."""
+        super().check_invariants()
+        self._keeper.check_invariants()
 
     def _release(self) -> None:
+        is_kept_no_more = self._keeper.close(_KEEPER_SECONDS)
         client, self._client = self._client, None
         if client is None:
             return
-        if self.runner.is_over.is_set() and not self._outage.is_on:
+        if self.runner.is_over.is_set() and not self._outage.is_on and is_kept_no_more:
             client.close()
         else:  # the process ends without it
-            _still_in_use.append((client, self._headers, self._unwanted))
+            _still_in_use.append((client, self._headers, self._unwanted, self._keeper))
 
     # On the threads
 
@@ -166,6 +176,7 @@ class MooncakeMedium(NamedMedium):
         ]
         client = self._reached()
         if verb is Verb.PUT:
+            self._keeper.note(job.suffix)
             return self._put(client, pieces)
         found: list[Checksums | Exception] = []
         while len(found) < len(pieces) and not any(isinstance(each, Exception) for each in found):
@@ -203,7 +214,7 @@ class MooncakeMedium(NamedMedium):
     def _connected(self) -> MooncakeClient:
         client = self._connect(self._config)
         client.register(self._pool.address, self._pool.num_slots * self._pool.slot_bytes)
-        for scratch in (self._headers, self._unwanted):
+        for scratch in (self._headers, self._unwanted, self._keeper.scratch):
             client.register(scratch.ctypes.data, scratch.nbytes)
         self._compare(client)
         return client

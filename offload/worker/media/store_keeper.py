@@ -12,8 +12,8 @@ from offload.worker.media.store_names import KEY_PREFIX, NAMESPACE, Whose, names
 ALIVE_SECONDS = 60.0
 """An engine that has said nothing for that long is over, and what only it could find is deleted."""
 
-_PRIVATE, _KEYS, _ALIVE = (KEY_PREFIX + each for each in (b"private-", b"keys-", b"alive-"))
-ABOUT = (NAMESPACE, _PRIVATE, _KEYS, _ALIVE)
+PRIVATE_LIST, _KEYS, ALIVE = (KEY_PREFIX + each for each in (b"private-", b"keys-", b"alive-"))
+ABOUT = (NAMESPACE, PRIVATE_LIST, _KEYS, ALIVE)
 """How keys begin that are no extents."""
 
 _EVERY_SECONDS = 20.0
@@ -43,7 +43,7 @@ class StoreKeeper:
         self._namespace = whose.namespace.encode()
         self._life = b"%d" % min(2 * life_ms, _MOST_MS)
         self._about = namespace_key(whose.prefix.split(b":")[1])
-        self._listed = _PRIVATE + whose.digest.hex().encode()
+        self._listed = PRIVATE_LIST + whose.digest.hex().encode()
         self._every = every
         self._own: bytes | None = None  # the suffix of what is private of this engine
         self._is_closed = threading.Event()
@@ -143,7 +143,7 @@ class StoreKeeper:
         return b"SET", self._alive(suffix), b"1", b"PX", b"%d" % int(ALIVE_SECONDS * 1000)
 
     def _alive(self, suffix: bytes) -> bytes:
-        return _ALIVE + suffix
+        return ALIVE + suffix
 
     def _keys(self, suffix: bytes) -> bytes:
         return _KEYS + suffix

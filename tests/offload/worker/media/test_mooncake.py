@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from offload.messages import PRIVATE
 from offload.mooncake_config import MooncakeConfig
+from offload.scheduler.weights import suffix_of
 from offload.worker.media.base import MediumEnd
+from offload.worker.media.mooncake_keeper import MOST_ENGINES, MooncakeKeeper
 from offload.worker.media.mooncake_medium import MooncakeMedium, MooncakeOptions
 from tests.mooncake import MooncakeServer
 from tests.offload.worker.media.bench import (
@@ -264,3 +267,110 @@ def test_a_master_that_comes_later_is_used(server: MooncakeServer, pool: Pool, m
     server.start_master()
     wait_until(lambda: works(medium, pool, str(time.monotonic()).encode()))
     assert len(real) == 2
+
+
+# What is left after a reset
+
+
+def suffix(number: int) -> bytes:
+    return PRIVATE + bytes([number]) * 15
+
+
+def test_what_an_engine_leaves_after_a_reset_is_deleted_by_the_next_start(
+    server: MooncakeServer, pool: Pool, media: Media
+) -> None:
+    """And what an engine that lives has is not, nor what has no suffix or a name."""
+    left, other, named = suffix(0), suffix(1), suffix_of("one")
+    for medium, private in ((media(server), left), (media(server), other)):
+        extents = [(letter, [index]) for index, letter in enumerate("ABC")]
+        for each in (private, b"", named):
+            assert run(medium, job(pool, 1, PUT, extents, suffix=each)).num_good == 3
+        if private == left:
+            assert medium.close(SOON)
+    assert len(extents_of(server)) == 12
+    media(server)
+    wait_until(lambda: len(extents_of(server)) == 9)
+    wait_until(lambda: not any(left.hex() in key for key in server.really_all_keys()))
+    assert sum(key.endswith(other.hex()) for key in extents_of(server)) == 3
+
+
+def extents_of(server: MooncakeServer) -> list[str]:
+    return [key for key in server.really_all_keys() if key.count(":") >= 3]
+
+
+class Engine:
+    """A keeper whose looks and time are a test's, with a private extent."""
+
+    def __init__(self, server: MooncakeServer, now: list[float], number: int | None) -> None:
+        self.client = server.kept(server.config)
+        self.keeper = MooncakeKeeper(lambda: self.client, WHOSE, clock=lambda: now[0])
+        self.client.register(self.keeper.scratch.ctypes.data, self.keeper.scratch.nbytes)
+        if number is not None:
+            self.key = f"{WHOSE.prefix.decode()}{'ab' * 32}:{suffix(number).hex()}"
+            self.keeper.note(suffix(number))
+            address = self.keeper.scratch[0].ctypes.data
+            assert self.client.put([self.key], [[address]], [[1]]) == [0]
+
+    def close(self) -> None:
+        self.keeper.check_invariants()
+        assert self.keeper.close(SOON)
+        self.client.close()
+
+
+def test_who_has_said_nothing_for_a_minute_is_over(server: MooncakeServer) -> None:
+    now = [0.0]
+    killed, alive, looks = (Engine(server, now, number) for number in (0, 1, None))
+    for now[0] in (0.0, 30.0, 59.0):
+        alive.keeper.look()
+        looks.keeper.look()
+        assert extents_of(server) == sorted([killed.key, alive.key])
+    now[0] = 60.0
+    alive.keeper.look()
+    looks.keeper.look()
+    assert extents_of(server) == [alive.key]
+    assert not any(suffix(0).hex() in key for key in server.really_all_keys())
+    now[0] = 1000.0  # both have been stopped for that long
+    alive.keeper.look()
+    looks.keeper.look()
+    assert extents_of(server) == [alive.key]
+    for engine in (killed, alive, looks):
+        engine.close()
+
+
+def test_no_more_engines_are_listed_than_there_is_room_for(server: MooncakeServer) -> None:
+    """The others' extents stay until the store evicts them; when one is over, there is room."""
+    now = [0.0]
+    engines = [Engine(server, now, number) for number in range(MOST_ENGINES + 1)]
+    looks = Engine(server, now, None)
+    looks.keeper.look()
+    now[0] = 61.0
+    engines[-1].keeper.look()
+    looks.keeper.look()
+    assert extents_of(server) == [engines[-1].key]
+    for _ in range(2):
+        now[0] += 61.0
+        engines[-1].keeper.look()
+        looks.keeper.look()
+        assert extents_of(server) == [engines[-1].key], "it lives, and is listed now"
+    for now[0] in (1000.0, 1061.0):
+        looks.keeper.look()
+    assert extents_of(server) == []
+    for engine in (*engines, looks):
+        engine.close()
+
+
+def test_a_list_that_is_none_of_ours_ends_nothing(server: MooncakeServer) -> None:
+    """Whoever may write to the store may write there, too."""
+    now = [0.0]
+    engine, looks = Engine(server, now, 0), Engine(server, now, None)
+    address = looks.keeper.scratch[0].ctypes.data
+    listed = f"kvo1:private-{WHOSE.digest.hex()}"
+    for index, size in ((3, 1), (4, 16)):
+        looks.keeper.scratch[0] = 0xFF
+        assert looks.client.put([f"{listed}-{index}"], [[address]], [[size]]) == [0]
+    for now[0] in (0.0, 61.0):
+        engine.keeper.look()
+        looks.keeper.look()
+    assert extents_of(server) == [engine.key]
+    for each in (engine, looks):
+        each.close()
