@@ -201,6 +201,7 @@ def test_beyond_the_share_hand_offs_are_refused_and_stored_as_anything_else() ->
 
 def test_hand_offs_take_the_place_of_what_is_worth_more() -> None:
     made = Serving(Sizes(num_blocks=32, num_slots=16, fleet=fleet("both", 1.0), peer=PEER, policy="lru"))
+    made.side.allocator._policy._max_protected = 16  # type: ignore[attr-defined]
     high = RequestHints(priority="high")
     made.send(range(5000, 5032), [7], high)
     run(made, 6)

@@ -26,8 +26,11 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from offload import ConfigError, HostMemoryError, OffloadConfig, OffloadError, UnsupportedError
+from offload.fleet_config import FleetConfig, Role
+from offload.transfer_params import KVTransferParams
 from offload.vllm import support
 from offload.vllm.certification.certificate import VARIABLE
+from offload.vllm.hand_offs import as_params, owes_delivery
 from offload.vllm.plugin import CONNECTOR, register
 from offload.vllm.support import DRAFTS, check_before_start, check_cache_groups, check_engine
 from offload.worker.pool.host_limits import host_memory_bytes
@@ -397,6 +400,60 @@ class TestChildrenOfAMultiConnector:
         transfer = self.multi(ours()) | {"kv_load_failure_policy": "fail"}
         with pytest.raises(UnsupportedError, match='kv_load_failure_policy is "fail"'):
             configure(transfer=transfer)
+
+    @pytest.mark.parametrize("name", ["NixlConnector", "NixlPushConnector", "MooncakeConnector"])
+    def test_peers_are_refused_beside_whoever_takes_references_for_its_own(
+        self, configure: Configure, name: str
+    ) -> None:
+        config = configure(transfer=self.multi(ours(cpu_gib=0.01)))
+        assert config.kv_transfer_config is not None
+        other = {"kv_connector": name, "kv_role": "kv_both"}
+        fetching = ours(cpu_gib=0.01, peers=["127.0.0.1:7100"])
+        listening = ours(cpu_gib=0.01, listen="127.0.0.1:7100")
+        settings = config.kv_transfer_config.kv_connector_extra_config
+        settings["connectors"] = [other, fetching]
+        with pytest.raises(
+            UnsupportedError, match=rf"127.0.0.1:7100.*beside {name}.*remove peers, or {name}"
+        ):
+            check_engine(config)
+        settings["connectors"] = [other, listening]
+        assert check_engine(config) is not None
+
+    def test_a_response_says_no_key_that_others_may_say_too(self, configure: Configure) -> None:
+        told = KVTransferParams(do_remote_prefill=True, peer="0" * 16)
+        inside, alone = configure(transfer=self.multi(ours())), configure(transfer=ours())
+        assert as_params(told, alone) == told.to_dict()
+        assert as_params(told, inside) == {
+            key: value for key, value in told.to_dict().items() if key != "do_remote_prefill"
+        }
+
+
+class TestFleets:
+    def test_hashes_are_the_same_everywhere(
+        self, configure: Configure, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        transfer = ours(cpu_gib=0.01, listen="127.0.0.1:7100")
+        config = configure(transfer=transfer)
+        config.cache_config.prefix_caching_hash_algo = "xxhash_cbor"
+        with pytest.raises(UnsupportedError, match="PYTHONHASHSEED"):
+            check_engine(config)
+
+    def test_each_rank_has_a_port(self, configure: Configure) -> None:
+        config = configure(transfer=ours(cpu_gib=0.01, listen="127.0.0.1:65535"))
+        assert check_engine(config) is not None
+        config.parallel_config.data_parallel_index = 1
+        with pytest.raises(ConfigError, match=r"listen is '127.0.0.1:65535'.*port 65536.*lower port"):
+            check_engine(config)
+
+    def test_a_key_that_is_not_there_is_refused(self, configure: Configure, tmp_path: Path) -> None:
+        transfer = ours(cpu_gib=0.01, listen="0.0.0.0:7100", fleet_key_file=str(tmp_path / "key"))
+        with pytest.raises(ConfigError, match="fleet_key_file is"):
+            check_before_start(configure(transfer=transfer))
+
+    def test_prefill_engines_owe_a_delivery_and_others_do_not(self) -> None:
+        assert owes_delivery(FleetConfig(role=Role.PREFILL, listen="127.0.0.1:7100"))
+        assert not owes_delivery(FleetConfig(role=Role.BOTH, listen="127.0.0.1:7100"))
 
 
 class TestPinning:

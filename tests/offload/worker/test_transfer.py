@@ -437,6 +437,19 @@ def test_stores_are_held_back_while_loads_are_under_way(loading: Bench) -> None:
     assert loading.arrived(LONG_STORE) == 5
 
 
+def test_what_is_urgent_is_not_held_back(loading: Bench) -> None:
+    loading.submit(2, LONG_STORE)
+    urgent = np.array([5, 6])
+    loading.engine.fence(STORE)
+    loading.engine.submit(3, STORE, urgent, urgent, is_urgent=True)
+    assert loading.settle() == []
+    assert loading.copier.submitted == [1, 3]
+    loading.engine.check_invariants()
+    loading.copier.release(1)
+    loading.settle()
+    assert loading.copier.submitted == [1, 3, 2]
+
+
 def test_with_the_last_load_all_stores_begin(loading: Bench) -> None:
     loading.submit(2, LONG_STORE)
     loading.submit(3, SHORT_STORE)
