@@ -1,11 +1,14 @@
 """How fast does KV come from a peer's pool, beside what the machine can do?
 
-    python -m benchmarks.peer_fetch [--mib 256] [--pairs 15] [--json FILE]
+    python -m benchmarks.peer_fetch [--mib 256] [--pairs 15] [--slots 1000000] [--rounds 3] [--json FILE]
 
 A peer serves a pool from a process of its own. All of it is fetched into another pool, checked as always, in
 turns with: a plain socket whose bytes are received and then taken a checksum of, in one thread; copies from
 the same shared memory, with the product's own checksum behind each slot and without. Medians, in GB/s, and
 the fetch as a share of what stands beside it.
+
+Then a large pool is filled and filled anew, and what it holds is kept by name: what that costs for each slot,
+the longest time that it took at once, and how long questions take.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import numpy as np
 from benchmarks.common import report
 from benchmarks.common.arguments import add_numbers, parser_of, settings_of
 from benchmarks.common.tables import Column, table
+from benchmarks.peer_fetch.names import name_row
 from benchmarks.peer_fetch.serving import KEY, NAMESPACE, Served, chain
 from offload.messages import Names
 from offload.worker.media.base import MediumEnd, MediumJob, PoolSlots, Verb
@@ -53,19 +57,34 @@ _COLUMNS = (
     Column("share", "memory_share", ".0%"),
     Column("memcpy alone", "copied", ".2f"),
 )
+_NAME_COLUMNS = (
+    Column("slots", "slots", ","),
+    Column("a row, us", "row_us", ".2f"),
+    Column("longest at once, s", "longest", ".2f"),
+    Column("a question of 1 name, us", "asked_one_us", ".0f"),
+    Column("of 8,192, ms", "asked_all_ms", ".1f"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark and print its table; returns the exit code."""
     parser = parser_of("peer_fetch", __doc__)
-    add_numbers(parser, ("mib", 256, "of the pool"), ("pairs", 15, "that are measured"))
+    add_numbers(
+        parser,
+        ("mib", 256, "of the pool"),
+        ("pairs", 15, "that are measured"),
+        ("slots", 1_000_000, "of the large pool"),
+        ("rounds", 3, "that it is filled anew"),
+    )
     options = parser.parse_args(argv)
     notes = report.load_note()
     rows = [_row(options.mib << 20, size, options.pairs) for size in _SIZES]
     print(table(_COLUMNS, rows))
+    named = name_row(options.slots, options.rounds)
+    print(table(_NAME_COLUMNS, [named]))
     for note in notes:
         print(note)
-    report.write(options.json, rows, settings=settings_of(options), notes=notes)
+    report.write(options.json, [*rows, named], settings=settings_of(options), notes=notes)
     return 0
 
 

@@ -154,24 +154,24 @@ class Client:
 
     def _receive(self, sums: Checksums, targets: Ids) -> Any:
         """Receive slots where they belong; which of them have the bytes that they should, ``bool[n]``."""
-        size, are_right = self._pool.slot_bytes, np.zeros(len(sums), dtype=np.bool_)
+        size, found = self._pool.slot_bytes, np.zeros(len(sums), dtype=np.uint64)
         until = time.monotonic() + _PATIENCE_SECONDS + len(sums) * size / _LEAST_BYTES_PER_SECOND
         for start, stop in runs(targets):
             for part in pieces(stop - start, size):
                 here = slice(start + part.start, start + part.stop)
                 first = int(targets[here.start])
                 fill(self._link, self._memory[first * size : (first + here.stop - here.start) * size], until)
-                are_right[here] = self._sums_of(targets[here]) == sums[here]
-        return are_right
+                found[here] = self._sums_of(targets[here])
+        return found == sums
 
     def _copy(self, near: NearPool, found: SlotRows, targets: Ids, ends: Ids) -> tuple[int, Any]:
         """Copy slots from this machine's memory: how many extents were there all the time, and as above."""
-        are_right = np.zeros(len(targets), dtype=np.bool_)
+        sums = np.zeros(len(targets), dtype=np.uint64)
         if not near.are_current(found):
-            return 0, are_right
-        for part in pieces(len(targets), self._pool.slot_bytes):
-            near.copy(found.slots[part], self._pool, targets[part])
-            are_right[part] = self._sums_of(targets[part]) == found.sums[part]
+            return 0, np.zeros(len(targets), dtype=np.bool_)
+        for part in near.copy(found.slots, self._pool, targets):
+            sums[part] = self._sums_of(targets[part])
+        are_right = sums == found.sums
         num_extents = len(ends) - 1
         if not near.are_current(found):  # rarely: then one by one
             extents = [slice(start, stop) for start, stop in pairwise(ends.tolist())]

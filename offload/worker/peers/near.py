@@ -15,7 +15,7 @@ from offload.worker.pool.region_index import SlotRows
 from offload.worker.pool.segment import Segment, SegmentName, machine
 from offload.worker.seals import BROKEN, SealTables
 
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 2 << 20
 
 
 class NearPool:
@@ -54,15 +54,18 @@ class NearPool:
             raise ProtocolError(f"slots to {rows.slots.max()}: it has {self.slots.num_slots}")
         return bool((self._fills[rows.slots] == rows.generations).all()) and rows.generations.min() > BROKEN
 
-    def copy(self, sources: Ids, pool: PoolSlots, targets: Ids) -> None:
-        """Copy slots into some of another pool. The interpreter is free meanwhile."""
-        size = pool.slot_bytes
+    def copy(self, sources: Ids, pool: PoolSlots, targets: Ids) -> Iterator[slice]:
+        """Copy slots into some of another pool, a part at a time. The interpreter is free meanwhile.
+
+        Yields which of them were just copied, while they are in the processor's cache.
+        """
+        size, there, here = pool.slot_bytes, self.slots.address, pool.address
         for start, stop in runs(sources, targets):
-            at, to = (
-                self.slots.address + int(sources[start]) * size,
-                pool.address + int(targets[start]) * size,
-            )
-            ctypes.memmove(to, at, (stop - start) * size)
+            at, to = there + int(sources[start]) * size, here + int(targets[start]) * size
+            for part in pieces(stop - start, size):
+                offset = part.start * size
+                ctypes.memmove(to + offset, at + offset, (part.stop - part.start) * size)
+                yield slice(start + part.start, start + part.stop)
 
 
 def runs(*places: Ids) -> Iterator[tuple[int, int]]:
@@ -75,7 +78,7 @@ def runs(*places: Ids) -> Iterator[tuple[int, int]]:
 
 
 def pieces(count: int, slot_bytes: int) -> Iterator[slice]:
-    """So many slots in parts of a MiB, or one slot: what was just copied is in the processor's cache."""
+    """So many slots in parts of 2 MiB, or one slot: what was just copied is in the processor's cache."""
     step = max(1, _PIECE_BYTES // slot_bytes)
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))

@@ -413,8 +413,8 @@ def test_slots_that_are_filled_anew_while_they_are_copied_are_not_taken(
     medium = made.medium(peer.address, own=NEAR)
     copy = NearPool.copy
 
-    def copy_late(self: NearPool, sources: Any, pool: Any, targets: Any) -> None:
-        copy(self, sources, pool, targets)
+    def copy_late(self: NearPool, sources: Any, pool: Any, targets: Any) -> Iterator[slice]:
+        yield from copy(self, sources, pool, targets)
         peer.tables.fills[7] = -1
 
     monkeypatch.setattr(NearPool, "copy", copy_late)
