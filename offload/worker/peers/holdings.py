@@ -18,6 +18,7 @@ _NUMBER = BAG - 1
 _AT_ONCE = 1 << 14
 """Rows that are taken in before others get a turn: a millisecond or two."""
 _WORDS = NAME_BYTES // 8
+_UNKNOWN = -1
 
 
 class Held(NamedTuple):
@@ -54,6 +55,7 @@ class Holdings:
         self._lock = threading.Lock()
         self._names = np.zeros((num_slots, _WORDS), dtype=np.uint64)  # of slots; see ``slot_names``
         self._parents = np.zeros((num_slots, _WORDS), dtype=np.uint64)
+        self._before: Ids = np.full(num_slots, _UNKNOWN, dtype=np.int64)  # slots of the parents, as known last
         self._is_bag = np.zeros(num_slots, dtype=np.bool_)
         self._generations: Ids = np.full(num_slots, BROKEN, dtype=np.int64)
         self._cells = Cells(self._names, secrets.randbits(64))
@@ -100,8 +102,7 @@ class Holdings:
             skips: leading slots of each that are left out.
         """
         with self._lock:
-            wanted = self._wanted(names, np.array(counts), np.array(skips))
-            slots = self._find(wanted)
+            slots = self._wanted(names, np.array(counts), np.array(skips))
             generations = self._generations[slots]
             sums: Checksums = self._tables.sums[slots]
             is_there = (slots >= 0) & (self._tables.fills[slots] == generations)
@@ -143,6 +144,7 @@ class Holdings:
         self._is_bag[slots] = is_bag
         self._generations[slots] = kept.generations
         self._cells.add(slots)
+        self._before[slots] = self._find(np.ascontiguousarray(kept.parents))
 
     def _tidy(self) -> None:
         """Leave out what does not count any more, a part at a time. Only the thread that writes is here."""
@@ -158,34 +160,45 @@ class Holdings:
         """Slots of these names that hold what their rows say, ``int64[n]``; -1: there is none."""
         return self._cells.find(names, lambda slots: self._tables.fills[slots] == self._generations[slots])
 
-    def _wanted(self, names: Names, counts: Ids, skips: Ids) -> Names:
-        """Names of all slots that are asked for; those before a position's are known by its parents.
+    def _wanted(self, names: Names, counts: Ids, skips: Ids) -> Ids:
+        """All slots that are asked for, one extent after the other; -1 where one is not known.
 
-        An extent whose own name is not here has none.
+        Those before a position's are known by its parents. An extent whose own name is not here has none.
         """
         first = self._find(names)
-        is_bag = self._is_bag[np.maximum(first, 0)] & (first >= 0)
+        is_bag = self._is_bag[first] & (first >= 0)
         ends = np.cumsum(counts)
-        numbers = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts - skips, counts)
-        known = np.where((first >= 0)[:, None], names, np.uint8(0))  # nothing is called zeros
-        called = np.repeat(known, counts, axis=0)
-        if not self._columns or is_bag.all():
-            return slot_names(called, numbers)
+        owners = np.arange(len(names)).repeat(counts)
+        numbers = np.arange(len(owners)) - np.repeat(ends - counts - skips, counts)
+        found = np.full(len(owners), _UNKNOWN, dtype=np.int64)
+        is_of_bag = (is_bag[owners] | (not self._columns)) & (first >= 0)[owners]
+        if is_of_bag.any():
+            called = slot_names(names[owners[is_of_bag]], numbers[is_of_bag])
+            found[is_of_bag] = self._find(called)
+        if not self._columns or is_of_bag.all():
+            return found
         # Of extents of positions: how many positions before the last one a slot's is.
         depths = -(-(counts + skips) // self._columns)
-        behind = np.where(is_bag, 0, depths).repeat(counts) - 1 - numbers // self._columns
-        in_bag = is_bag.repeat(counts)
-        numbers = np.where(in_bag, numbers, numbers % self._columns)
-        current, owners = known, np.arange(len(names)).repeat(counts)
-        for back in range(int(depths[~is_bag].max(initial=1))):
-            at = np.flatnonzero(~in_bag & (behind == back))
-            called[at] = current[owners[at]]
+        behind = depths[owners] - 1 - numbers // self._columns
+        current = np.where(is_bag, _UNKNOWN, first)
+        for back in range(int((depths - skips // self._columns)[~is_bag].max(initial=0))):
+            at = np.flatnonzero(~is_of_bag & (behind == back))
+            found[at] = current[owners[at]]
             current = self._parents_of(current)
-        return slot_names(called, numbers)
+        if self._columns > 1:  # these are the first slots of positions so far
+            others = np.flatnonzero(~is_of_bag & (found >= 0) & (numbers % self._columns > 0))
+            positions = self._names[found[others]].view(np.uint8)
+            found[others] = self._find(slot_names(positions, numbers[others] % self._columns))
+        return found
 
-    def _parents_of(self, names: Names) -> Names:
-        """Of positions; zeros, which nothing is called, where there is none."""
-        slots = self._find(names)
-        parents = self._parents[slots]
-        parents[slots < 0] = 0
-        return parents.view(np.uint8)
+    def _parents_of(self, slots: Ids) -> Ids:
+        """First slots of the positions before these; -1 where there is none, or it is not known."""
+        before: Ids = self._before[slots]
+        is_other = (before < 0) | (self._names[before] != self._parents[slots]).any(axis=1)
+        is_other |= self._tables.fills[before] != self._generations[before]
+        is_other &= slots >= 0
+        if is_other.any():  # it has come later, or moved
+            before[is_other] = self._find(self._parents[slots[is_other]].view(np.uint8))
+            self._before[slots[is_other]] = before[is_other]
+        before[slots < 0] = _UNKNOWN
+        return before

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from offload.fleet_config import Address
 from offload.messages import PRIVATE, PeerLife, Unused
 from offload.naming import ROOT, rows
+from offload.peering.frames import framed
 from offload.worker.media.base import MediumEnd, MediumJob, Verb
 from offload.worker.media.peers import PeerMedium, Whereabouts
 from offload.worker.peers import peer as peer_module
@@ -22,7 +23,7 @@ from offload.worker.peers.fleet import Fleet
 from offload.worker.peers.link import SocketLink, dial
 from offload.worker.peers.near import NearPool
 from offload.worker.peers.peer import Caller, Peer
-from offload.worker.peers.protocol import Get, Rows, framed
+from offload.worker.peers.protocol import Get, Rows
 from offload.worker.peers.session import Session
 from offload.worker.replicas import Share
 from tests.offload.worker.media.bench import Pool, ends, ids, wait_until
