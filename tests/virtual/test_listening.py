@@ -10,9 +10,11 @@ import pytest
 from offload.errors import ConfigError
 from offload.fleet_config import Address
 from offload.naming import bag_names, rows
+from offload.testing import seams
 from offload.testing.virtual import MODELS, VirtualEngine
 from offload.testing.virtual import engine as module
 from offload.testing.virtual.settings import make_vllm_config
+from offload.vllm.hand_offs import listener_of
 from offload.worker.peers.client import Client, Wanted
 from offload.worker.peers.link import dial
 from offload.worker.peers.near import NearPool
@@ -45,6 +47,7 @@ def listening(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calla
 
         with monkeypatch.context() as patched:
             patched.setattr(module, "make_vllm_config", with_fleet)
+            patched.setattr(seams, "_no_listener", listener_of)
             made.append(make_engine(cpu_slots=96, gpu_blocks=140, **settings))
         return made[-1]
 
