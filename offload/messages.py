@@ -1,11 +1,14 @@
 """What the scheduler side and the worker side tell each other. Plain data; a reader never changes it."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from offload.peer_messages import PeerFacts as PeerFacts
+from offload.peer_messages import PeerLife as PeerLife
+from offload.peer_messages import Unused as Unused
 
 Ids = npt.NDArray[np.int64]
 """Ids of GPU blocks, of slots, or of what another place keeps."""
@@ -76,45 +79,6 @@ class Fingerprint(NamedTuple):
     groups: str = ""
 
 
-class PeerLife(NamedTuple):
-    """A peer, from a start or a reset of its until the next one.
-
-    Attributes:
-        peer: its id: 16 hexadecimal digits, the same after a restart.
-        epoch: names the life: 16 hexadecimal digits; "": whichever it is in.
-    """
-
-    peer: str
-    epoch: str = ""
-
-
-class Unused(StrEnum):
-    """Why a prompt that another engine was said to have was not fetched, or not all of it."""
-
-    UNKNOWN_PEER = "unknown_peer"
-    """No peer of that id."""
-    UNREACHABLE = "unreachable"
-    """It is a peer, and there is no connection to it."""
-    OLD_EPOCH = "old_epoch"
-    """It was started again, or reset, since."""
-    OTHER_WEIGHTS = "other_weights"
-    """This engine was reset, and the new weights have no name."""
-    OTHER_PROMPT = "other_prompt"
-    """It was said of other tokens."""
-    NOT_THERE = "not_there"
-    """It had nothing of it."""
-    TOO_SHORT = "too_short"
-    """It had less of it than was said."""
-    LATE = "late"
-    """It would have been computed by then."""
-    CHEAPER_TO_COMPUTE = "cheaper_to_compute"
-    """By what was measured, or as it is short."""
-    NO_ROOM = "no_room"
-    """The pool had no room for it."""
-    FAILED = "failed"
-    """A copy hung, or its bytes were wrong."""
-
-
 class Extents(NamedTuple):
     """Where blocks of an order lie in a tier: runs of them, each in a place of its own.
 
@@ -131,8 +95,7 @@ class Extents(NamedTuple):
         is_last_wanted: where names are looked for: what is asked is which the last of them is that is there,
             not how many leading ones are.
         life: of peers, the one that is asked; None: all of them.
-        is_release: nothing is asked: what that peer leases up to these names is not needed any more. The
-            first 16 bytes of each count.
+        is_release: nothing is asked: what that peer leases up to these names is not needed any more.
     """
 
     places: Ids
@@ -295,6 +258,8 @@ class WorkerReport:
     """Workers to scheduler: what has become of jobs since the last report."""
 
     jobs: dict[int, JobReport] = field(default_factory=dict)
+    peers: list[PeerFacts] = field(default_factory=list)
+    """Those of which something has changed."""
     released: list[bytes] = field(default_factory=list)
     """Names of chains, ``NAME_BYTES`` long, of which a peer has all that was leased: each as often as it says
     so. The first rank alone tells."""
@@ -306,7 +271,8 @@ class WorkerReport:
 
     def merged(self, other: "WorkerReport") -> "WorkerReport":
         """Both ranks' reports as one, a new one."""
-        merged = WorkerReport(dict(self.jobs), sorted(self.released + other.released))
+        peers, released = sorted(self.peers + other.peers), sorted(self.released + other.released)
+        merged = WorkerReport(dict(self.jobs), peers, released)
         for job_id, report in other.jobs.items():
             merged.add(job_id, report)
         return merged

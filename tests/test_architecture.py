@@ -140,6 +140,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.tiers.fetch.Batch",  # by Fetches
     "offload.scheduler.tiers.fetch.Fetch",  # by Fetches
     "offload.scheduler.tiers.peer_wish.PeerWish",  # by PeerFetches
+    "offload.worker.media.lane.PeerLane",  # by TransferEngine: no state but what was told
     "offload.scheduler.tiers.probes.Question",  # by Probes
     "offload.scheduler.tiers.cold_end.Chain",  # by Spills
     "offload.scheduler.tiers.spills.Spill",  # by Spills

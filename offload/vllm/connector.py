@@ -38,8 +38,9 @@ from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.groups import event_groups, groups_of
 from offload.vllm.hand_offs import as_params, listener_of, owes_delivery, peer_of
 from offload.vllm.kv_events import KvEvents
-from offload.vllm.lasting_pool import region_plan, sibling_places
+from offload.vllm.lasting_pool import region_plan
 from offload.vllm.operator import Operator
+from offload.vllm.peers import engine_places
 from offload.vllm.places import PLACES
 from offload.vllm.pool_size import PoolSize
 from offload.vllm.regions import VllmCache
@@ -72,7 +73,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     seams = Seams(make_copier)
     places = PLACES
     join_replicas = staticmethod(join_replicas)
-    sibling_places = staticmethod(sibling_places)
+    engine_places = staticmethod(engine_places)
     make_listener = staticmethod(listener_of)
     make_operator: Callable[..., Operator | None] = Operator
     """They are of connectors that are made from now on; the testing kit has others, and no operator."""
@@ -101,7 +102,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._seams = self.seams
         self._places = [
             *self.places,
-            *self.sibling_places(vllm_config, kv_cache_config, config),
+            *self.engine_places(vllm_config, kv_cache_config, config),
             *tier_places(vllm_config, kv_cache_config, config),
         ]
         region = region_plan(vllm_config, kv_cache_config, config)

@@ -60,24 +60,34 @@ def listener_of(
     """In a worker: takes this rank's port; None: nobody can fetch from this engine.
 
     Raises:
-        ConfigError: as ``listens_at``, or the port cannot be had, or a file is not as it must be.
+        ConfigError: as ``listen_plan``, or the port cannot be had.
+    """
+    plan = listen_plan(vllm_config, kv_cache_config, config)
+    return None if plan is None else Listener(plan)
+
+
+def listen_plan(
+    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: OffloadConfig
+) -> ListenPlan | None:
+    """Where this rank listens, and for whom; None: nobody can fetch from this engine.
+
+    Raises:
+        ConfigError: as ``listens_at``, or a file is not as it must be.
     """
     fleet, parallel = config.fleet, vllm_config.parallel_config
     address = listens_at(vllm_config, fleet)
     if address is None:
         return None
     groups = shape_of(kv_cache_config)
-    return Listener(
-        ListenPlan(
-            address=address,
-            rank=parallel.rank,
-            world_size=parallel.world_size,
-            namespace=namespace_of(vllm_config, kv_cache_config),
-            columns=1 if groups is None else groups.columns,
-            peer=peer_name(address),
-            key=b"" if fleet.fleet_key_file is None else read_fleet_key(fleet.fleet_key_file),
-            tls=fleet.fleet_tls,
-        )
+    return ListenPlan(
+        address=address,
+        rank=parallel.rank,
+        world_size=parallel.world_size,
+        namespace=namespace_of(vllm_config, kv_cache_config),
+        columns=1 if groups is None else groups.columns,
+        peer=peer_name(address),
+        key=b"" if fleet.fleet_key_file is None else read_fleet_key(fleet.fleet_key_file),
+        tls=fleet.fleet_tls,
     )
 
 

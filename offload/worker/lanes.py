@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from offload.messages import GPU, LOAD, POOL, STORE, Extents, Ids, Route
+from offload.peer_messages import PeerFacts
 from offload.worker.copiers.base import Copier
 from offload.worker.layout import BlockLayout, CopyBatch
 from offload.worker.media.runner import Runner
@@ -56,6 +57,10 @@ class Lane(ABC):
     def runner(self) -> "Runner | None":
         """The threads that move its bytes, if these tell when something has ended."""
         return None
+
+    def take_facts(self) -> list[PeerFacts]:
+        """What there is to tell of engines at its other end, since the last call."""
+        return []
 
     def own(self, share: Share, job_id: int, num_blocks: int, extents: Extents | None) -> Ids:
         """Which blocks of a job this rank moves: its share of what fills the pool, all of what reads it."""

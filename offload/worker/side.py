@@ -300,7 +300,8 @@ class WorkerSide:
         """What the scheduler side has not been told yet."""
         if self._listener is not None:
             self._report.released += self._listener.take_released()
-        if not (self._report.jobs or self._report.released):
+        self._report.peers += [] if self._engine is None else self._engine.take_facts()
+        if not (self._report.jobs or self._report.released or self._report.peers):
             return None
         report, self._report = self._report, WorkerReport()
         return report

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 import numpy as np
 
 from offload.messages import Extents, Ids, Route
+from offload.peer_messages import PeerFacts
 from offload.worker.allowance import Allowance
 from offload.worker.checker import Checker, seal_thread
 from offload.worker.copiers.base import Copier, CopyEnd, close_copier, describe
@@ -48,7 +49,6 @@ class TransferEngine:
     Its ways: it may wait for jobs that fill what it reads (``_following``, ``_elsewhere``), then for its turn
     (``_held``). It copies, and is looked at (``_checking``). It is over until that is told (``_landed``,
     ``_ended``).
-
     What is below the pool moves on threads. Once something has ended there, one of them calls ``go_on``.
 
     Where ranks share the pool, each copies and seals its part of what fills it, and nothing else of it.
@@ -124,13 +124,10 @@ class TransferEngine:
         """Copy blocks along a route.
 
         Args:
-            job_id: names the job.
-            route: that of one of the lanes.
-            sources: ids of the blocks to copy, ``int64[n]``, in chain order.
-            targets: ids of where they go, ``int64[n]``.
+            job_id, route: name the job, and one of the lanes.
+            sources, targets: ids of the blocks to copy, in chain order, and of where they go, ``int64[n]``.
             fills: where slots are read, the jobs that must have filled them, ``int64[n]``.
-            extents: where a tier keeps them.
-            is_urgent: it is not held back.
+            extents, is_urgent: where a tier keeps them; whether it is not held back.
         """
         lane, num_blocks = self._lanes[route], len(targets)
         own = lane.own(self._share, job_id, num_blocks, extents)
@@ -193,8 +190,11 @@ class TransferEngine:
             self._end_if_checked(job_id)
         self._give_up_overdue()
         ended, self._ended = self._ended, []
-        oldest = sorted(self._landed)[: self.landed_at_once]
-        return ended + [self._landed.pop(job_id) for job_id in oldest]
+        return ended + [self._landed.pop(each) for each in sorted(self._landed)[: self.landed_at_once]]
+
+    def take_facts(self) -> list[PeerFacts]:
+        """What there is to tell of other engines, since the last call."""
+        return [each for lane in self._lanes.values() for each in lane.take_facts()]
 
     def rest(self, seconds: float) -> int:
         """Wait until no copy and no checksum is under way, so long at most; ``poll`` still reports the ends.

@@ -80,7 +80,7 @@ def test_a_job_has_all_its_ranks_and_the_worst_of_what_any_said(reports: list[Wo
 @given(REPORTS, REPORTS)
 @thorough(100)
 def test_merging_changes_neither_report(one: WorkerReport, other: WorkerReport) -> None:
-    before = [WorkerReport(dict(each.jobs), list(each.released)) for each in (one, other)]
+    before = [WorkerReport(dict(each.jobs), list(each.peers), list(each.released)) for each in (one, other)]
     merged = one.merged(other)
     merged.jobs.clear()
     merged.released.clear()

@@ -5,7 +5,8 @@ from math import inf
 from typing import Any
 
 from allocator import StorePlan
-from offload.messages import Order, Unused
+from offload.messages import Order
+from offload.peer_messages import Unused
 from offload.scheduler.engine import Request, Step
 from offload.scheduler.flow import Job, Progress
 from offload.scheduler.hints import RequestHints

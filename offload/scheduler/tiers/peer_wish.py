@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from offload.messages import PeerLife, Unused
+from offload.peer_messages import PeerLife, Unused
 from offload.scheduler.costs import PrefillCost
 from offload.scheduler.engine import Request
+from offload.scheduler.tiers.names import name_of
 from offload.transfer_params import KVTransferParams, tip_of
 
 TOKEN_SECONDS = 0.25e-3
@@ -27,7 +28,7 @@ class PeerWish:
         sought: as far as somebody may have them.
         life: the peer that is said to have it; None: nobody says, all are asked.
         goal: that are said to be there in the end; 0: whatever there is.
-        tip: how the peer's lease is called, if there is one.
+        tip: how the peer's lease is called, if there is one: by the last position that it has.
         factor: how many times as long as computing takes it waits for progress.
         first: that the GPU has.
         there: that the GPU or the pool had at the last look.
@@ -116,10 +117,10 @@ def wish_of(
         if tip is not None and not (0 < goal <= len(chain) and tip_of(chain[goal - 1]) == tip):
             wish.reason = Unused.OTHER_PROMPT
             return wish
-        goal = min(goal, limit)
+    last, goal = min(goal, len(chain)), min(goal, limit)
     if goal:
         wish.sought = own[:goal]
         wish.life, wish.goal = PeerLife(params.peer, params.epoch or ""), goal
         wish.factor = EXPECTED if tip is None else 1.0
-        wish.tip = bytes.fromhex(tip or tip_of(chain[goal - 1]))
+        wish.tip = name_of(chain[last - 1])
     return wish

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import Ids, PeerLife, is_private
+from offload.messages import Ids, is_private
 from offload.naming import ROOT, bag_names, rows
+from offload.peer_messages import PeerLife
 from offload.scheduler.tiers.beliefs import FRESH_SECONDS, Beliefs
 from offload.scheduler.tiers.names import name_of, names_of, places_of
 from offload.scheduler.tiers.probes import MOST_NAMES, Probes
@@ -145,9 +146,9 @@ class PeerDirectory(SiblingDirectory):
             self._known.pop(key, None)
 
     def release(self, life: PeerLife, tip: bytes) -> None:
-        """What that peer leases up to there is not needed any more: tell it with the next plan."""
+        """What that peer leases up to that name is not needed any more: tell it with the next plan."""
         tips = self._told.setdefault(life, deque(maxlen=_MOST_RELEASES))
-        tips.append(name_of(tip))
+        tips.append(tip)
         while len(self._told) > _MOST_RELEASES:
             del self._told[next(iter(self._told))]
 

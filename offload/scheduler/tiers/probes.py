@@ -6,7 +6,8 @@ from math import inf
 
 import numpy as np
 
-from offload.messages import Extents, Names, Order, Part, PeerLife, Route
+from offload.messages import Extents, Names, Order, Part, Route
+from offload.peer_messages import PeerLife
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, Step

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import PRIVATE, SUFFIX_BYTES, Extents, Ids, PeerLife
+from offload.messages import PRIVATE, SUFFIX_BYTES, Extents, Ids
 from offload.naming import bag_names, rows
+from offload.peer_messages import PeerLife
 from offload.scheduler.tiers.announced import Announced
 from offload.scheduler.tiers.beliefs import FRESH_SECONDS, KEEP_SECONDS, Beliefs
 from offload.scheduler.tiers.names import Path, name_of, names_of, places_of

@@ -199,6 +199,8 @@ class Audit(SchedulerAudit):
         done_to_it = done_to_it or (tier is not None and tier.num_faults > 0)
         region = engine.settings.region
         done_to_it = done_to_it or (region is not None and region.is_disturbed)
+        network = engine.settings.network
+        done_to_it = done_to_it or (network is not None and network.is_disturbed)
         unwanted = ended.given_up or job.given_up or job.job_id in self._cancelled
         follows = job.flow.route == LOAD and job.task.restore.follows
         may_lack = follows or job.flow.route.source not in (GPU, POOL)  # what others have evicted, or keep

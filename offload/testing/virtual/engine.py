@@ -4,7 +4,6 @@ import random
 import zlib
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
 
@@ -14,9 +13,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher
-from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_hints import KvHintsEnvelope
-from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from allocator.slot_pool import flat
@@ -34,26 +31,12 @@ from offload.testing.virtual.rank import VirtualRank
 from offload.testing.virtual.runner import VirtualRunner
 from offload.testing.virtual.scheduler_audit import SchedulerAudit
 from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config, make_vllm_config
+from offload.testing.virtual.under_way import StepUnderWay
 from offload.transfer_params import KVTransferParams
 
 VOCABULARY = 512
 
 _FIRST_STEPS = 4
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step on its way: what was scheduled, under which weights and pool, and what came of it.
-
-    ``taken``: GPU blocks that were taken for something new.
-    """
-
-    output: SchedulerOutput
-    generation: int
-    pool_epoch: int
-    adapters: dict[int, int]
-    taken: list[int]
-    result: ModelRunnerOutput | None = None
 
 
 class StuckError(AssertionError):
@@ -104,7 +87,6 @@ class VirtualEngine:
         drafts = random.Random(rng.random() if settings.drafter else 0)
         drafter = Drafter(settings, self.ranks, VOCABULARY, self.history, self.counts, drafts)
         self.runner = VirtualRunner(self.ranks, VOCABULARY, self.history, self._inputs, drafter)
-        self._taken: list[int] = []
         self._watch_blocks()
         self.audit = SchedulerAudit(self)
         self.generation = 0
@@ -113,7 +95,7 @@ class VirtualEngine:
         """What clients were told of hand-offs, by request."""
         self.adapters: dict[int, int] = {}
         """Counts by id how often an adapter was loaded again: with each request that says so."""
-        self._in_flight: deque[_Step] = deque()
+        self._in_flight: deque[StepUnderWay] = deque()
         self._next_id = 0
         if settings.connector == "offload":
             self._find_side()
@@ -298,9 +280,8 @@ class VirtualEngine:
                 return
             self._let_go()
             if self._has_leases:  # their time passes
-                self.history.step += (
-                    int(self.side.stores.hand_offs.leases.seconds / self.settings.step_seconds) + 1
-                )
+                seconds = self.side.stores.hand_offs.leases.seconds
+                self.history.step += int(seconds / self.settings.step_seconds) + 1
             self.add([0], 1)  # ends travel on steps, and an engine at rest makes none
             self._come_to_rest(max_steps)
         raise StuckError(f"jobs {self.jobs} have not ended though nothing is stuck")
@@ -336,7 +317,7 @@ class VirtualEngine:
 
     def _watch_blocks(self) -> None:
         """Note which GPU blocks are taken for something new; what was in them must not be read any more."""
-        pool = self.scheduler.kv_cache_manager.block_pool
+        self._taken, pool = list[int](), self.scheduler.kv_cache_manager.block_pool
         take = pool.get_new_blocks
 
         def watched(num_blocks: int) -> list[Any]:
@@ -376,6 +357,8 @@ class VirtualEngine:
 
     def _schedule(self) -> bool:
         self.history.step += 1
+        if self.settings.network is not None:
+            self.settings.network.tend()
         victims = set(self.scheduler.requests)
         output = self.scheduler.schedule()
         preempted = victims & set(output.preempted_req_ids or ())
@@ -391,7 +374,7 @@ class VirtualEngine:
                 )
         taken, self._taken = self._taken, []
         self._in_flight.appendleft(
-            _Step(output, self.generation, self.audit.pool_epoch, dict(self.adapters), taken)
+            StepUnderWay(output, self.generation, self.audit.pool_epoch, dict(self.adapters), taken)
         )
         if not self.settings.overlapped or self._rng.random() < 0.5:
             self._execute_all()

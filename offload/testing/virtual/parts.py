@@ -1,6 +1,7 @@
 """What virtual engines are made of: vLLM's real scheduler, and connectors of workers with their caches."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,16 @@ from offload.testing.virtual.cells import BlockSizes
 from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config
 from offload.vllm.places import Place
 from offload.vllm.replicas import join_replicas
+
+
+def on_network(settings: VirtualSettings, clock: Callable[[], float]) -> dict[str, Any]:
+    """What connectors are made with to meet others over the network of these settings."""
+    network = settings.network
+    if network is None:
+        return {}
+    extent_bytes = settings.peer_extent * settings.slot_bytes
+    places = partial(network.places, settings.peer_limits, extent_bytes, clock)
+    return {"make_listener": network.listener, "engine_places": places}
 
 
 def make_hash(vllm_config: VllmConfig) -> Callable[[Any], bytes]:
@@ -92,7 +103,7 @@ def make_scheduler(
     scheduler_class = AsyncScheduler if settings.overlapped else Scheduler
     kv_cache_config = make_kv_cache_config(settings)
     sizes = tell_sizes(kv_cache_config, vllm_config)
-    with seams(settings.places, clock=clock):
+    with seams(settings.places, clock=clock, **on_network(settings, clock)):
         scheduler = scheduler_class(
             vllm_config=vllm_config,
             kv_cache_config=kv_cache_config,

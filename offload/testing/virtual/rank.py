@@ -14,7 +14,7 @@ from offload.testing.virtual.cells import GARBAGE, make_cells
 from offload.testing.virtual.groups import CELL_BYTES, FULL
 from offload.testing.virtual.meeting import Meeting, registering
 from offload.testing.virtual.native import use_copier, worker_jobs
-from offload.testing.virtual.parts import make_cache, make_worker, tell_sizes
+from offload.testing.virtual.parts import make_cache, make_worker, on_network, tell_sizes
 from offload.testing.virtual.settings import VirtualSettings, make_kv_cache_config
 from offload.testing.virtual.tags import Words, mix
 from offload.worker.copiers import Copier
@@ -55,6 +55,7 @@ class VirtualRank:
                 clock=clock,
                 seals_of_blocks=settings.seals_of_blocks,
                 landed_at_once=settings.step_landed or LANDED_AT_ONCE,
+                **on_network(settings, clock),
             )
         if settings.connector == "native":
             use_copier(self.connector, copier)

@@ -14,10 +14,12 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 
 from offload.config import DEFAULT_POLICY
+from offload.scheduler.tiers.tier import TierLimits
 from offload.settings import GIB
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.engines.environment import transfer_config
 from offload.testing.virtual.groups import FULL, STATE, Group
+from offload.testing.virtual.network import VirtualNetwork
 from offload.testing.virtual.region import VirtualRegion
 from offload.testing.virtual.tier import VirtualTier
 from offload.vllm import plugin
@@ -94,6 +96,9 @@ class VirtualSettings:
         eviction_policy: as in the connector's configuration.
         fetch_gpu_share: the same.
         fleet: what the connector's configuration says of hand-offs.
+        network: over which peers meet; None: that of the machine.
+        peer_limits: what bounds fetches from peers.
+        peer_extent: slots of an extent there.
         places: below the pool.
         tier: that one of the places is of; engines of one run have it one after the other.
         region: where the pool lies, if it outlives the engine; the same.
@@ -141,6 +146,9 @@ class VirtualSettings:
     eviction_policy: str = DEFAULT_POLICY
     fetch_gpu_share: float = 0.1
     fleet: Mapping[str, Any] = field(default_factory=dict)
+    network: VirtualNetwork | None = None
+    peer_limits: TierLimits = TierLimits(least_tokens=1)  # noqa: RUF009 (immutable)
+    peer_extent: int = 1
     places: tuple[Place, ...] = ()
     tier: VirtualTier | None = None
     region: VirtualRegion | None = None

@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from offload.messages import Ids, Names, PeerLife
+from offload.messages import Ids, Names
+from offload.peer_messages import PeerLife
 from offload.worker.seals import Checksums, checksums_of
 
 _ANY_PLACE = 1 << 62

@@ -1,21 +1,26 @@
 """Lanes of tiers: a medium moves their bytes."""
 
+import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from offload.messages import NAME_BYTES, POOL, SCHEDULER, Extents, Ids, Route, TierFacts
+from offload.peer_messages import PeerFacts
 from offload.worker.copiers.base import CopyEnd
 from offload.worker.lanes import Lane
 from offload.worker.media.base import Medium, MediumJob, PoolSlots, Verb
+from offload.worker.media.peers import PeerMedium
 from offload.worker.media.runner import Runner
 from offload.worker.media.seal_log import Kept
 from offload.worker.pool.siblings import Home
 from offload.worker.replicas import Share
 from offload.worker.seals import Checksums, Seals
 
+_FACTS_SECONDS = 0.5
 _VERBS = {POOL: Verb.GET, SCHEDULER: Verb.PROBE}
 """By the target of a route."""
 
@@ -120,6 +125,30 @@ class ProbeLane(MediumLane):
         return 0
 
 
+@dataclass(slots=True, eq=False)
+class PeerLane(ProbeLane):
+    """What asks peers. It tells how they stand, twice a second at most.
+
+    Attributes:
+        rank: this one.
+        medium: that peers are.
+        clock: in seconds.
+    """
+
+    rank: int
+    medium: PeerMedium
+    clock: Callable[[], float]
+    _told_at: float = -math.inf
+    _told: list[PeerFacts] = field(default_factory=list)
+
+    def take_facts(self) -> list[PeerFacts]:
+        if self.clock() < self._told_at + _FACTS_SECONDS:
+            return []
+        before, self._told_at = set(self._told), self.clock()
+        self._told = [PeerFacts(self.rank, *each) for each in self.medium.statuses()]
+        return [each for each in self._told if each not in before]
+
+
 class MediumCopier:
     """A medium as a copier: of extents, and of ends by blocks."""
 
@@ -196,6 +225,22 @@ def sibling_lanes(fetch: Route, probe: Route, medium: Medium, pool: PoolParts) -
     return [
         MediumLane(fetch, copier, is_awaited=True, pool=pool),
         ProbeLane(probe, copier, is_awaited=True, pool=pool),
+    ]
+
+
+def peer_lanes(
+    fetch: Route,
+    probe: Route,
+    medium: PeerMedium,
+    pool: PoolParts,
+    rank: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Lane]:
+    """Those of the pools of peers."""
+    copier = MediumCopier(medium, pool.share)
+    return [
+        MediumLane(fetch, copier, is_awaited=True, pool=pool),
+        PeerLane(probe, copier, is_awaited=True, pool=pool, rank=rank, medium=medium, clock=clock),
     ]
 
 

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from offload.fleet_config import Address
-from offload.messages import PeerLife, Unused
+from offload.peer_messages import PeerLife, Unused
 from offload.worker.media.base import AbsentError
 from offload.worker.peers.addresses import Addresses
 from offload.worker.peers.peer import Caller, Peer, PeerStatus
 
 logger = logging.getLogger(__name__)
 
+_PING_SECONDS = 0.2
 LOOK_SECONDS = 1.0
 """So often files of peers are looked at. Names are looked up less often."""
 _TURN_SECONDS = 0.5
@@ -61,6 +62,11 @@ class Fleet:
         """All that are known, reached or not."""
         return list(self._peers.values())
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody is asked any more."""
+        return self._closing.is_set()
+
     def up(self, suffix: bytes) -> list[Peer]:
         """Those that may be asked for names with that suffix, each once."""
         found: dict[str, Peer] = {}
@@ -70,7 +76,7 @@ class Fleet:
         return list(found.values())
 
     def of(self, life: PeerLife) -> Peer:
-        """The one that is meant.
+        """The one that is meant. Asks it if it is not known to be in that life.
 
         Raises:
             AbsentError: there is none, or it cannot be asked, or it is in another life.
@@ -78,10 +84,15 @@ class Fleet:
         known = [peer for peer in self.peers if peer.life.peer == life.peer]
         if not known:
             raise AbsentError(f"no peer has the id {life.peer}", Unused.UNKNOWN_PEER)
-        for peer in known:
-            if peer.is_up and life.epoch in ("", peer.life.epoch):
+        up = [peer for peer in known if peer.is_up]
+        for peer in up:
+            if life.epoch in ("", peer.life.epoch):
                 return peer
-        if any(peer.is_up for peer in known):
+        self.ask(up, lambda peer: peer.ask(lambda client: client.ping()), _PING_SECONDS)
+        for peer in up:  # it may be in another life than when it was asked last
+            if life.epoch == peer.life.epoch:
+                return peer
+        if up:
             raise AbsentError(f"the peer {life.peer} was started again, or reset", Unused.OLD_EPOCH)
         raise AbsentError(f"the peer {life.peer} is {known[0].state.value}", Unused.UNREACHABLE)
 

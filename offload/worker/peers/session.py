@@ -5,8 +5,8 @@ from enum import StrEnum
 import numpy as np
 
 from offload.messages import Listening
-from offload.peering.frames import Refused, decoder, framed
-from offload.peering.talk import RefusedError, Talk, hear, say
+from offload.peering.frames import decoder, framed
+from offload.peering.talk import Talk, hear, say
 from offload.worker.peers.handshake import answer
 from offload.worker.peers.holdings import Held
 from offload.worker.peers.protocol import (
@@ -28,7 +28,6 @@ from offload.worker.peers.shown import Shown
 from offload.worker.pool.region_index import SlotRows
 
 _QUESTION = decoder(Question)
-_TOO_EARLY = "the engine has only just started; ask again"
 _VIEWS = 256
 """Sent at once."""
 
@@ -67,9 +66,6 @@ class Session:
         shown = self._shown
         other = yield from answer(self._key, shown.about)
         life = shown.life
-        if life is None:
-            yield from say(Refused(_TOO_EARLY))
-            raise RefusedError(_TOO_EARLY)
         is_near = bool(other.machine) and other.machine == shown.about.machine
         memory = shown.memory if is_near else None
         yield from say(Welcome(shown.about, life.epoch, life.suffix, memory))
@@ -82,7 +78,6 @@ class Session:
             self.num_questions += 1
             shown.count.questions += 1
             life = shown.life
-            assert life is not None, "a life has ended, and none has begun"
             if isinstance(question, Get):
                 yield from self._get(question, life)
             else:

@@ -11,7 +11,7 @@ import numpy as np
 from offload.messages import Kept, Listening, is_private
 from offload.worker.media.base import PoolSlots
 from offload.worker.peers.holdings import Holdings
-from offload.worker.peers.protocol import About, Memory
+from offload.worker.peers.protocol import EPOCH_BYTES, About, Memory
 from offload.worker.pool.region_index import SlotRows
 from offload.worker.seals import SealTables
 
@@ -60,8 +60,8 @@ class Shown:
         self.memory = memory
         self.slot_bytes = slots.slot_bytes
         self.holdings = Holdings(tables, about.columns)
-        self.life: Listening | None = None
-        """The one that is shown; None: none yet."""
+        self.life = Listening(about.peer, bytes(EPOCH_BYTES), b"")
+        """The one that is shown. Before the first step of the engine nothing is in it."""
         self.count = Count()
         self._adopted = adopted
         self._released: deque[bytes] = deque(maxlen=_MOST_RELEASED)
@@ -78,13 +78,12 @@ class Shown:
 
     def keep(self, kept: Kept) -> None:
         """Slots hold that since this life began. On the thread that writes it down."""
-        if self.life is not None and not is_private(self.life.suffix):
+        if not is_private(self.life.suffix):
             self.holdings.keep(kept)
 
     def shows(self, epoch: bytes) -> bool:
         """Whether it is in that life still."""
-        life = self.life
-        return life is not None and life.epoch == epoch
+        return self.life.epoch == epoch
 
     def release(self, epoch: bytes, tip: bytes) -> None:
         """A peer has all that it needs of that chain."""

@@ -153,12 +153,15 @@ def test_whoever_has_kv_of_no_use_is_told_why(peer: PeerPool, pool: Pool, other:
         client_of(peer, pool, other)
 
 
-def test_an_engine_that_has_only_just_started_says_so(pool: Pool) -> None:
+def test_an_engine_that_has_made_no_step_has_nothing(pool: Pool) -> None:
     peer = PeerPool(SLOTS, SLOT, columns=1, epoch=None)
-    with pytest.raises(RefusedError, match="only just started"):
-        client_of(peer, pool)
+    client = client_of(peer, pool)
+    assert client.life.epoch == "0" * 16
+    assert client.probe(names(3), b"") == 0
     peer.begin()
-    client_of(peer, pool).close()
+    client.ping()
+    assert client.life.epoch == EPOCH.hex()
+    client.close()
     peer.close()
 
 
