@@ -77,6 +77,11 @@ STATEFUL = {
     "offload.scheduler.tiers.shared.SharedDirectory",
     "offload.scheduler.tiers.spills.Spills",
     "offload.scheduler.waiting.Waiting",
+    "offload.proxy.history.History",
+    "offload.proxy.members.Member",
+    "offload.proxy.members.Members",
+    "offload.proxy.tokens.Tokens",
+    "offload.proxy.transcript.Transcript",
     "offload.testing.memory_engine.MemoryEngine",
     "offload.worker.media.named.NamedMedium",
     "offload.worker.media.outage.Outage",
@@ -144,6 +149,23 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.tiers.probes.Question",  # by Probes
     "offload.scheduler.tiers.cold_end.Chain",  # by Spills
     "offload.scheduler.tiers.spills.Spill",  # by Spills
+    "offload.proxy.admin.Admin",  # all it has are tasks under way
+    "offload.proxy.core.Core",  # by what it is made of
+    "offload.proxy.events.Events",  # bytes that nobody has taken yet
+    "offload.proxy.exchange.Exchange",  # the client's connection
+    "offload.proxy.faults.AnswerError",  # does not change
+    "offload.proxy.faults.ClientError",  # does not change
+    "offload.proxy.faults.EngineError",  # does not change
+    "offload.proxy.members.Leg",  # the loop's timer
+    "offload.proxy.metrics.ProxyMetrics",  # counters of the library's
+    "offload.proxy.policies.LeastLoad",  # a count
+    "offload.proxy.policies.RoundRobin",  # a count
+    "offload.proxy.prefixes.PrefixPolicy",  # a count
+    "offload.proxy.relay.Relay",  # by Transcript, and of one request
+    "offload.proxy.server.Proxy",  # by what it is made of
+    "offload.proxy.stops.Stops",  # by Transcript's tests: text of a few characters
+    "offload.proxy.strangers.Strangers",  # counts that engines have told
+    "offload.proxy.upstream.Upstreams",  # connections of the library's
     "offload.testing.memory_engine.MemoryBlock",  # by MemoryEngine
     "offload.testing.memory_engine.MemoryRequest",  # plain data; whoever schedules changes it
     "offload.worker.pump.Pump",  # what it has is a thread; see test_pump
@@ -460,7 +482,7 @@ def has_state(node: ast.ClassDef) -> bool:
 
 def checked_classes() -> Iterator[tuple[str, ast.ClassDef]]:
     """Those that are looked at: all of which the state outlives a call, but vLLM's border and the kit."""
-    parts = ("files", "scheduler", "worker", "observe")
+    parts = ("files", "scheduler", "worker", "observe", "proxy")
     yield from classes("evictor", "allocator", *(f"offload/{part}" for part in parts))
     module = "offload.testing.memory_engine"
     for node in ALL[module].body:

@@ -107,7 +107,7 @@ class Proxy:
         metrics, path = self.core.metrics, request.path
         is_turn = path in (COMPLETIONS, CHAT) and request.method == "POST"
         label = path if is_turn else "other"
-        if self._num_running >= self._settings.max_requests:
+        if self._num_running >= self._settings.max_requests and request.method == "POST":
             metrics.requests.labels(label, "too many").inc()
             return error_answer(
                 429, f"{self._num_running} requests run, and --max-requests allows no more; try again later"

@@ -34,7 +34,7 @@ class ProxySettings:
         eject_failures: failures in a row after which an engine is left alone; a refused connection is enough.
         eject_seconds: that it is left alone; then one request tries it.
         max_attempts: engines that one request may try to decode at; 0: all.
-        max_requests: at one time; further ones are refused with 429.
+        max_requests: at one time; further POST requests are refused with 429.
         max_body_bytes: of a request.
         max_answer_bytes: of an answer that is no stream, and of one event of a stream.
         max_header_bytes: of one header of a request.

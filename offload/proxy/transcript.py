@@ -234,7 +234,8 @@ class Transcript:
         if self._stops is not None:
             text = self._apply_stops(choice, text)
             finish = choice.get("finish_reason")
-        if tokens and not text and finish is None and len(self._held) < MAX_HELD:
+        shows = text or _shows_more(choice)
+        if tokens and not shows and finish is None and len(self._held) < MAX_HELD:
             self._held.append((chunk, tokens, ""))
             return []
         out: list[bytes] = [] if self.has_begun else self._head
@@ -284,8 +285,7 @@ class Transcript:
             text = delta.get("content")
             if delta.get("tool_calls"):
                 self.broken = "tool calls"
-            others = any(value for key, value in delta.items() if key not in ("role", "content"))
-            if others or (choice.get("token_ids") and "content" not in delta):
+            if _shows_more(choice) or (choice.get("token_ids") and "content" not in delta):
                 self._is_elsewhere = True  # a parser is at work, and only it knows where it is
             elif text:
                 self._is_elsewhere = False
@@ -341,6 +341,13 @@ class Transcript:
         content: dict[str, Any] = {"delta": {"content": ""}} if self._turn.is_chat else {"text": ""}
         return {**self._identity, "choices": [{"index": 0, **content, "logprobs": None, **ending}]}
 
+    def check_invariants(self) -> None:
+        """What holds between any two calls. O(1)."""
+        assert self._base <= len(self.tokens), (self._base, len(self.tokens))
+        assert not (self.is_finished or self.is_cut) or self.has_begun, vars(self)
+        assert not self.is_done or self.is_finished, vars(self)
+        assert len(self._held) <= MAX_HELD, len(self._held)
+
     @staticmethod
     def _read(data: bytes) -> dict[str, Any]:
         try:
@@ -361,6 +368,14 @@ class Transcript:
         if not isinstance(code, int) or code >= 500 or code < 400:
             raise EngineError(f"the stream has an error of status {code}")
         return True
+
+
+def _shows_more(choice: dict[str, Any]) -> bool:
+    """Whether a chunk of a chat says something beside text, such as thoughts."""
+    delta = choice.get("delta")
+    return isinstance(delta, dict) and any(
+        value for key, value in delta.items() if key not in ("role", "content")
+    )
 
 
 def _is_head(choice: dict[str, Any]) -> bool:

@@ -201,3 +201,70 @@ async def test_token_ids_are_asked_for_and_not_shown() -> None:
             assert not any(each.get("prompt_token_ids") for each in (*choices, *told.chunks))
             told = await it.ask(path, **asked, max_tokens=5, stream=True, return_token_ids=True)
             assert any(each["choices"][0].get("token_ids") for each in told.chunks)
+
+
+class Thinking(Upstream):
+    """Its first ``num_thoughts`` tokens come as ``reasoning``, as behind a parser."""
+
+    num_thoughts = 7
+
+    async def _stream(self, request: Any, shape: Any, limits: Any, fault: Any) -> Any:
+        made = shape.chunk
+
+        def chunk(index: int, step: Any, prompt: Any, offset: int) -> Any:
+            told = made(index, step, prompt, offset)
+            if self.of(CHAT)[-1].num_tokens < self.num_thoughts:
+                told["choices"][0]["delta"] = {"reasoning": step.text}
+            return told
+
+        return await super()._stream(request, _Shape(shape, chunk), limits, fault)
+
+
+class _Shape:
+    def __init__(self, shape: Any, chunk: Any) -> None:
+        self._shape = shape
+        self.chunk = chunk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shape, name)
+
+
+@pytest.mark.parametrize(("after", "goes_on"), [(7, False), (15, True)])
+@on_a_loop
+async def test_a_reasoning_part_ends_where_it_began_and_what_follows_goes_on(
+    after: int, goes_on: bool
+) -> None:
+    async with stand(decode=[Thinking("d0"), Upstream("d1")]) as it:
+        it.decode[0].faults.queue = [Fault("drop", after=after)]
+        told = await it.ask(CHAT, messages=MESSAGES, max_tokens=20, ignore_eos=True, stream=True)
+        parts = [each["choices"][0]["delta"].get("reasoning") for each in told.chunks]
+        thoughts = "".join(filter(None, parts))
+        assert len(list(filter(None, parts))) > 1  # as they come
+        said = decode(answer(render(MESSAGES), 20)).rstrip("�")
+        if goes_on:
+            assert told.error is None and thoughts + told.text == said
+        else:
+            assert "a parser is at work" in told.error["message"]
+            assert said.startswith(thoughts) and not it.decode[1].of(CHAT)
+
+
+@on_a_loop
+async def test_a_tool_call_ends_where_it_began() -> None:
+    """Also if the request has no tools: a parser made it, and holds more of it."""
+
+    class Calling(Upstream):
+        async def _stream(self, request: Any, shape: Any, limits: Any, fault: Any) -> Any:
+            made = shape.chunk
+
+            def chunk(index: int, step: Any, prompt: Any, offset: int) -> Any:
+                told = made(index, step, prompt, offset)
+                if self.of(CHAT)[-1].num_tokens == 2:
+                    told["choices"][0]["delta"] = {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}
+                return told
+
+            return await super()._stream(request, _Shape(shape, chunk), limits, fault)
+
+    async with stand(decode=[Calling("d0"), Upstream("d1")]) as it:
+        it.decode[0].faults.queue = [Fault("drop", after=9)]
+        told = await it.ask(CHAT, messages=MESSAGES, max_tokens=20, ignore_eos=True, stream=True)
+        assert "tool calls" in told.error["message"] and not it.decode[1].of(CHAT)
