@@ -45,7 +45,8 @@ def seams(
         ours.make_listener,
     )
     ours.engine_places = staticmethod(engine_places)
-    ours.make_listener = staticmethod(make_listener or _no_listener)
+    listener: Any = make_listener or _no_listener
+    ours.make_listener = staticmethod(listener)
     ours.make_operator = staticmethod(_no_operator)
     ours.seams, ours.places = before[0]._replace(**instead), tuple(places)
     ours.join_replicas = staticmethod(join)  # type: ignore[arg-type]

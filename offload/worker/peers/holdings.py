@@ -55,9 +55,7 @@ class Holdings:
         self._lock = threading.Lock()
         self._names = np.zeros((num_slots, _WORDS), dtype=np.uint64)  # of slots; see ``slot_names``
         self._parents = np.zeros((num_slots, _WORDS), dtype=np.uint64)
-        self._before: Ids = np.full(
-            num_slots, _UNKNOWN, dtype=np.int64
-        )  # slots of the parents, as known last
+        self._before: Ids = np.full(num_slots, _UNKNOWN, dtype=np.int64)  # slots of parents, as known last
         self._is_bag = np.zeros(num_slots, dtype=np.bool_)
         self._generations: Ids = np.full(num_slots, BROKEN, dtype=np.int64)
         self._cells = Cells(self._names, secrets.randbits(64))
