@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from offload.errors import ConfigError
 from offload.transfer_params import NAME_BYTES
 
-LONGEST_LEASE = 24 * 3600.0
+LONGEST_LEASE, LONGEST_WAIT = 24 * 3600.0, 3600.0
 """Seconds."""
 MAX_PEERS = 1024
 MIN_KEY_BYTES, MAX_KEY_BYTES = 16, 4096
@@ -120,6 +120,8 @@ class FleetConfig:
         lease_seconds: for which KV that was handed off stays in the pool, unless a peer has it before.
         lease_share: the part of the pool, 0 to 1, that hand-offs may have at once; None: a half for
             ``prefill``, else a quarter.
+        peer_wait_seconds: a request waits at least so long for progress at the peer that is said to have its
+            prompt, even if computing it would be faster.
 
     Raises:
         ConfigError: a value of the wrong type or out of range, or one that leaves KV open to strangers.
@@ -132,6 +134,7 @@ class FleetConfig:
     fleet_tls: TlsFiles | None = None
     lease_seconds: float = 60
     lease_share: float | None = None
+    peer_wait_seconds: float = 0
 
     def __post_init__(self) -> None:
         if self.role not in tuple(Role):
@@ -144,6 +147,7 @@ class FleetConfig:
             _check_path("fleet_key_file", self.fleet_key_file, "/etc/kv-offload/fleet.key")
         object.__setattr__(self, "fleet_tls", _read_tls(self.fleet_tls))
         _check_lease(self.lease_seconds, self.lease_share)
+        _check_wait(self.peer_wait_seconds)
         if self.fleet_key_file is None:
             self._refuse_strangers()
         if self.role is Role.PREFILL and self.listen is None:
@@ -294,6 +298,14 @@ def _read_tls(value: object) -> TlsFiles | None:
 def _check_path(name: str, path: object, example: str) -> None:
     if not isinstance(path, str) or not os.path.isabs(path) or "\0" in path:
         raise ConfigError(f'{name} is {path!r}; name a file from "/" on, such as "{example}"')
+
+
+def _check_wait(seconds: object) -> None:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not (is_number and 0 <= seconds <= LONGEST_WAIT):  # type: ignore[operator]  # nan is not either
+        raise ConfigError(
+            f"peer_wait_seconds is {seconds!r}; give seconds from 0 to {LONGEST_WAIT:.0f}, such as 10"
+        )
 
 
 def _check_lease(seconds: object, share: object) -> None:

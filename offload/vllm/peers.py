@@ -35,7 +35,13 @@ def peer_places(
         return []
     about = {"tier": PEERS, "kind": PEERS, "peers": list(config.fleet.peers)}
     plan = fetch_plan(vllm_config, kv_cache_config, config)
-    return [Place(partial(make_peers, FETCH, PROBE), partial(peer_lanes_of, plan), about)]
+    return [
+        Place(
+            partial(make_peers, FETCH, PROBE, peer_wait_seconds=config.fleet.peer_wait_seconds),
+            partial(peer_lanes_of, plan),
+            about,
+        )
+    ]
 
 
 def engine_places(

@@ -40,9 +40,10 @@ class PeerFetches(SiblingFetches):
 
     _directory: PeerDirectory
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        """As ``Fetches``, with a ``PeerDirectory``."""
+    def __init__(self, *arguments: Any, peer_wait_seconds: float = 0.0, **keywords: Any) -> None:
+        """As ``Fetches``, with a ``PeerDirectory``, and ``peer_wait_seconds`` as ``FleetConfig`` has it."""
         super().__init__(*arguments, **keywords)
+        self._peer_wait_seconds = peer_wait_seconds
         columns = max(self._grid.columns, 1)
         self._least_positions = max(1, min(self._grid.positions, self._most_filling // columns // 4))
         self._quests: dict[str, PeerWish] = {}  # by request: of what may still come
@@ -178,7 +179,8 @@ class PeerFetches(SiblingFetches):
     def _wait_on(self, wish: PeerWish, now: float) -> None:
         """There was progress, or it begins to wait."""
         wish.since = now
-        wish.until = now + wish.seconds(self._common.costs.prefill, self._common.block_size, WAIT_SECONDS)
+        least = WAIT_SECONDS if wish.life is None else max(WAIT_SECONDS, self._peer_wait_seconds)
+        wish.until = now + wish.seconds(self._common.costs.prefill, self._common.block_size, least)
 
     def _may_come(self, wish: PeerWish, now: float) -> bool:
         """Whether something may come that its request is to wait for."""

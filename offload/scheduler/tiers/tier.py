@@ -169,8 +169,12 @@ def make_peers(
     facts: Sequence[TierFacts],
     limits: TierLimits = TierLimits(),  # noqa: B008 (immutable)
     extent_bytes: int = EXTENT_BYTES,
+    peer_wait_seconds: float = 0.0,
 ) -> Below:
-    """What decides about fetches from pools of peers. Extents are of any size there, too."""
+    """What decides about fetches from pools of peers. Extents are of any size there, too.
+
+    ``peer_wait_seconds``: that a request waits at least for progress at the peer that was named to it.
+    """
     probes = Probes(probe, common, wait_seconds=limits.wait_seconds)
     directory = PeerDirectory(
         Beliefs(common.clock),
@@ -188,6 +192,7 @@ def make_peers(
         Pace(common.costs.prefill, common.clock),
         least_tokens=limits.least_tokens,
         pool_share=limits.pool_share,
+        peer_wait_seconds=peer_wait_seconds,
     )
     return Below([fetches, probes], [fetches], name_weights=directory.name_weights)
 

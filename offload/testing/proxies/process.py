@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -97,6 +97,15 @@ class ProxyProcess:
         process.wait()
         self._held.close()
         self._folder.cleanup()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Self]:
+        """The same for those who have no event loop."""
+        asyncio.run(self.__aenter__())
+        try:
+            yield self
+        finally:
+            asyncio.run(self.__aexit__())
 
     def kill(self) -> None:
         """End it with SIGKILL."""
