@@ -101,6 +101,7 @@ STATEFUL = {
     "offload.worker.peers.cells.Cells",
     "offload.worker.peers.fleet.Fleet",
     "offload.worker.peers.holdings.Holdings",
+    "offload.worker.peers.locator.Locator",
     "offload.worker.peers.peer.Peer",
     "offload.worker.peers.server.PeerServer",
     "offload.worker.peers.session.Session",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import OffloadError, ProxyError
+from offload.fleet_config import Address, TlsFiles, read_address, read_fleet_key
 from offload.proxy.settings import ProxySettings, engine_url, read_key
 
 __all__ = ["add_proxy_command"]
@@ -38,6 +39,7 @@ _NUMBERS: tuple[tuple[str, type, str], ...] = (
     ("history_tokens", int, "up to which it is remembered which engine has which prompts"),
     ("tokenized_tokens", int, "token ids of prompts that are kept"),
     ("tokenize_seconds", float, "that the policy waits for an engine to tokenize a prompt"),
+    ("locate_seconds", float, "that the policy waits for engines to say how much of a prompt they have"),
 )
 
 
@@ -80,6 +82,21 @@ def add_proxy_command(commands: Any) -> None:
     proxy.add_argument(
         "--pass", dest="passed", metavar="PATH", action="append", default=[], help="one more path for clients"
     )
+    proxy.add_argument(
+        "--fleet",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("URL", "HOST:PORT"),
+        help="where an engine listens for its fleet, as it has it in listen: policy prefix asks there",
+    )
+    proxy.add_argument("--fleet-key-file", help="the file that engines have as fleet_key_file")
+    proxy.add_argument(
+        "--fleet-tls",
+        nargs=3,
+        metavar=("CERT", "KEY", "CA"),
+        help="files of PEM, as engines have in fleet_tls",
+    )
     for name, kind, what in _NUMBERS:
         proxy.add_argument(
             f"--{name.replace('_', '-')}",
@@ -105,8 +122,22 @@ def settings_of(options: argparse.Namespace) -> ProxySettings:
         policy=options.policy,
         is_sequential=options.sequential,
         passed=tuple(options.passed),
+        fleet=tuple((engine_url(url), _address(address)) for url, address in options.fleet),
+        fleet_key=b"" if options.fleet_key_file is None else read_fleet_key(options.fleet_key_file),
+        fleet_tls=None
+        if options.fleet_tls is None
+        else TlsFiles(**dict(zip(("cert_file", "key_file", "ca_file"), options.fleet_tls, strict=True))),
         **{name: getattr(options, name) for name, _, _ in _NUMBERS},
     )
+
+
+def _address(text: str) -> Address:
+    try:
+        return read_address(text)
+    except ValueError as error:
+        raise ProxyError(
+            f"--fleet {text!r}: {error}; give host:port, as the engine has it in listen"
+        ) from None
 
 
 def load_policy(name: str) -> Any:

@@ -16,6 +16,7 @@ from offload.proxy.policies import Fleet, LeastLoad, Policy, Request, Route
 from offload.proxy.prefixes import Sources
 from offload.proxy.settings import ProxySettings
 from offload.proxy.tokens import Tokens
+from offload.proxy.trees import EngineTrees
 from offload.proxy.turns import Turn
 from offload.proxy.upstream import Upstreams
 from offload.transfer_params import KVTransferParams
@@ -35,9 +36,10 @@ class Core:
         self.metrics = ProxyMetrics()
         self.history = History(settings.history_tokens)
         self.tokens = Tokens(settings, members, self.upstreams, self.metrics, self.now)
+        self.trees = EngineTrees(settings, self.upstreams, self.metrics)
         self._policy = policy
         if callable(attach := getattr(policy, "attach", None)):
-            attach(Sources(self.tokens.of, self.history.depths))
+            attach(Sources(self.tokens.of, self.history.depths, (self.trees,) if settings.fleet else ()))
         self._fallback = LeastLoad()
         self._warned: set[tuple[str, ...]] = set()
 
@@ -87,7 +89,9 @@ class Core:
         try:
             route = self._policy.choose(turn.request, fleet)
             if inspect.isawaitable(route):
-                async with asyncio.timeout(2 * self.settings.tokenize_seconds):
+                async with asyncio.timeout(
+                    2 * (self.settings.tokenize_seconds + self.settings.locate_seconds)
+                ):
                     route = await route
             if isinstance(route, Route) and _is_of(route, fleet):
                 return route

@@ -28,10 +28,12 @@ class Sources(NamedTuple):
     Attributes:
         token_ids: of a prompt; None: they are not to be had within ``--tokenize-seconds``.
         depths: leading tokens that engines have had, by URL, as far as the proxy remembers.
+        trees: of engines that can be asked themselves, by ``--fleet``.
     """
 
     token_ids: Callable[[Request], Awaitable[Sequence[int] | None]]
     depths: Callable[[Request], Mapping[str, int]]
+    trees: Sequence[Tree] = ()
 
 
 class PrefixPolicy:
@@ -52,6 +54,7 @@ class PrefixPolicy:
     def attach(self, sources: Sources) -> None:
         """From now on these are asked."""
         self._sources = sources
+        self._trees = (*self._trees, *sources.trees)
 
     async def choose(self, request: Request, fleet: Fleet) -> Route:
         if self._sources is None:

@@ -66,6 +66,7 @@ class Proxy:
         for runner in self._runners:
             await runner.cleanup()
         await self.core.tokens.close()
+        await self.core.trees.close()
         await self.core.upstreams.close()
 
     async def _listen(self) -> None:

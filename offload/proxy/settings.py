@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from offload.errors import ProxyError
+from offload.fleet_config import Address, TlsFiles
 
 __all__ = ["ROLES", "ProxySettings", "engine_url", "read_key"]
 
@@ -41,6 +42,10 @@ class ProxySettings:
         history_tokens: up to which it is remembered which engine has which prompts.
         tokenized_tokens: token ids of prompts that are kept.
         tokenize_seconds: that the policy waits for an engine to tokenize a prompt.
+        locate_seconds: that the policy waits for engines to say how much of it they have.
+        fleet: where rank 0 of engines listens for the fleet, by URL: these can be asked.
+        fleet_key: of the fleet; empty: it has none.
+        fleet_tls: with what questions to engines are encrypted; None: they are in clear.
         passed: further paths that are passed on to engines.
     """
 
@@ -70,6 +75,10 @@ class ProxySettings:
     history_tokens: int = 64 << 20
     tokenized_tokens: int = 4 << 20
     tokenize_seconds: float = 0.2
+    locate_seconds: float = 0.1
+    fleet: tuple[tuple[str, Address], ...] = ()
+    fleet_key: bytes = b""
+    fleet_tls: TlsFiles | None = None
     passed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -103,6 +112,7 @@ class ProxySettings:
             "health",
             "eject",
             "tokenize",
+            "locate",
         ):
             seconds = getattr(self, f"{name}_seconds")
             if not 0 < seconds <= 86400:
@@ -112,6 +122,7 @@ class ProxySettings:
                 )
         if not 0 <= self.drain_seconds <= 86400:
             raise ProxyError(f"--drain-seconds {self.drain_seconds:g} is out of range; use 0 to 86400")
+        self._check_fleet(urls)
         for name, least, most in (
             ("min_prefill_tokens", 0, 1 << 30),
             ("eject_failures", 1, 1000),
@@ -129,6 +140,20 @@ class ProxySettings:
         for path in self.passed:
             if not path.startswith("/") or any(each in path for each in " ?#"):
                 raise ProxyError(f"--pass {path!r} is no path; give one such as /v1/audio/speech")
+
+    def _check_fleet(self, urls: list[str]) -> None:
+        for url, address in self.fleet:
+            if url not in urls:
+                raise ProxyError(
+                    f"--fleet {url} is none of the engines; give it as --prefill, --decode or --both"
+                )
+            if not self.fleet_key and not address.is_loopback:
+                raise ProxyError(
+                    f"--fleet {address.shown} is on another machine; give --fleet-key-file, with the file "
+                    f"that engines have as fleet_key_file"
+                )
+        if len(dict(self.fleet)) < len(self.fleet):
+            raise ProxyError("--fleet is given more than once for an engine; give one address, of its rank 0")
 
 
 def engine_url(text: str) -> str:

@@ -140,9 +140,11 @@ class Upstreams:
         raise_for(response.status, told.body, response.content_type)
         return told
 
-    async def get(self, url: str, leg: Leg, seconds: float) -> Answer:
+    async def get(
+        self, url: str, leg: Leg, seconds: float, headers: Mapping[str, str] | None = None
+    ) -> Answer:
         """GET, and all of the answer. Raises EngineError if there is none in time."""
-        async with timed(leg, seconds), self.request("GET", url, {}, None) as response:
+        async with timed(leg, seconds), self.request("GET", url, headers or {}, None) as response:
             return Answer(response.status, returned(response.headers), await self.read(response))
 
     async def read(self, response: aiohttp.ClientResponse) -> bytes:

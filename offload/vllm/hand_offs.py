@@ -13,6 +13,7 @@ from offload.transfer_params import KVTransferParams
 from offload.vllm.groups import shape_of
 from offload.vllm.namespace import namespace_of
 from offload.vllm.plugin import CONNECTOR
+from offload.vllm.prompt_hashes import hashes_of
 from offload.worker.peers.listener import Listener, ListenPlan
 
 _LAST_PORT = 65535
@@ -88,6 +89,8 @@ def listen_plan(
         peer=peer_name(address),
         key=b"" if fleet.fleet_key_file is None else read_fleet_key(fleet.fleet_key_file),
         tls=fleet.fleet_tls,
+        hash_prompt=hashes_of(vllm_config, kv_cache_config) if parallel.rank == 0 else None,
+        has_bags=groups is not None and groups.has_bags,
     )
 
 

@@ -78,6 +78,8 @@ class Upstream:
         self.received: list[Received] = []
         self.handoffs = Handoffs(hashlib.sha256(name.encode()).hexdigest()[:16], block_size, num_refused)
         self.is_healthy = True
+        self.adapters: dict[str, str] = {}
+        """Paths by the name that requests have as their model."""
         self.port = 0
         self.tokens_per_chunk = tokens_per_chunk
         self._model, self._key, self._knows = model, key, list(knows)
@@ -183,7 +185,7 @@ class Upstream:
         is_chat = seen.path.endswith("/chat/completions")
         if body.get("stream_options") and not body.get("stream"):
             raise RefusalError("Stream options can only be defined when `stream=True`.")
-        if body.get("model") not in (None, self._model):
+        if body.get("model") not in (None, self._model, *self.adapters):
             raise RefusalError(f"The model `{body['model']}` does not exist.", 404)
         seen.prompts = self._prompts(body, is_chat)
         longest = max(map(len, seen.prompts))
@@ -333,6 +335,10 @@ class Upstream:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         data = [{"id": self._model, "object": "model", "max_model_len": self._max_model_len}]
+        data += [
+            {"id": name, "object": "model", "root": path, "parent": self._model}
+            for name, path in self.adapters.items()
+        ]
         return web.json_response({"object": "list", "data": data}, headers={"X-Engine": self.name})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:

@@ -4,6 +4,7 @@ import hashlib
 import json
 
 from offload.peering.frames import HANDSHAKE_BYTES, Refused, decoder
+from offload.peering.locating import Asks
 from offload.peering.talk import (
     RefusedError,
     Talk,
@@ -16,7 +17,7 @@ from offload.peering.talk import (
 from offload.worker.peers.protocol import About, Welcome
 
 _DIGEST_BYTES = 16
-_ABOUT = decoder(About)
+_WHO = decoder(About, Asks)
 _WELCOMED = decoder(Welcome, Refused)
 
 
@@ -72,15 +73,17 @@ def call(key: bytes, about: About) -> Talk[Welcome]:
     return welcome
 
 
-def answer(key: bytes, own: About) -> Talk[About]:
-    """Make sure who calls. ``Welcome`` is yet to be said, or ``Refused``.
+def answer(key: bytes, own: About) -> Talk[About | Asks]:
+    """Make sure who calls. ``Welcome`` is yet to be said, or ``Heard`` to one who only asks, or ``Refused``.
 
     Raises:
         RefusedError: it has been told why.
         ProtocolError: that is no peer.
     """
     yield from prove_as_called(key)
-    about: About = yield from hear(_ABOUT, HANDSHAKE_BYTES)
+    about: About | Asks = yield from hear(_WHO, HANDSHAKE_BYTES)
+    if isinstance(about, Asks):
+        return about
     if (reason := reason_against(own, about)) is not None:
         yield from say(Refused(f"it has {reason_against(about, own)}"))
         raise RefusedError(f"it has {reason}")

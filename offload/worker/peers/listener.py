@@ -11,6 +11,7 @@ from offload.messages import StepPlan
 from offload.peering.tls import server_context
 from offload.worker.media.base import PoolSlots
 from offload.worker.peers.handshake import describe_machine, describe_namespace
+from offload.worker.peers.locator import HashPrompt, Locator
 from offload.worker.peers.protocol import About, Memory
 from offload.worker.peers.server import PeerServer, listen
 from offload.worker.peers.shown import Shown, Standing
@@ -31,6 +32,8 @@ class ListenPlan:
         peer: by which others know the engine.
         key: the fleet's; empty: there is none.
         tls: with what connections are encrypted; None: they are in clear.
+        hash_prompt: makes prefix hashes of prompts that are asked about; None: another rank is asked.
+        has_bags: requests can go on only where there is a bag.
     """
 
     address: Address
@@ -41,6 +44,8 @@ class ListenPlan:
     peer: bytes
     key: bytes = b""
     tls: TlsFiles | None = None
+    hash_prompt: HashPrompt | None = None
+    has_bags: bool = False
 
 
 class Door(Protocol):
@@ -116,6 +121,8 @@ class Listener:
         self._sharing = sharing
         self._executor = make_executor()
         self.shown = Shown(about, slots, tables, memory, adopted)
+        if plan.hash_prompt is not None:
+            self.shown.locator = Locator(plan.hash_prompt, plan.columns, plan.has_bags)
         self._door = self._open_door(self.shown)
 
     def tell(self, plan: StepPlan) -> None:

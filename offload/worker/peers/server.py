@@ -66,6 +66,8 @@ class _Connection:
         self.views: list[memoryview] = []
         """What is to be sent."""
         self.events = selectors.EVENT_READ
+        self.gives_way = False
+        """It goes on when others have had their turn."""
 
     def next(self) -> None:
         """What it waits for now. Raises what ends it."""
@@ -76,6 +78,7 @@ class _Connection:
         if isinstance(wants, memoryview):
             self.room = wants
         else:
+            self.gives_way = not wants
             self.room, self.views = None, [memoryview(each).cast("B") for each in wants if len(each)]
 
     def move(self) -> int:
@@ -272,9 +275,13 @@ class PeerServer:
                 connection.socket.do_handshake()
                 connection.shakes_tls = False
             while left > 0:
-                left -= connection.move()
-                while not (connection.views or connection.room):
+                if not connection.gives_way:
+                    left -= connection.move()
+                connection.gives_way = False
+                while not (connection.views or connection.room or connection.gives_way):
                     connection.next()
+                if connection.gives_way:
+                    return selectors.EVENT_WRITE
         except (BlockingIOError, ssl.SSLWantReadError):
             return selectors.EVENT_READ if connection.room is not None else selectors.EVENT_WRITE
         except ssl.SSLWantWriteError:

@@ -5,10 +5,12 @@ from enum import StrEnum
 import numpy as np
 
 from offload.messages import Listening
-from offload.peering.frames import decoder, framed
-from offload.peering.talk import Talk, hear, say
+from offload.peering.frames import Refused, decoder, framed
+from offload.peering.locating import Asks, Heard, Locate, Located
+from offload.peering.talk import RefusedError, Talk, hear, say
 from offload.worker.peers.handshake import answer
 from offload.worker.peers.holdings import Held
+from offload.worker.peers.locator import MOST_AT_ONCE
 from offload.worker.peers.protocol import (
     About,
     Get,
@@ -27,7 +29,10 @@ from offload.worker.peers.protocol import (
 from offload.worker.peers.shown import Shown
 from offload.worker.pool.region_index import SlotRows
 
-_QUESTION = decoder(Question)
+_QUESTION, _LOCATE = decoder(Question), decoder(Locate)
+_ASKER = About({}, 0, 0, 0, 0, 0, 0)
+"""Whoever only asks where prompts are."""
+_ASK_FIRST_RANK = "only rank 0 of an engine says which prompts it has; give the port that listen names"
 _VIEWS = 256
 """Sent at once."""
 
@@ -66,6 +71,9 @@ class Session:
         shown = self._shown
         other = yield from answer(self._key, shown.about)
         life = shown.life
+        if isinstance(other, Asks):
+            yield from self._locate()
+            return
         is_near = bool(other.machine) and other.machine == shown.about.machine
         memory = shown.memory if is_near else None
         yield from say(Welcome(shown.about, life.epoch, life.suffix, memory))
@@ -82,6 +90,33 @@ class Session:
                 yield from self._get(question, life)
             else:
                 yield from say(Told(life.epoch, life.suffix, self._tell(question, life)))
+
+    def _locate(self) -> Talk[None]:
+        """Say which prompts the pool has, in small steps: others have their turns in between."""
+        shown, locator = self._shown, self._shown.locator
+        if locator is None:
+            yield from say(Refused(_ASK_FIRST_RANK))
+            raise RefusedError(_ASK_FIRST_RANK)
+        yield from say(Heard(locator.position_tokens))
+        self.other = _ASKER
+        shown.count.connections += 1
+        while True:
+            self.stage = Stage.WAITS
+            question = yield from hear(_LOCATE)
+            self.stage = Stage.ANSWERS
+            self.num_questions += 1
+            shown.count.located += 1
+            if locator.num_running >= MOST_AT_ONCE:
+                yield from say(Located(0, True))
+                continue
+            life, num_tokens = shown.life, 0
+            locator.num_running += 1
+            try:
+                for num_tokens in locator.look_up(question, shown.holdings):  # noqa: B007
+                    yield ()
+            finally:
+                locator.num_running -= 1
+            yield from say(Located(num_tokens if shown.shows(life.epoch) else 0))
 
     def check_invariants(self) -> None:
         """Nobody unknown has asked or got anything."""

@@ -11,6 +11,7 @@ import numpy as np
 from offload.messages import Kept, Listening, is_private
 from offload.worker.media.base import PoolSlots
 from offload.worker.peers.holdings import Holdings
+from offload.worker.peers.locator import Locator
 from offload.worker.peers.protocol import EPOCH_BYTES, About, Memory
 from offload.worker.pool.region_index import SlotRows
 from offload.worker.seals import SealTables
@@ -29,6 +30,8 @@ class Count:
         self.refused = 0
         """That have not, or were not of the protocol."""
         self.questions = 0
+        self.located = 0
+        """Prompts that were asked about."""
         self.slots = 0
         """Whose bytes were sent, or read by peers on this machine."""
         self.bytes_sent = 0
@@ -63,6 +66,8 @@ class Shown:
         self.life = Listening(about.peer, bytes(EPOCH_BYTES), b"")
         """The one that is shown. Before the first step of the engine nothing is in it."""
         self.count = Count()
+        self.locator: Locator | None = None
+        """Says how much of a prompt is there; None: another rank does."""
         self._adopted = adopted
         self._released: deque[bytes] = deque(maxlen=_MOST_RELEASED)
         num_bytes = slots.num_slots * slots.slot_bytes
