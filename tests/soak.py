@@ -2,10 +2,12 @@
 
     python -m tests.soak [--seed 0] --seconds 600 [--processes 2] [--kind window ...] [--json FILE]
     python -m tests.soak --tiers disk,store,pool,siblings --steps 250000 --seconds 3600
+    python -m tests.soak --pairs --steps 500000 --seconds 3600
 
 Each seed is an engine of its own: tiny pools, random mode, random faults (see ``offload.testing.virtual``).
 Engines are of several kinds: as they come, with drafts, with other ranks, with a tier, with a store, with a
-pool that outlives them, with siblings, or with the groups of a hybrid model. Without ``--kind`` all have
+pool that outlives them, with siblings, with the groups of a hybrid model, or in fleets that hand KV to each
+other. Without ``--kind`` all have
 their turn, each for so many seconds. Without ``--seed`` the first seed is fresh, and printed.
 The exit status is 1 if any seed failed; a failed seed is printed with its step and the history of the
 block, and reproduces with ``--seed SEED --seeds 1`` and its kind.
@@ -29,6 +31,7 @@ from benchmarks.common import report
 from offload.testing.virtual import KINDS, RunFailedError, run_seed
 from offload.testing.virtual.engine import StuckError
 from offload.testing.virtual.history import WrongBytesError
+from offload.testing.virtual.run import FLEET
 
 TIERS = {"disk": "tier", "store": "store", "pool": "region", "siblings": "siblings"}
 """Kinds of engines by what is below their pool, or what it is."""
@@ -92,12 +95,13 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=1000, help="turns of the workload per seed")
     parser.add_argument("--processes", type=int, default=1, help="seeds that run at the same time")
     parser.add_argument("--kind", choices=KINDS, action="append", help="of engines; each counts for itself")
+    parser.add_argument("--pairs", action="store_true", help="engines that hand KV to each other")
     parser.add_argument("--tiers", type=_tiers, default=[], help=f"kinds below the pool: {','.join(TIERS)}")
     parser.add_argument("--json", metavar="FILE", help="write the totals there")
     arguments = parser.parse_args()
     if arguments.seed is None:
         arguments.seed = random.SystemRandom().randrange(10**9)
-    kinds = [*(arguments.kind or ()), *arguments.tiers] or KINDS
+    kinds = [*(arguments.kind or ()), *arguments.tiers, *([FLEET] if arguments.pairs else ())] or KINDS
     settings = {name: value for name, value in vars(arguments).items() if name != "json"}
     meta = report.meta(settings=settings)  # of the code that runs, whatever is changed meanwhile
     summaries = {}

@@ -23,6 +23,7 @@ from offload.testing.virtual.drawing import (
 from offload.testing.virtual.engine import VirtualEngine
 from offload.testing.virtual.groups import MODELS
 from offload.testing.virtual.leavers import Leavers
+from offload.testing.virtual.pair import run_fleet
 from offload.testing.virtual.settings import VirtualSettings
 from offload.testing.virtual.workload import Workload
 
@@ -39,10 +40,11 @@ _CHANGES: Mapping[str, Callable[..., VirtualSettings]] = {
     **{model: partial(with_varied_model, model=model) for model in MODELS if model != "plain"},
 }
 
-KINDS = ("plain", *_CHANGES)
+FLEET = "fleet"
+KINDS = ("plain", *_CHANGES, FLEET)
 """Of engines: as they come, with speculative decoding, with other ranks, with a tier below the pool, with
 a store that they share, with a pool that outlives them, with siblings that read it, with prompts for others,
-or with the groups of a hybrid model."""
+with the groups of a hybrid model, or several of them that hand KV to each other."""
 
 _KILLED = 0.01
 """In so many turns an engine among others is killed."""
@@ -99,6 +101,8 @@ def run_seed(
     began = time.perf_counter()
     rng = random.Random(seed)
     settings = draw_kind(kind, seed, rng) if settings is None else settings
+    if kind == FLEET:
+        return _run_fleet(seed, turns, settings, rng)
     if settings.region is not None and settings.region.num_beside > 1:
         return _run_beside(seed, turns, settings, rng)
     outliving = [each.num_lives for each in (settings.tier, settings.region) if each is not None]
@@ -171,6 +175,18 @@ def _run_beside(seed: int, turns: int, settings: VirtualSettings, rng: random.Ra
     num_checked = sum(engine.runner.num_positions_checked for engine in over)
     num_steps = sum(engine.num_steps for engine in over)
     return RunReport(seed, num_steps, time.perf_counter() - began, num_checked, counts)
+
+
+def _run_fleet(seed: int, turns: int, settings: VirtualSettings, rng: random.Random) -> RunReport:
+    """Several engines at once, which hand KV to each other."""
+    began = time.perf_counter()
+    try:
+        fleet = run_fleet(seed, turns, settings, rng)
+    except Exception as error:
+        raise RunFailedError(seed, 0, settings, error) from error
+    num_checked = sum(engine.runner.num_positions_checked for engine in fleet.over)
+    num_steps = sum(engine.num_steps for engine in fleet.over)
+    return RunReport(seed, num_steps, time.perf_counter() - began, num_checked, fleet.counts)
 
 
 def _explained(engine: VirtualEngine) -> VirtualEngine:

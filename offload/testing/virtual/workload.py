@@ -98,8 +98,13 @@ class Workload:
             priority = rng.randint(0, 3)
             if engine.settings.fleet and len(prompt) % 2:
                 hints = {**(hints or {}), "do_remote_decode": True}
+            hints = self._with_reference(prompt, hints)
             request = engine.add(prompt, max_tokens, priority=priority, salt=salt, hints=hints)
             self._live.append(request)
+
+    def _with_reference(self, prompt: list[int], hints: dict[str, Any] | None) -> dict[str, Any] | None:
+        """What ``kv_transfer_params`` say of that prompt beside these hints. Without others: nothing."""
+        return hints
 
     def _abort(self) -> None:
         """Any request; with some preference for those whose KV is on its way."""
