@@ -1,0 +1,67 @@
+"""``vllm bench serve``, which knows nothing of us, measures engines of two roles behind the proxy."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offload.testing.engines.server import ServerProcess, environment, held_port
+from offload.testing.proxies import kv_offload_proxy
+from tests.engine.answers import BLOCK_SIZE
+from tests.engine.server import SIZES, served_model
+
+pytestmark = pytest.mark.engine
+
+REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 12, 30 * BLOCK_SIZE, 6
+_BENCH_SECONDS = 400
+
+
+def bench(folder: Path, url: str) -> dict[str, Any]:
+    """What it says in the end."""
+    folder.mkdir()
+    model = str(served_model())
+    command = [str(Path(sys.executable).with_name("vllm")), "bench", "serve", "--backend", "openai"]
+    command += ["--base-url", url, "--endpoint", "/v1/completions", "--model", model, "--tokenizer", model]
+    command += ["--dataset-name", "random", "--random-input-len", str(PROMPT_TOKENS), "--ignore-eos"]
+    command += ["--random-output-len", str(OUTPUT_TOKENS), "--num-prompts", str(REQUESTS)]
+    command += ["--max-concurrency", "4", "--disable-tqdm", "--save-result", "--result-dir", str(folder)]
+    command += ["--result-filename", "told.json"]
+    done = subprocess.run(
+        command, env=environment(folder, {}), capture_output=True, text=True, timeout=_BENCH_SECONDS
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told: dict[str, Any] = json.loads((folder / "told.json").read_text())
+    return told
+
+
+def test_all_requests_are_answered_and_some_are_handed_over(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        peer = f"127.0.0.1:{stack.enter_context(held_port()).getsockname()[1]}"
+        configs: list[dict[str, Any]] = [
+            {"cpu_gib": 0.0625, "role": "prefill", "listen": peer},
+            {"cpu_gib": 0.0625, "role": "decode", "peers": [peer]},
+        ]
+        servers = []
+        for number, config in enumerate(configs):
+            (tmp_path / str(number)).mkdir()
+            server = ServerProcess(tmp_path / str(number), served_model(), SIZES, config, {})
+            servers.append(stack.enter_context(server))
+        prefill, decode = [server.ready().http for server in servers]
+
+        async def run() -> dict[str, Any]:
+            options = ["--min-prefill-tokens", "1"]
+            async with kv_offload_proxy([prefill.base_url], [decode.base_url], options) as proxy:
+                return await asyncio.to_thread(bench, tmp_path / "bench", proxy.url)
+
+        told = asyncio.run(run())
+        assert (told["completed"], told["failed"]) == (REQUESTS, 0)
+        assert told["total_output_tokens"] == REQUESTS * OUTPUT_TOKENS
+        prefilled, decoded = prefill.metrics(), decode.metrics()
+        assert prefilled["vllm:prompt_tokens"] >= told["total_input_tokens"]
+        # How many prompts come in time is up to the machine: what is computed sooner is computed.
+        assert decoded["vllm:prompt_tokens_cached"] >= PROMPT_TOKENS - BLOCK_SIZE
