@@ -8,9 +8,11 @@ are scattered over the pool. Ways:
 - `verified`: as the product does it: what is put is checked against its seals, and what is got, too.
 - `unverified`: the same without checksums.
 - `bare`: one `pwritev` or `preadv` per extent, from as many threads on the same memory, and nothing else.
+- `bare, hot`: the same, but each thread moves a buffer of its own again and again, as fio does.
 - `fio`: `psync`, the same file, size of blocks, number of threads, and O_DIRECT where the slab uses it. It
-  moves one buffer per thread again and again, which stays in the processor's cache; the others move all of
-  the pool.
+  moves one buffer per thread again and again, which stays in the processor's cache; but for `bare, hot` the
+  others move all of the pool.
+- `files`, `sqlite`, `rocksdb`: one file per extent, a table of blobs, values in RocksDB; see `others`.
 
 A pair is one turn of each way, in an order of chance; within a turn all is put, then all is got. Shares are
 medians of the shares within a pair. Seconds are from the first job submitted to the last end polled, of fio
@@ -34,6 +36,7 @@ from benchmarks.common import report
 from benchmarks.common.arguments import parser_of, positive, settings_of
 from benchmarks.common.tables import Column, table
 from benchmarks.disk_bandwidth.fio import fio_version, run_fio
+from benchmarks.disk_bandwidth.others import Files, Other, RocksDB, SQLite, reason_against_rocksdb
 from benchmarks.disk_bandwidth.turns import Slabs, Turn
 from offload.worker.media.base import Verb
 from offload.worker.media.slab import SlabOptions
@@ -49,6 +52,7 @@ _COLUMNS = [
     Column("share of fio", "share_of_fio", ".2f"),
 ]
 
+OTHERS: dict[str, type[Other]] = {"files": Files, "sqlite": SQLite, "rocksdb": RocksDB}
 _Turns = dict[tuple[Verb, str], list[Turn]]
 
 
@@ -58,10 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     notes, rows = report.load_note(), []
     version = fio_version()
     notes.append(version or "fio: not installed, nothing to compare with (apt-get install fio)")
+    no_rocksdb = reason_against_rocksdb()
+    notes += [] if no_rocksdb is None else [no_rocksdb]
+    ways = ["verified", "unverified", "bare", "bare, hot"] + ["fio"] * (version is not None)
+    ways += [way for way in OTHERS if way != "rocksdb" or no_rocksdb is None]
     options.path.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.path) as folder:
         for extent_mib in options.extents:
-            rows += _measure(Path(folder) / str(extent_mib), extent_mib, options, has_fio=version is not None)
+            rows += _measure(Path(folder) / str(extent_mib), extent_mib, options, ways)
     print(table(_COLUMNS, rows))
     print()
     for note in notes:
@@ -72,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(
-    path: Path, extent_mib: int, options: argparse.Namespace, *, has_fio: bool
+    path: Path, extent_mib: int, options: argparse.Namespace, ways: list[str]
 ) -> list[dict[str, Any]]:
     slab_options = SlabOptions(
         get_threads=options.get_threads,
@@ -90,11 +98,10 @@ def _measure(
         options=slab_options,
         huge_pages=options.huge_pages,
     )
-    ways = ["verified", "unverified", "bare"] + ["fio"] * has_fio
     turns: _Turns = {(verb, way): [] for verb in (Verb.PUT, Verb.GET) for way in ways}
     rng = random.Random(extent_mib)
     with closing(slabs):
-        slabs.turn(Verb.PUT, rng)  # makes the file
+        slabs.turn(Verb.PUT, rng)  # makes the file, which fio and the bare ways use
         for pair in range(-1, options.pairs):
             for way in rng.sample(ways, len(ways)):
                 slabs.with_options(replace(slab_options, verify=way == "verified"))
@@ -115,8 +122,10 @@ def _turn(
     options: argparse.Namespace,
     rng: random.Random,
 ) -> Turn:
-    if way == "bare":
-        return slabs.bare_turn(verb, rng)
+    if way in ("bare", "bare, hot"):
+        return slabs.bare_turn(verb, rng, is_hot=way != "bare")
+    if way in OTHERS:
+        return slabs.other_turn(verb, rng, OTHERS[way])
     if way != "fio":
         return slabs.turn(verb, rng)
     return run_fio(

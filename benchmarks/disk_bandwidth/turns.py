@@ -6,8 +6,9 @@ import ctypes
 import itertools
 import os
 import random
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.disk_bandwidth.others import Other, RocksDB
 from offload.messages import EPOCH_SHIFT, Ids
 from offload.worker.media.base import Extent, MediumJob, PoolSlots, Verb
 from offload.worker.media.slab import SlabMedium, SlabOptions
@@ -57,8 +59,11 @@ class Slabs:
         self._num_extents = num_extents
         self._options = options
         num_slots = num_extents * self._extent_slots
-        self._memory = HostMemory(num_slots, slot_bytes, huge_pages=huge_pages)
+        hot_slots = max(options.put_threads, options.get_threads) * self._extent_slots
+        self._memory = HostMemory(num_slots + hot_slots, slot_bytes, huge_pages=huge_pages)
         self._pool = PoolSlots(self._memory.address, num_slots, slot_bytes)
+        memory = (ctypes.c_char * self._memory.nbytes).from_address(self._memory.address)
+        self._view = memoryview(memory).cast("B")
         rng = np.random.default_rng(0)
         words = (ctypes.c_uint64 * (self._memory.nbytes // 8)).from_address(self._memory.address)
         np.frombuffer(words, dtype=np.uint64)[:] = rng.integers(0, 1 << 63, len(words), dtype=np.uint64)
@@ -104,27 +109,79 @@ class Slabs:
             seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_before
         return Turn(self._slots.size * self._pool.slot_bytes, seconds, cpu_seconds)
 
-    def bare_turn(self, verb: Verb, rng: random.Random) -> Turn:
-        """Put or get every extent by one call of the kernel, from as many threads, and nothing else."""
-        call, threads = (os.pwritev, self._options.put_threads)
-        if verb is Verb.GET:
-            call, threads = (os.preadv, self._options.get_threads)
-        size, extent_bytes = self._pool.slot_bytes, self._extent_slots * self._pool.slot_bytes
-        memory = (ctypes.c_char * self._memory.nbytes).from_address(self._memory.address)
-        view = memoryview(memory).cast("B")
+    def bare_turn(self, verb: Verb, rng: random.Random, *, is_hot: bool = False) -> Turn:
+        """Put or get every extent by one call of the kernel, from as many threads, and nothing else.
+
+        ``is_hot``: each thread moves a buffer of its own again and again, as fio does.
+        """
+        call = os.pwritev if verb is Verb.PUT else os.preadv
+        extent_bytes = self._extent_slots * self._pool.slot_bytes
         fd = os.open(self.file, os.O_RDWR | (os.O_DIRECT if self.is_direct else 0))
+        numbers, own = itertools.count(), threading.local()
 
         def move(place: int) -> int:
-            pieces = [view[slot * size : (slot + 1) * size] for slot in self._slots[place].tolist()]
-            return call(fd, pieces, place * extent_bytes)
+            if not is_hot:
+                return call(fd, self._views(place), place * extent_bytes)
+            if not hasattr(own, "start"):
+                own.start = self._slots.size * self._pool.slot_bytes + next(numbers) * extent_bytes
+            return call(fd, [self._view[own.start : own.start + extent_bytes]], place * extent_bytes)
 
+        try:
+            return self._timed(verb, rng, move)
+        finally:
+            os.close(fd)
+
+    def other_turn(self, verb: Verb, rng: random.Random, kind: type[Other]) -> Turn:
+        """Put or get every extent by what others use, checked against its seals before or after.
+
+        What was written by an earlier turn is brought to the device and out of the page cache before; that
+        does not count. To close it does.
+        """
+        path = self._path.with_name(f"{self._path.name} {kind.__name__}")
+        if verb is Verb.PUT and issubclass(kind, RocksDB):
+            kind.begin_anew(path)
+        elif path.exists():
+            kind.forget_pages(path)
+        other = kind(path, self._threads(verb))
+
+        def move(place: int) -> int:
+            views = self._views(place)
+            if verb is Verb.PUT:
+                self._check(place)
+                other.put(place, views)
+            else:
+                other.get(place, views)
+                self._check(place)
+            return sum(map(len, views))
+
+        return self._timed(verb, rng, move, other.close)
+
+    def _timed(
+        self,
+        verb: Verb,
+        rng: random.Random,
+        move: Callable[[int], int],
+        close: Callable[[], None] = lambda: None,
+    ) -> Turn:
         order = rng.sample(range(self._num_extents), self._num_extents)
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(self._threads(verb)) as pool:
             cpu_before, began = time.process_time(), time.perf_counter()
             nbytes = sum(pool.map(move, order))
+            close()
             seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_before
-        os.close(fd)
         return Turn(nbytes, seconds, cpu_seconds)
+
+    def _threads(self, verb: Verb) -> int:
+        return self._options.get_threads if verb is Verb.GET else self._options.put_threads
+
+    def _views(self, place: int) -> list[memoryview]:
+        size = self._pool.slot_bytes
+        return [self._view[slot * size : (slot + 1) * size] for slot in self._slots[place].tolist()]
+
+    def _check(self, place: int) -> None:
+        addresses = self._pool.addresses(self._slots[place])
+        if not np.array_equal(checksums_of(addresses[:, None], [self._pool.slot_bytes]), self._seals[place]):
+            raise RuntimeError(f"extent {place} is not what was put")
 
     def _job(self, verb: Verb, epoch: int, places: Sequence[int]) -> MediumJob:
         job_id = next(self._job_ids)

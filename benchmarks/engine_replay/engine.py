@@ -65,6 +65,7 @@ class ReplaySettings:
     ``store_decode_blocks`` are those of our connector. ``groups`` and ``retention`` are as in
     ``VirtualSettings``; hashes are of blocks of ``hash_tokens``. Without ``inner_checkpoints`` ours stores
     checkpoints where prompts end and part, and nowhere else. ``places`` are below our pool.
+    The engine goes by ``clock``; None: by one of its own.
     """
 
     connector: str
@@ -83,6 +84,7 @@ class ReplaySettings:
     retention: int | None = 0
     inner_checkpoints: bool = True
     places: tuple[Place, ...] = ()
+    clock: VirtualClock | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class ReplayEngine:
 
     def __init__(self, settings: ReplaySettings) -> None:
         self.settings = settings
-        self.clock = VirtualClock()
+        self.clock = settings.clock or VirtualClock()
         virtual = _virtual(settings)
         vllm_config = make_vllm_config(virtual, _simple(virtual) if settings.connector == "simple" else None)
         make_hash(vllm_config)

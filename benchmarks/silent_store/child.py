@@ -1,4 +1,4 @@
-"""What runs in the processes of the benchmark: our connector with a silent store below it, or without one."""
+"""What runs in the processes of the benchmark: our connector above a store, or above none."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import logging
 import random
 import time
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from offload.testing.engines.process import EngineProcess
 
-__all__ = ["Day", "child_of"]
+__all__ = ["FAR", "NONE", "SILENT", "Day", "Run", "child_of"]
+
+NONE, SILENT, FAR = "none", "silent", "far"
+"""What is below the pool: nothing; a store that never answers; one behind a link."""
 
 _BLOCK_TOKENS = 16
 _DOCUMENTS = 40
@@ -21,28 +24,53 @@ _POSITIONS = 16
 """Of an extent, where blocks of 16 tokens have 64 KiB."""
 _KNOWN_SECONDS = 60.0
 """Of the virtual clock, until it is known that a store is silent."""
+_FAR_BYTES_PER_SECOND, _FAR_SECONDS = 1e9, 1e-3
 
 
-def child_of(has_store: bool, num_runs: int) -> EngineProcess[Day]:
+class Run(NamedTuple):
+    """What the scheduler did.
+
+    Attributes:
+        trace: what was scheduled, step by step, as a digest.
+        computed: tokens.
+        spent: of each step that schedules something, nanoseconds of the scheduler's thread.
+    """
+
+    trace: str
+    computed: int
+    spent: list[int]
+
+
+def child_of(below: str, num_runs: int) -> EngineProcess[Day]:
     """A process with a ``Day``, forked from one that has only imported vLLM."""
     quiet = {"VLLM_LOGGING_LEVEL": "ERROR"}
-    name = "with a silent store" if has_store else "without"
-    made = partial(_make, has_store, num_runs)
-    return EngineProcess(made, name, variables=quiet, fork_from=["benchmarks.control_plane.child"])
+    made = partial(_make, below, num_runs)
+    return EngineProcess(
+        made, f"below: {below}", variables=quiet, fork_from=["benchmarks.control_plane.child"]
+    )
 
 
 class Day:
-    """An engine that is asked for documents, some of them again; whoever is below it never answers."""
+    """An engine that is asked for documents, some of them again."""
 
-    def __init__(self, has_store: bool, num_runs: int) -> None:
-        """Begin when it is known that the store is silent. The pool has room for all of so many runs."""
+    def __init__(self, below: str, num_runs: int) -> None:
+        """Begin when it is known how the store answers. The pool has room for all of so many runs."""
         from benchmarks.engine_replay import ReplayEngine, ReplaySettings  # not over here: it imports vLLM
+        from benchmarks.engine_replay.engine import TimeModel
+        from offload.testing.copiers.paced import Link, Pace, VirtualClock
         from offload.testing.media.faulty import MediumFault
         from offload.testing.virtual.store import VirtualStore
 
+        clock = VirtualClock()
         self._store = None
-        if has_store:
+        if below == SILENT:
             self._store = VirtualStore(positions=_POSITIONS, choose=lambda job: MediumFault.STUCK)
+        elif below == FAR:
+            pace = Pace(_FAR_BYTES_PER_SECOND, _FAR_SECONDS)
+            link = Link(clock, lambda: pace)
+            self._store = VirtualStore(
+                positions=_POSITIONS, link=link, link_slot_bytes=TimeModel().block_bytes
+            )
         self._engine = ReplayEngine(
             ReplaySettings(
                 connector="offload",
@@ -53,26 +81,28 @@ class Day:
                 timer=time.thread_time_ns,
                 watch=False,
                 places=() if self._store is None else (self._store.place,),
+                clock=clock,
             )
         )
         self._num_added = 0
-        while self._engine.clock.now < _KNOWN_SECONDS:
+        while clock.now < _KNOWN_SECONDS:
             self._ask(random.Random("known"), -1)
             self._come_to_rest()
         if self._store is not None:
-            assert self._store.probes.breaker.is_outage, "the store hangs, and nobody has noticed"
+            is_known = self._store.probes.breaker.is_outage
+            assert is_known == (below == SILENT), f"{below}: an outage is {is_known}"
 
-    def run(self, seed: int, num_requests: int) -> tuple[str, list[int]]:
-        """What was scheduled, step by step, as a digest; and each step's nanoseconds in the scheduler."""
+    def run(self, seed: int, num_requests: int) -> Run:
+        """Ask for so many documents."""
         rng, trace, spent = random.Random(seed), hashlib.sha256(), list[int]()
-        first = self._num_added
+        first, computed = self._num_added, 0
         for _ in range(num_requests):
             self._ask(rng, seed)
             for _ in range(rng.randrange(8)):
-                self._step(trace, spent, first)
+                computed += self._step(trace, spent, first)
         while not self._engine.is_idle() and self._engine.scheduler.has_unfinished_requests():
-            self._step(trace, spent, first)
-        return trace.hexdigest(), spent
+            computed += self._step(trace, spent, first)
+        return Run(trace.hexdigest(), computed, spent)
 
     def close(self) -> None:
         """The engine ends."""
@@ -90,20 +120,22 @@ class Day:
         self._num_added += 1
         self._engine.add(str(self._num_added), hashes, num_blocks * _BLOCK_TOKENS + 5, _OUTPUT_TOKENS)
 
-    def _step(self, trace: Any, spent: list[int], first: int) -> None:
+    def _step(self, trace: Any, spent: list[int], first: int) -> int:
+        """Returns how many tokens it has computed."""
         if self._engine.is_idle():
-            return
+            return 0
         step = self._engine.step()
         scheduled = step.output.num_scheduled_tokens
         if scheduled:
             trace.update(repr([(int(each) - first, count) for each, count in scheduled.items()]).encode())
             spent.append(step.schedule_ns + step.update_ns)
+        return step.output.total_num_scheduled_tokens
 
     def _come_to_rest(self) -> None:
         while self._engine.scheduler.has_unfinished_requests():
             self._engine.step()
 
 
-def _make(has_store: bool, num_runs: int) -> Day:
+def _make(below: str, num_runs: int) -> Day:
     logging.disable(logging.WARNING)
-    return Day(has_store, num_runs)
+    return Day(below, num_runs)

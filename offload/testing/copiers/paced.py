@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Hashable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from offload.messages import GPU_ROUTES, Route
+from offload.messages import Route
 from offload.worker.copiers import Copier, CopyEnd
 from offload.worker.layout import CopyBatch
 
@@ -53,19 +53,19 @@ class Pace(NamedTuple):
 
 
 class Link:
-    """One copy after another in each route, both routes at once. `pace` is asked at every copy."""
+    """One copy after another each way, all ways at once. `pace` is asked at every copy."""
 
     def __init__(self, clock: Clock, pace: Callable[[], Pace]) -> None:
         self.clock = clock
         self._pace = pace
-        self._free_at = dict.fromkeys(GPU_ROUTES, 0.0)
+        self._free_at: dict[Hashable, float] = {}
 
-    def book(self, route: Route, size: float) -> float:
-        """Copy `size` bytes as soon as the link is free. Returns when that will have ended."""
+    def book(self, way: Hashable, size: float) -> float:
+        """Copy `size` bytes as soon as the link is free that way. Returns when that will have ended."""
         pace = self._pace()
-        begin = max(self._free_at[route], self.clock.now)
-        self._free_at[route] = begin + size / pace.bytes_per_second
-        return self._free_at[route] + pace.seconds
+        begin = max(self._free_at.get(way, 0.0), self.clock.now)
+        self._free_at[way] = begin + size / pace.bytes_per_second
+        return self._free_at[way] + pace.seconds
 
 
 class _Task(NamedTuple):

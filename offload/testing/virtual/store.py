@@ -9,12 +9,14 @@ from offload.scheduler.tiers.fetches import Fetches
 from offload.scheduler.tiers.probes import Probes
 from offload.scheduler.tiers.spills import Spills
 from offload.scheduler.tiers.tier import make_store
+from offload.testing.copiers.paced import Link
 from offload.testing.media.faulty import FaultyMedium, MediumFault
+from offload.testing.media.paced import PacedMedium
 from offload.testing.media.store import MemoryStore, StoreMedium
 from offload.testing.virtual.meeting import registering
 from offload.testing.virtual.tier import VirtualTier
 from offload.vllm.places import Place
-from offload.worker.media.base import MediumJob
+from offload.worker.media.base import Medium, MediumJob
 from offload.worker.media.lane import LanesBelow, PoolParts, store_facts, store_lanes
 
 STORE = "store"
@@ -31,6 +33,7 @@ class VirtualStore(VirtualTier):
     Attributes:
         store: what engines share.
         disturb: called before each job.
+        link: to the store; None: it is here.
     """
 
     def __init__(
@@ -38,12 +41,16 @@ class VirtualStore(VirtualTier):
         *,
         store: MemoryStore | None = None,
         disturb: Callable[[MemoryStore], None] | None = None,
+        link: Link | None = None,
+        link_slot_bytes: float = 0.0,
         **others: object,
     ) -> None:
-        """``others``: of ``VirtualTier``."""
+        """``link_slot_bytes``: that a slot takes there. ``others``: of ``VirtualTier``."""
         super().__init__(0, **others)  # type: ignore[arg-type]
         self.store = MemoryStore() if store is None else store
         self.disturb = disturb
+        self.link = link
+        self._link_slot_bytes = link_slot_bytes
 
     def __repr__(self) -> str:
         return f"VirtualStore(positions={self.positions}, limits={self.limits})"
@@ -62,7 +69,9 @@ class VirtualStore(VirtualTier):
 
     def _make_lanes(self, pool: PoolParts) -> LanesBelow:
         rank = registering.rank
-        inner = StoreMedium(self.store, pool.slots, extent_slots=self.positions, rank=rank)
+        inner: Medium = StoreMedium(self.store, pool.slots, extent_slots=self.positions, rank=rank)
+        if self.link is not None:
+            inner = PacedMedium(inner, self.link, self._link_slot_bytes)
         medium = FaultyMedium(inner, pool.slots, self._choose_and_disturb, stuck_polls=self.stuck_polls)
         self._media[rank] = medium
         facts = store_facts(self.positions, pool.share)
