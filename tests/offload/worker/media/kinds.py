@@ -13,8 +13,10 @@ from offload.mooncake_config import MOONCAKE
 from offload.naming import BAG, WIDTH_SHIFT, bag_names
 from offload.peering.tls import client_context, server_context
 from offload.store_config import StoreAddress
+from offload.testing.copiers.paced import Link, Pace, RealClock
 from offload.testing.media.faulty import FaultyMedium
 from offload.testing.media.memory import MemoryMedium
+from offload.testing.media.paced import PacedMedium
 from offload.testing.media.store import MemoryStore, StoreMedium
 from offload.worker.media.base import Medium, MediumEnd, MediumJob, Verb
 from offload.worker.media.mooncake_medium import MooncakeMedium, MooncakeOptions
@@ -128,6 +130,12 @@ def _store(path: Path, servers: Servers) -> Ground:
         return StoreMedium(store, pool.slots, extent_slots=EXTENT, rank=ranks.index(whose))
 
     return Ground(make)
+
+
+def _far(path: Path, servers: Servers) -> Ground:
+    """A store behind a link."""
+    make, link = _store(path, servers).medium, Link(RealClock(), lambda: Pace(1e9, 1e-3))
+    return Ground(lambda pool, whose: PacedMedium(make(pool, whose), link, SLOT))
 
 
 def _resp(kind: str, way: str) -> Callable[[Path, Servers], Ground]:
@@ -261,6 +269,7 @@ KINDS = {
     "faulty slab": Kind(BY_PLACE, _faulty(_slab())),
     "store in memory": Kind(BY_NAME, _store),
     "faulty store": Kind(BY_NAME, _faulty(_store)),
+    "far store": Kind(BY_NAME, _far),
     **{
         f"{kind} {way}": Kind(BY_NAME, _resp(kind, way))
         for kind in SERVERS
