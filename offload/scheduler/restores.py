@@ -251,7 +251,7 @@ class Restores:
         restore, start, stop = job.task
         if progress.ended:
             restore.end_part(start, start + job.num_good)
-            restore.is_sound &= job.is_sound
+            restore.is_sound &= job.is_sound or restore.is_lost  # others may have the slots by now
         if progress.fell_short:
             restore.is_void = True
             self._index.remove(restore)

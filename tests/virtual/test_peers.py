@@ -324,6 +324,83 @@ class TestWhatDoesNotArrive:
         assert sum(pair.counted("unused_hand_offs").values()) == 1
 
 
+def slot_of(pair: Pair, position: int = 10) -> int:
+    """Of a position of ``PROMPT``, in the first engine's pool."""
+    chain = next(iter(pair.prefill.side.allocator._tree.nodes())).hashes
+    return int(pair.prefill.side.allocator.lookup(list(chain)).slots[position, 0])
+
+
+def test_what_one_rank_lacks_nobody_has() -> None:
+    pair = Pair(3)
+    pair.compute()
+    slot, tables = slot_of(pair), pair.shown()[2].holdings._tables
+    before, tables.fills[slot] = tables.fills[slot], -1
+    assert pair.ask() == len(PROMPT) - 10 * BLOCK
+    tables.fills[slot] = before
+    pair.end()
+
+
+@pytest.mark.parametrize("is_far", [True, False])
+def test_a_slot_that_is_filled_anew_while_it_is_sent_is_missed(is_far: bool) -> None:
+    """Its bytes are as they were, so its generation alone can tell."""
+    pair = Pair(is_far=is_far)
+    pair.compute()
+    pair.plainly(OTHER)
+    slot, tables = slot_of(pair), pair.shown()[0].holdings._tables
+    before, shown = int(tables.fills[slot]), pair.shown()[0]
+    pieces = shown.pieces
+
+    def pieces_of(rows: Any) -> Any:
+        found = pieces(rows)
+        if slot in rows.slots:
+            tables.fills[slot] = 1 << 30
+        return found
+
+    shown.pieces = pieces_of  # type: ignore[method-assign]
+    if not is_far:
+        tables.fills[slot] = 1 << 30
+    computed = pair.ask()
+    assert len(PROMPT) - 10 * BLOCK <= computed
+    tables.fills[slot] = before
+    del shown.pieces
+    pair.end()
+
+
+def test_in_a_batch_each_computes_what_has_not_arrived() -> None:
+    """Those of which all has arrived go on at once; nobody waits for those of which some was lost."""
+    pair = Pair(
+        cpu_slots=600,
+        gpu_blocks=300,
+        max_num_seqs=8,
+        chunk=1024,
+        peer_limits=TierLimits(least_tokens=1, pool_share=1.0),
+    )
+    prompts = [tokens(24 * BLOCK + 1, first=first) for first in range(50, 58)]
+    requests = [pair.compute(each) for each in prompts]
+    lost = {1: 0, 4: 12, 6: 23}
+    allocator = pair.prefill.side.allocator
+    fills = pair.shown()[0].holdings._tables.fills
+    before = fills.copy()
+    for index, position in lost.items():
+        slot = allocator.lookup(requests[index].block_hashes).slots[position, 0]
+        fills[slot] = -1
+    sent = [
+        pair.send(prompt, **of(prompt, request)) for prompt, request in zip(prompts, requests, strict=True)
+    ]
+    ended: dict[str, int] = {}
+    for turn in range(100):
+        pair.decode.step()
+        for request in sent:
+            if request.is_finished():
+                ended.setdefault(request.request_id, turn)
+    computed = [pair.computed[request.request_id] for request in sent]
+    assert computed == [(24 - lost.get(index, 24)) * BLOCK + 1 for index in range(8)]
+    arrived = [ended[request.request_id] for index, request in enumerate(sent) if index not in lost]
+    assert max(arrived) <= max(ended.values())
+    fills[:] = before
+    pair.end()
+
+
 class TestWeights:
     def test_after_a_reset_peers_have_nothing(self, pair: Pair) -> None:
         pair.compute()

@@ -204,7 +204,8 @@ class Audit(SchedulerAudit):
         unwanted = ended.given_up or job.given_up or job.job_id in self._cancelled
         follows = job.flow.route == LOAD and job.task.restore.follows
         may_lack = follows or job.flow.route.source not in (GPU, POOL)  # what others have evicted, or keep
-        unwanted = unwanted or (may_lack and ended.is_sound)
+        is_lost = follows and job.task.restore.is_lost  # what it followed was not whole on another rank
+        unwanted = unwanted or (may_lack and (ended.is_sound or is_lost))
         if ended.num_good < job.num_blocks and not (done_to_it or unwanted):
             raise WrongBytesError(f"job {job.job_id} failed though nothing was done to it: {ended}")
 
