@@ -28,6 +28,7 @@ from offload.worker.peers.shown import Shown, Standing
 
 if TYPE_CHECKING:
     from offload.messages import TierFacts
+    from offload.testing.virtual.engine import VirtualEngine
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class VirtualNetwork:
         cut_off: addresses that nobody reaches, and that reach nobody.
         harm: what happens by itself.
         counts: of what has happened.
+        engines: that have met here, also those that are over.
         media: through which engines fetch, in the order in which their ranks were made.
         during: called before each piece of bytes that a peer sends.
     """
@@ -103,6 +105,7 @@ class VirtualNetwork:
         self.cut_off: set[tuple[str, int]] = set()
         self.counts: Counter[str] = Counter()
         self.media: list[PeerMedium] = []
+        self.engines: list[VirtualEngine] = []
         self.during: Callable[[], None] = _nothing
 
     def __repr__(self) -> str:
@@ -110,8 +113,11 @@ class VirtualNetwork:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether something was done to what went over it."""
-        return any(self.counts[each] for each in ("corrupt", "duplicate", "reorder", "truncate"))
+        """Whether something was done to what went over it, or to what any engine has."""
+        done = [self.counts[each] for each in ("corrupt", "duplicate", "reorder", "truncate")]
+        done += [engine.counts["rot"] for engine in self.engines]
+        done += [copier.num_faults for engine in self.engines for copier in engine.copiers]
+        return any(done)
 
     # What engines are made with
 

@@ -166,6 +166,7 @@ class VirtualFleet:
             ]
         engine = VirtualEngine(replace(self._settings, fleet=fleet), self._rng)
         engine.audit.explain_failures = True
+        self.network.engines.append(engine)
         return engine
 
     def _end(self, index: int) -> None:
