@@ -1,14 +1,14 @@
 """Millions of adversarial steps of vLLM's real scheduler over our whole connector.
 
     python -m tests.soak [--seed 0] --seconds 600 [--processes 2] [--kind window ...] [--json FILE]
-    python -m tests.soak --tiers disk,store,pool,siblings --steps 250000 --seconds 3600
+    python -m tests.soak --tiers disk,store,several,pool,siblings --steps 250000 --seconds 3600
     python -m tests.soak --pairs --steps 500000 --seconds 3600
 
 Each seed is an engine of its own: tiny pools, random mode, random faults (see ``offload.testing.virtual``).
-Engines are of several kinds: as they come, with drafts, with other ranks, with a tier, with a store, with a
-pool that outlives them, with siblings, with the groups of a hybrid model, or in fleets that hand KV to each
-other. Without ``--kind`` all have
-their turn, each for so many seconds. Without ``--seed`` the first seed is fresh, and printed.
+Engines are of several kinds: as they come, with drafts, with other ranks, with a tier, with a store, with
+both, with a pool that outlives them, with siblings, with the groups of a hybrid model, or in fleets that hand
+KV to each other. Without ``--kind`` all have their turn, each for so many seconds. Without ``--seed`` the
+first seed is fresh, and printed.
 The exit status is 1 if any seed failed; a failed seed is printed with its step and the history of the
 block, and reproduces with ``--seed SEED --seeds 1`` and its kind.
 """
@@ -33,7 +33,7 @@ from offload.testing.virtual.engine import StuckError
 from offload.testing.virtual.history import WrongBytesError
 from offload.testing.virtual.run import FLEET
 
-TIERS = {"disk": "tier", "store": "store", "pool": "region", "siblings": "siblings"}
+TIERS = {"disk": "tier", "store": "store", "several": "several", "pool": "region", "siblings": "siblings"}
 """Kinds of engines by what is below their pool, or what it is."""
 
 

@@ -19,6 +19,7 @@ from offload.testing.media.store import MemoryStore
 from offload.testing.virtual.groups import CHUNK, FULL, MODELS, STATE, WINDOW, Group
 from offload.testing.virtual.region import VirtualRegion, sibling_place
 from offload.testing.virtual.settings import DRAFTERS, VirtualSettings
+from offload.testing.virtual.several import VirtualTiers
 from offload.testing.virtual.store import VirtualStore
 from offload.testing.virtual.tier import VirtualTier
 from offload.worker.media.base import MediumJob
@@ -159,22 +160,7 @@ def with_tier(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
         settings = rng.choice(changes)(settings, rng)
     elif rng.random() < 0.5:
         settings = with_varied_model(settings, rng.choice(models), rng)
-    choose = _choosing(settings, rng)
-    limits = TierLimits(
-        rng.choice(available_policies()),
-        rng.choice(list(Admit)),
-        rng.choice([None, 1e5, 1e12]),
-        least_tokens=rng.choice([1, 1, 4, 20]),
-        pool_share=rng.choice([0.25, 1.0, 1.0]),
-    )
-    tier = VirtualTier(
-        rng.choice([3, 6, 60]),
-        positions=rng.choice([8, 16] if settings.groups else [1, 2, 4]),
-        limits=limits,
-        choose=choose,
-        stuck_polls=50,
-        num_lives=rng.choice([1, 2, 3]),
-    )
+    tier = _tier(settings, rng)
     return replace(settings, tier=tier, fetch_gpu_share=rng.choice([0.1, 1.0, 1.0]))
 
 
@@ -198,15 +184,48 @@ def with_hand_offs(settings: VirtualSettings, rng: random.Random) -> VirtualSett
 
 
 def with_store(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
-    """The same with a store that engines share, and models of any kind.
-
-    It loses what it has, at random or the ends of chains, it changes bytes, and it is gone for a while.
-    """
+    """The same with a store that engines share, and models of any kind."""
     model = rng.choice(list(MODELS)) if rng.random() < 0.5 else "plain"
     if model != "plain":
         settings = with_varied_model(settings, model, rng)
     elif rng.random() < 0.5:
         settings = rng.choice([with_replicas, with_shared_blocks, with_stages])(settings, rng)
+    tier = _store(settings, rng)
+    share = rng.choice([0.1, 1.0, 1.0])
+    return replace(settings, tier=tier, step_seconds=rng.choice([0.05, 1.0]), fetch_gpu_share=share)
+
+
+def with_several(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
+    """The same with a small pool, and a tier and a store below it, in either order, which go wrong apart."""
+    settings = with_tier(settings, rng)
+    assert isinstance(settings.tier, VirtualTier)
+    tiers = {"disk": settings.tier, "store": _store(settings, rng)}
+    if rng.random() < 0.5:
+        tiers = dict(reversed(tiers.items()))
+    return replace(settings, tier=VirtualTiers(tiers), step_seconds=rng.choice([0.05, 1.0]))
+
+
+def _tier(settings: VirtualSettings, rng: random.Random) -> VirtualTier:
+    choose = _choosing(settings, rng)
+    limits = TierLimits(
+        rng.choice(available_policies()),
+        rng.choice(list(Admit)),
+        rng.choice([None, 1e5, 1e12]),
+        least_tokens=rng.choice([1, 1, 4, 20]),
+        pool_share=rng.choice([0.25, 1.0, 1.0]),
+    )
+    return VirtualTier(
+        rng.choice([3, 6, 60]),
+        positions=rng.choice([8, 16] if settings.groups else [1, 2, 4]),
+        limits=limits,
+        choose=choose,
+        stuck_polls=50,
+        num_lives=rng.choice([1, 2, 3]),
+    )
+
+
+def _store(settings: VirtualSettings, rng: random.Random) -> VirtualStore:
+    """It loses what it has, at random or the ends of chains, it changes bytes, and it is gone for a while."""
     lost, changed = rng.choice([0.0, 0.05, 0.3]), rng.choice([0.0, 0.0, 0.02])
     gone = rng.choice([0.0, 0.0, 0.02])
 
@@ -227,7 +246,7 @@ def with_store(settings: VirtualSettings, rng: random.Random) -> VirtualSettings
             tier.num_faults += 1
 
     tier = VirtualStore(
-        positions=rng.choice([1, 2, 4]) if model == "plain" else rng.choice([8, 16]),
+        positions=rng.choice([8, 16] if settings.groups else [1, 2, 4]),
         limits=TierLimits(
             admit=rng.choice([Admit.ALL, Admit.SECOND_USE]),
             least_tokens=rng.choice([1, 4, 20]),
@@ -239,8 +258,7 @@ def with_store(settings: VirtualSettings, rng: random.Random) -> VirtualSettings
         stuck_polls=50,
         num_lives=rng.choice([1, 2, 3]),
     )
-    share = rng.choice([0.1, 1.0, 1.0])
-    return replace(settings, tier=tier, step_seconds=rng.choice([0.05, 1.0]), fetch_gpu_share=share)
+    return tier
 
 
 def _choosing(settings: VirtualSettings, rng: random.Random) -> Callable[[MediumJob], MediumFault]:

@@ -13,6 +13,7 @@ from offload.testing.virtual.drawing import (
     with_hand_offs,
     with_region,
     with_replicas,
+    with_several,
     with_shared_blocks,
     with_siblings,
     with_stages,
@@ -34,6 +35,7 @@ _CHANGES: Mapping[str, Callable[..., VirtualSettings]] = {
     "pipeline": with_stages,
     "tier": with_tier,
     "store": with_store,
+    "several": with_several,
     "region": with_region,
     "siblings": with_siblings,
     "hand-offs": with_hand_offs,
@@ -43,8 +45,8 @@ _CHANGES: Mapping[str, Callable[..., VirtualSettings]] = {
 FLEET = "fleet"
 KINDS = ("plain", *_CHANGES, FLEET)
 """Of engines: as they come, with speculative decoding, with other ranks, with a tier below the pool, with
-a store that they share, with a pool that outlives them, with siblings that read it, with prompts for others,
-with the groups of a hybrid model, or several of them that hand KV to each other."""
+a store that they share, with both, with a pool that outlives them, with siblings that read it, with prompts
+for others, with the groups of a hybrid model, or several of them that hand KV to each other."""
 
 _KILLED = 0.01
 """In so many turns an engine among others is killed."""

@@ -21,6 +21,7 @@ from offload.testing.engines.environment import transfer_config
 from offload.testing.virtual.groups import FULL, STATE, Group
 from offload.testing.virtual.network import VirtualNetwork
 from offload.testing.virtual.region import VirtualRegion
+from offload.testing.virtual.several import VirtualTiers
 from offload.testing.virtual.tier import VirtualTier
 from offload.vllm import plugin
 from offload.vllm.places import Place
@@ -100,7 +101,7 @@ class VirtualSettings:
         peer_limits: what bounds fetches from peers.
         peer_extent: slots of an extent there.
         places: below the pool.
-        tier: that one of the places is of; engines of one run have it one after the other.
+        tier: that the places are of; engines of one run have it one after the other.
         region: where the pool lies, if it outlives the engine; the same.
         log_stats: let the scheduler collect statistics as a served engine does.
         drafter: a method of speculative decoding of ``DRAFTERS``, or "" for none. "mtp" has a module for each
@@ -150,7 +151,7 @@ class VirtualSettings:
     peer_limits: TierLimits = TierLimits(least_tokens=1)  # noqa: RUF009 (immutable)
     peer_extent: int = 1
     places: tuple[Place, ...] = ()
-    tier: VirtualTier | None = None
+    tier: VirtualTier | VirtualTiers | None = None
     region: VirtualRegion | None = None
     log_stats: bool = False
     drafter: str = ""
