@@ -13,6 +13,7 @@ from offload.files.memory_path import look_for_room
 from offload.files.probe import probe
 from offload.files.tier_path import check_live
 from offload.mooncake_config import MooncakeConfig
+from offload.peers_command import add_peers_command
 from offload.pool_command import add_pool_command
 from offload.pool_config import SharedMemoryConfig
 from offload.provenance import own_version
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_certify_command(commands)
     add_tier_command(commands)
     add_status_command(commands)
+    add_peers_command(commands)
     add_reset_command(commands)
     add_pool_command(commands)
     add_proxy_command(commands)

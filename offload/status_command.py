@@ -77,7 +77,12 @@ def _lines(told: dict[str, Any]) -> list[str]:
         for each in told["prefill"]
         if each["seconds_per_token"]
     ]
-    lines += [f"tier     {_tier(each)}" for each in told["tiers"]]
+    lines += [f"tier     {_tier(each)}" for each in told["tiers"] if "peers" not in each]
+    if told["peers"]:
+        num_connected = sum(each["state"] == "connected" for each in told["peers"])
+        lines.append(f"peers    {num_connected} of {len(told['peers'])} connected; see kv-offload peers")
+    if told["leases"]["num_leases"]:
+        lines.append(f"leases   {told['leases']['num_leases']}, of prompts that were handed off")
     weights = told["weights"]
     if weights["num_resets"]:
         name = "without a name" if weights["version"] is None else f"named {weights['version']!r}"

@@ -112,6 +112,7 @@ STATEFUL = {
     "offload.worker.transfer.TransferEngine",
     "offload.scheduler.tiers.peer_fetches.PeerFetches",
     "offload.scheduler.tiers.peers.PeerDirectory",
+    "offload.scheduler.tiers.peer_standings.PeerStandings",
 }
 CHECKED_BY_THEIR_OWNER = {
     "evictor.hazard._State",  # by HazardPolicy

@@ -21,7 +21,7 @@ class MetricSpec(NamedTuple):
         return self.label == ROUTE
 
 
-ROUTE, REASON = "route", "reason"
+ROUTE, REASON, PEER = "route", "reason", "peer"
 """Labels."""
 
 METRICS = (
@@ -87,6 +87,10 @@ METRICS = (
         "Requests of which a peer was said to have KV, and not all of it was fetched.",
         label=REASON,
     ),
+    MetricSpec("peer_bytes", True, "Bytes of KV fetched from a peer, all ranks.", label=PEER),
+    MetricSpec("peer_seconds", True, "Seconds that these took, all ranks.", label=PEER),
+    MetricSpec("peer_errors", True, "Times that a peer failed, or sent what was wrong.", label=PEER),
+    MetricSpec("peer_connected", False, "1 while all ranks are connected to a peer.", label=PEER),
     MetricSpec("route_kept_bytes", False, "Bytes of KV that a tier keeps, all ranks.", label=ROUTE),
     MetricSpec("route_paused", False, "1 while a route pauses or tries a single job.", label=ROUTE),
     MetricSpec(

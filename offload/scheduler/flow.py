@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from allocator import Event
 from offload.messages import Order, Route
+from offload.peer_messages import PeerFacts
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.engine import Request, Step
 from offload.scheduler.hints import RequestHints
@@ -113,6 +114,8 @@ class Below(NamedTuple):
         ending: the engine shuts down, and steps on for a while; None: that changes nothing.
         standing: how it stands now, for operators; O(1). None: there is nothing to tell.
         events: what has entered it and left; None: that is not listed.
+        hear: workers tell of engines there.
+        peers: what there is to tell of these; None: there are none.
         name_weights: there was a reset, and what it writes from now on has that suffix; what was written with
             it before is there again.
         namespace: the short name of what must be equal for its bytes to be usable; none: there is no such.
@@ -124,6 +127,8 @@ class Below(NamedTuple):
     standing: Callable[[], "Standing"] | None = None
     events: "BelowEvents | None" = None
     name_weights: Callable[[bytes], None] = lambda suffix: None
+    hear: Callable[[Sequence[PeerFacts]], None] = lambda facts: None
+    peers: Callable[[], list[dict[str, Any]]] | None = None
     namespace: str = ""
 
 

@@ -246,6 +246,8 @@ class SchedulerSide:
             return
         self._has_news = True
         self.stores.hand_offs.leases.release(report.released)
+        for below in self.below if report.peers else ():
+            below.hear(report.peers)
         for job_id, job_report in report.jobs.items():
             sound, reason = job_report.is_sound, job_report.reason
             progress = self.ledger.report(job_id, *job_report[:3], sound, reason)

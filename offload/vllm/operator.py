@@ -48,7 +48,7 @@ class Operator:
         self._next = 0.0
         self._socket: OperatorSocket | None = None
         told: dict[str, Any] = {"about": self._about, "pool": None, "jobs": None}
-        told |= {"routes": [], "prefill": [], "tiers": []}
+        told |= {"routes": [], "prefill": [], "tiers": [], "peers": [], "leases": {"num_leases": 0}}
         try:
             handlers = {"weights": lambda request: weights.told, "reset": self._name_weights}
             self._socket = OperatorSocket(runtime_directory(config.operator_socket), told, handlers)
@@ -110,6 +110,8 @@ class Operator:
                 {"from_tokens": depth, "seconds_per_token": seconds}
                 for depth, seconds in side.costs.prefill.by_depth().items()
             ],
+            "peers": [each for below in side.below if below.peers is not None for each in below.peers()],
+            "leases": {"num_leases": len(side.stores.hand_offs.leases)},
             "tiers": [
                 {
                     **about,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from offload.peer_messages import Unused
+from offload.peers_command import lines_of
 from offload.scheduler.tiers.peer_fetches import PeerFetches
 from offload.scheduler.tiers.peer_wish import TOKEN_SECONDS
 from offload.scheduler.tiers.tier import TierLimits
@@ -15,7 +16,7 @@ from offload.testing.virtual import MODELS, VirtualEngine, VirtualSettings
 from offload.testing.virtual.network import VirtualNetwork
 from offload.testing.virtual.pair import VirtualFleet
 from offload.transfer_params import KVTransferParams, tip_of
-from offload.vllm.peers import FETCH
+from offload.vllm.peers import FETCH, PROBE
 from offload.worker.peers.shown import Shown
 from tests.virtual.driver import forget_gpu, serve, step_until, tokens, watch
 from tests.virtual.test_regions import BLOCK, OTHER, PROMPT, SLOTS, WHOLE, check_pool
@@ -439,3 +440,21 @@ def test_models_of_any_kind(model: str, replicas: int) -> None:
     pair.both(request.is_finished)
     assert pair.computed[fetched.request_id] == restored
     pair.end()
+
+
+def test_how_peers_stand_is_told(pair: Pair) -> None:
+    """By rank and peer; counts are in metrics, and what operators see adds up over the ranks."""
+    pair.compute()
+    assert pair.ask() == REST
+    pair.decode.ranks[0].side._engine._lanes[PROBE].clock = lambda: 1e9  # type: ignore[union-attr]
+    pair.plainly(OTHER)
+    [below] = pair.decode.side.below
+    assert below.peers is not None
+    [told] = below.peers()
+    num_ranks = len(pair.decode.ranks)
+    assert told["address"] == pair.fleet.address(0).shown and told["num_ranks"] == num_ranks
+    assert told["state"] == "connected" and told["peer"] == pair.fleet.reference(0)["peer"]
+    assert sum(pair.counted("peer_bytes").values()) == told["num_bytes"] > 0
+    assert pair.decode.side.metrics.gauges[f"peer_connected:{told['address']}"] == 1
+    [first, second] = lines_of({"engine": "one", "leases": {"num_leases": 2}, "peers": [told]})
+    assert "2 leases" in first and "connected by" in second

@@ -19,6 +19,7 @@ from offload.scheduler.tiers.fetches import Fetches
 from offload.scheduler.tiers.names import Grid
 from offload.scheduler.tiers.pace import Pace
 from offload.scheduler.tiers.peer_fetches import PeerFetches
+from offload.scheduler.tiers.peer_standings import PeerStandings
 from offload.scheduler.tiers.peers import PeerDirectory
 from offload.scheduler.tiers.probes import WAIT_SECONDS, Probes
 from offload.scheduler.tiers.shared import SharedDirectory
@@ -194,7 +195,14 @@ def make_peers(
         pool_share=limits.pool_share,
         peer_wait_seconds=peer_wait_seconds,
     )
-    return Below([fetches, probes], [fetches], name_weights=directory.name_weights)
+    standings = PeerStandings(common.metrics)
+    return Below(
+        [fetches, probes],
+        [fetches],
+        name_weights=directory.name_weights,
+        hear=standings.hear,
+        peers=standings.told,
+    )
 
 
 def _grid_by_name(common: Common, facts: Sequence[TierFacts], extent_bytes: int) -> Grid:

@@ -1,0 +1,50 @@
+"""``kv-offload peers``: whom engines fetch from, what has come, how fast, and what they keep for others."""
+
+import argparse
+import json
+from typing import Any
+
+from offload.operator.client import choose
+from offload.settings import GIB
+from offload.status_command import add_engine_options, directory_of
+
+
+def add_peers_command(commands: Any) -> None:
+    """Add the subcommand to those of a parser."""
+    peers: argparse.ArgumentParser = commands.add_parser(
+        "peers",
+        help="whom the engines that run fetch KV from, what has come and how fast, and their leases",
+        description="Asks the engines of this user that run, as kv-offload status does.",
+    )
+    add_engine_options(peers)
+    peers.set_defaults(run=_peers)
+
+
+def _peers(options: argparse.Namespace) -> int:
+    directory = directory_of(options)
+    told = [each.ask("status") for each in choose(directory, options.engine)]
+    found = [{key: each[key] for key in ("engine", "peers", "leases")} for each in told]
+    if options.json:
+        print(json.dumps({"directory": str(directory), "engines": found}, indent=2))
+        return 0
+    for each in found:
+        print("\n".join(lines_of(each)))
+    return 0
+
+
+def lines_of(told: dict[str, Any]) -> list[str]:
+    """For people."""
+    first = f"engine   {told['engine']}, {told['leases']['num_leases']} leases of prompts for others"
+    return [first, *([f"peer     {_line(each)}" for each in told["peers"]] or ["peer     none"])]
+
+
+def _line(told: dict[str, Any]) -> str:
+    who = f"{told['address']} ({told['peer'] or 'not known yet'})"
+    if told["reason"]:
+        return f"{who}: {told['state']}, {told['reason']}"
+    speed = f" at {told['num_bytes'] / told['seconds'] / 1e9:.3g} GB/s" if told["seconds"] else ""
+    return (
+        f"{who}: {told['state']} by {told['transport'] or 'nothing'}, {told['num_bytes'] / GIB:.2f} GiB in "
+        f"{told['num_fetches']:,} fetches{speed}; {told['num_questions']:,} questions, "
+        f"{told['num_misses']:,} misses, {told['num_errors']:,} errors"
+    )
