@@ -11,7 +11,15 @@ import pytest
 from offload.mooncake_config import MOONCAKE
 from offload.testing.engines.hybrids import HYBRIDS, tiny_hybrid
 from offload.vllm.tiers import store_extent_slots
-from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, TOLERANCE, Answer, difference, prompt_of
+from tests.engine.answers import (
+    BLOCK_BYTES,
+    BLOCK_SIZE,
+    TOLERANCE,
+    Answer,
+    difference,
+    largest_difference,
+    prompt_of,
+)
 from tests.engine.engine import Engine, model_directory
 from tests.engine.process import EngineProcess
 from tests.engine.test_hybrid import QUESTIONS as HYBRID_QUESTIONS
@@ -88,6 +96,33 @@ def test_what_one_engine_computed_the_other_restores(server: Server, tmp_path: P
         server.start()
         if isinstance(server, MooncakeServer):
             server.pause()  # and engines end while it hangs
+
+
+@pytest.mark.parametrize("server", ["redis", MOONCAKE], indirect=True)
+def test_all_in_flight_are_answered_when_the_server_is_killed(server: Server, tmp_path: Path) -> None:
+    """Each fetches what the other has written, and computes more. They step only when they are told to."""
+    one_has, other_has, news = (
+        [prompt_of(WHOLE + 20, seed=2 * of + each) for each in (0, 1)] for of in (5, 6, 7)
+    )
+    with (
+        start(tmp_path, server, 1, in_process=True) as one,
+        start(tmp_path, server, 2, in_process=True) as other,
+    ):
+        cold_one = one.run(Engine.ask, one_has)
+        wait_until_kept(one, server, 2 * NUM_EXTENTS)
+        cold_other = other.run(Engine.ask, other_has)
+        wait_until_kept(other, server, 4 * NUM_EXTENTS)
+        asked_one = [one.run(Engine.add, prompt, 4) for prompt in [*other_has, news[0]]]
+        asked_other = [other.run(Engine.add, prompt, 4) for prompt in [*one_has, news[1]]]
+        one.run(Engine.step)
+        while not other.run(Engine.step):
+            pass  # until it has the first token of a request: one of four
+        server.kill()
+        answers_one, answers_other = one.run(Engine.finish, asked_one), other.run(Engine.finish, asked_other)
+        cold_news = [ask(other, news[0]), ask(one, news[1])]
+    cold = [*cold_other, cold_news[0], *cold_one, cold_news[1]]
+    assert all(answer.num_cached == 0 and len(answer.tokens) == 4 for answer in cold)
+    assert largest_difference([*answers_one, *answers_other], cold) < TOLERANCE
 
 
 @pytest.mark.parametrize("server", ["redis", MOONCAKE], indirect=True)
