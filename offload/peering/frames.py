@@ -92,5 +92,5 @@ def decoded(content: bytes | bytearray, by: "msgspec.msgpack.Decoder[Of]") -> Of
     """What that is. Raises ProtocolError: none of the messages that may come."""
     try:
         return by.decode(content)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"no message that may come: {error}") from error

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offload.messages import Kept, Listening
-from offload.peering.frames import HANDSHAKE_BYTES, MOST_FRAME_BYTES, framed
+from offload.peering.frames import (
+    HANDSHAKE_BYTES,
+    LENGTH_BYTES,
+    MOST_FRAME_BYTES,
+    ProtocolError,
+    Refused,
+    decoded,
+    decoder,
+    framed,
+)
 from offload.peering.talk import RefusedError
 from offload.scheduler.tiers.probes import MOST_NAMES as MOST_ASKED
 from offload.testing.media.links import JoinedLink
@@ -305,3 +314,10 @@ def test_a_session_begins_with_nobody() -> None:
     session.num_questions = 1
     with pytest.raises(AssertionError, match="nobody"):
         session.check_invariants()
+
+
+def test_text_that_is_none_is_no_message() -> None:
+    """msgspec has an error of its own for that."""
+    content = framed(Refused("why"))[LENGTH_BYTES:].replace(b"why", b"\xa0hy")
+    with pytest.raises(ProtocolError):
+        decoded(content, decoder(Refused))
