@@ -77,11 +77,13 @@ STATEFUL = {
     "offload.scheduler.tiers.shared.SharedDirectory",
     "offload.scheduler.tiers.spills.Spills",
     "offload.scheduler.waiting.Waiting",
+    "offload.proxy.asking.Doors",
     "offload.proxy.history.History",
     "offload.proxy.members.Member",
     "offload.proxy.members.Members",
     "offload.proxy.tokens.Tokens",
     "offload.proxy.transcript.Transcript",
+    "offload.proxy.trees.EngineTrees",
     "offload.testing.memory_engine.MemoryEngine",
     "offload.worker.media.named.NamedMedium",
     "offload.worker.media.outage.Outage",
@@ -152,6 +154,8 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.tiers.cold_end.Chain",  # by Spills
     "offload.scheduler.tiers.spills.Spill",  # by Spills
     "offload.proxy.admin.Admin",  # all it has are tasks under way
+    "offload.proxy.asking._Connection",  # by its Door, and of one conversation at a time
+    "offload.proxy.asking._Door",  # by Doors
     "offload.proxy.core.Core",  # by what it is made of
     "offload.proxy.events.Events",  # bytes that nobody has taken yet
     "offload.proxy.exchange.Exchange",  # the client's connection

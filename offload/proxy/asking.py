@@ -96,6 +96,11 @@ class _Door:
             text = str(error) or type(error).__name__
             logger.warning("%s does not say which prompts it has: %s", self._address.shown, text)
 
+    @property
+    def num_idle(self) -> int:
+        """Connections that nobody uses now."""
+        return len(self._idle)
+
     def close(self) -> None:
         for connection in self._idle:
             connection.close()
@@ -164,3 +169,8 @@ class Doors:
         """Let go of all connections."""
         for door in self._doors.values():
             door.close()
+
+    def check_invariants(self) -> None:
+        """No engine has more connections than it may. For tests."""
+        for url, door in self._doors.items():
+            assert door.num_idle <= MOST_CONNECTIONS, f"{url} has {door.num_idle} connections"

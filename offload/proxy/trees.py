@@ -39,6 +39,12 @@ class EngineTrees:
         """Let go of all connections."""
         await self._doors.close()
 
+    def check_invariants(self) -> None:
+        """It knows adapters of engines that it asks, and of no others. For tests."""
+        self._doors.check_invariants()
+        others = [url for url in self._adapters if url not in self._doors]
+        assert not others, f"adapters of {others} are known, which are never asked"
+
     async def depths(
         self, token_ids: Sequence[int], request: Request, urls: Sequence[str]
     ) -> Mapping[str, int]:

@@ -154,6 +154,7 @@ async def stand(
         yield Stand(proxy, client, prefill, decode)
         proxy.core.members.check_invariants()
         proxy.core.history.check_invariants()
+        proxy.core.trees.check_invariants()
 
 
 async def until(condition: Callable[[], bool]) -> None:
