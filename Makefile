@@ -6,7 +6,7 @@ python := .venv/bin/python
 BENCHMARKS := long_document_qa overhead decode_latency shared_prefix verification control_plane engine_replay \
 	hybrid_reuse trace_replay copy_bandwidth waiting_requests stored_share delivery served_share splits \
 	storms gc_pause answers disk_bandwidth disk_tier tier_latency codecs store_tier silent_store pool_restart peer_fetch \
-	partial_arrival proxy fleet
+	partial_arrival proxy fleet handover disaggregated
 # More arguments for pytest, as in: make test ARGS="-k lru -x" (then on the vLLM in .venv only)
 ARGS :=
 # What is tested on the oldest and the newest vLLM as well: whatever meets its scheduler, its worker or its server.
@@ -27,16 +27,19 @@ bench_targets := $(BENCHMARKS:%=bench-%)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test oldest newest soak lint bench clean $(bench_targets)
+.PHONY: help setup demo demo-disaggregated test oldest newest soak lint bench clean $(bench_targets)
 
 help: ## print this
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1	\2/p' Makefile
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1	\2/p' Makefile
 
 setup: ## make .venv: vLLM, this package in place, the tools
 	@.ci/setup
 
 demo: setup ## ask long documents again with and without offload; a table and a plot (ARGS=--full: all of it)
 	$(python) -m benchmarks.long_document_qa --demo $(ARGS)
+
+demo-disaggregated: setup ## prefill on one engine, decode on two, behind the proxy; a table and a plot
+	$(python) -m benchmarks.disaggregated --demo $(ARGS)
 
 test: setup ## run the tests, also on the oldest and the newest vLLM (GPU tests skip themselves without one)
 	@$(if $(ARGS),$(python) -m pytest $(ARGS),.ci/test $(BORDER_TESTS))
