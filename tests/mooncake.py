@@ -67,7 +67,8 @@ class MooncakeServer:
 
     kind = MOONCAKE
 
-    def __init__(self, path: Path, *, mib: int = 256, lease_ms: int = 200) -> None:
+    def __init__(self, path: Path, *, mib: int = 256, lease_ms: int = 60_000) -> None:
+        """``lease_ms``: after a read, until the value may go. A read that takes longer fails."""
         path.mkdir(parents=True, exist_ok=True)
         self._binary = binary_of_master()
         self._path = path

@@ -39,7 +39,7 @@ Media = Callable[..., MooncakeMedium]
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MooncakeServer]:
-    server = MooncakeServer(tmp_path_factory.mktemp("mooncake"), mib=64)
+    server = MooncakeServer(tmp_path_factory.mktemp("mooncake"), mib=64, lease_ms=200)
     yield server
     server.kill()
 
