@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 
 from benchmarks.common.prompts import fresh_hashes
@@ -37,6 +38,7 @@ class PromptEngine:
         num_slots: int,
         eviction_policy: str = "lru",
         places: tuple[Place, ...] = (),
+        timer: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         longest = max(longest, max(_FILLER_BLOCKS) * BLOCK_TOKENS)
         null_block = connector == "simple"  # takes one block of its pool for itself
@@ -50,6 +52,7 @@ class PromptEngine:
                 max_model_len=longest + TAIL_TOKENS + 1,
                 eviction_policy=eviction_policy,
                 places=places,
+                timer=timer,
             )
         )
         self._connector = connector

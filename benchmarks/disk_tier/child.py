@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,7 @@ def _make(has_tier: bool, num_tokens: int, num_slots: int) -> Any:
             num_slots, positions=POSITIONS, limits=nothing, choose=lambda job: MediumFault.LOSE
         )
         places = (tier.place,)
-    engine = PromptEngine("offload", num_tokens, num_slots, places=places)
+    engine = PromptEngine("offload", num_tokens, num_slots, places=places, timer=time.thread_time_ns)
     # workers make checksums in processes of their own, and here they would take the scheduler's caches
     engine.engine._worker._worker._engine._seals.has_sums = False
     freeze_gc_heap()
