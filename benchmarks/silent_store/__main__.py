@@ -7,7 +7,8 @@ never answers, and one has a store behind a virtual link of 1 ms and 1 GB/s, whe
 are asked for the same documents, some of them again, through vLLM's real scheduler, in turns. What each
 step schedules must be the same with the silent store as without, or the benchmark fails. With the far one a
 request waits for its answer, so it may come a step later; how much more was computed then is told. The pool
-has room for all: what is on its way to a store stays in the pool, so other blocks would be evicted.
+has room for all: what is on its way to a store stays in the pool, so other blocks would be evicted. Workers
+are in the same process here, so they make no checksums and the far store keeps no bytes.
 
 Told is the scheduler thread's time on a processor, of steps that schedule something: the median and the 99th
 percentile of each run, their medians over all runs, and the median of the ratios side by side.

@@ -13,11 +13,12 @@ class PacedMedium:
     A job begins in the medium at once. So what a GET brings is in its slots before the end is told.
     """
 
-    def __init__(self, inner: Medium, link: Link, slot_bytes: float) -> None:
-        """``slot_bytes``: of the link for each slot."""
+    def __init__(self, inner: Medium, link: Link, slot_bytes: float, *, keeps: bool = True) -> None:
+        """``slot_bytes``: of the link for each slot. Unless it ``keeps``, what is put goes no further."""
         self._inner = inner
         self._link = link
         self._slot_bytes = slot_bytes
+        self._keeps = keeps
         self._due: dict[int, tuple[float, float]] = {}  # by job: when it was submitted, when its end is told
         self._ended: list[MediumEnd] = []
         self._is_closed = False
@@ -30,7 +31,10 @@ class PacedMedium:
         is_question = job.verb is Verb.PROBE
         size = job.num_extents * NAME_BYTES if is_question else len(job.slots) * self._slot_bytes
         self._due[job.job_id] = self._link.clock.now, self._link.book(job.verb, size)
-        self._inner.submit(job)
+        if job.verb is Verb.PUT and not self._keeps:
+            self._ended.append(MediumEnd(job.job_id, job.num_extents, None, 0.0, int(size)))
+        else:
+            self._inner.submit(job)
 
     def poll(self) -> list[MediumEnd]:
         self._ended += self._inner.poll()

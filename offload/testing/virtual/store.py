@@ -43,14 +43,19 @@ class VirtualStore(VirtualTier):
         disturb: Callable[[MemoryStore], None] | None = None,
         link: Link | None = None,
         link_slot_bytes: float = 0.0,
+        keeps: bool = True,
         **others: object,
     ) -> None:
-        """``link_slot_bytes``: that a slot takes there. ``others``: of ``VirtualTier``."""
+        """``link_slot_bytes``: that a slot takes there; ``keeps``: of ``PacedMedium``.
+
+        ``others``: of ``VirtualTier``.
+        """
         super().__init__(0, **others)  # type: ignore[arg-type]
         self.store = MemoryStore() if store is None else store
         self.disturb = disturb
         self.link = link
         self._link_slot_bytes = link_slot_bytes
+        self._keeps = keeps
 
     def __repr__(self) -> str:
         return f"VirtualStore(positions={self.positions}, limits={self.limits})"
@@ -71,7 +76,7 @@ class VirtualStore(VirtualTier):
         rank = registering.rank
         inner: Medium = StoreMedium(self.store, pool.slots, extent_slots=self.positions, rank=rank)
         if self.link is not None:
-            inner = PacedMedium(inner, self.link, self._link_slot_bytes)
+            inner = PacedMedium(inner, self.link, self._link_slot_bytes, keeps=self._keeps)
         medium = FaultyMedium(inner, pool.slots, self._choose_and_disturb, stuck_polls=self.stuck_polls)
         self._media[rank] = medium
         facts = store_facts(self.positions, pool.share)
