@@ -237,11 +237,16 @@ class Fetches:
         return directory.find_checkpoint(request_id, chain, limit, partial(self._path, chain))
 
     def _note(self, request: Request, hints: RequestHints, num_usable: int, stop: int) -> None:
-        """Once for each request: it uses what the tier has of its chain, and would have used the rest."""
+        """Once for each request: it uses what the tier has of its chain, and would have used the rest.
+
+        The policy of a tier that has nothing is not told: its code and data are long out of the caches.
+        """
         if self._note_arrival(request.request_id, max(num_usable, stop)):
             chain = self._common.engine.chain(request)
             if self._directory.num_used is not None and hints.max_load_tokens is None:
                 count_asked(self._common, self.route, self._grid, request, num_usable, stop)
+            if self._directory.num_used == 0:
+                return
             if not self._has_bags:
                 self._directory.touch(self._grid.names(chain))
             elif stop:
