@@ -32,3 +32,18 @@ def test_to_close_it_tells_of_all_that_is_under_way() -> None:
     assert medium.poll() == [] and medium.close(0.0)
     [end] = medium.poll()
     assert end.num_good == 1 and end.error is None
+
+
+def test_what_goes_no_further_takes_as_long_and_is_not_there() -> None:
+    clock, pool, store = VirtualClock(), Pool(), MemoryStore()
+    inner = StoreMedium(store, pool.slots, extent_slots=EXTENT)
+    medium = PacedMedium(inner, Link(clock, lambda: Pace(10.0)), 5.0, keeps=False)
+    medium.submit(job(pool, 1, PUT, [("A", [0, 1])]))
+    assert medium.poll() == []
+    clock.now = 1.0
+    [end] = medium.poll()
+    assert (end.num_good, end.error, end.seconds) == (1, None, 1.0) and not store.kept
+    medium.submit(job(pool, 2, GET, [("A", [0, 1])]))
+    clock.now = 2.0
+    [end] = medium.poll()
+    assert end.num_good == 0 and end.is_absent
