@@ -1,4 +1,4 @@
-"""Messages of bounded size, each behind its length: what all have in common who talk to an engine of a fleet.
+"""Messages of bounded size, each behind its length and a checksum: for all who talk to an engine of a fleet.
 
 This imports neither torch nor vLLM, so that whoever only asks can do without them. Nothing is pickled.
 """
@@ -7,6 +7,7 @@ import struct
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+import xxhash
 from msgspec import Meta, Struct
 
 VERSION = 1
@@ -16,8 +17,9 @@ HANDSHAKE_BYTES = 4096
 """The same before both sides know each other."""
 NONCE_BYTES = PROOF_BYTES = 32
 
-_LENGTH = struct.Struct("<I")
-LENGTH_BYTES = _LENGTH.size
+_HEAD = struct.Struct("<IQ")
+HEAD_BYTES = _HEAD.size
+"""Before a message: its length, and xxh3-64 of it."""
 
 
 class ProtocolError(OSError):
@@ -69,15 +71,27 @@ def framed(message: Message) -> bytes:
     """A message as it is sent."""
     content = msgspec.msgpack.encode(message)
     assert len(content) <= MOST_FRAME_BYTES, f"{type(message).__name__} of {len(content)} bytes"
-    return _LENGTH.pack(len(content)) + content
+    return sealed(content)
+
+
+def sealed(content: bytes) -> bytes:
+    """Behind its head."""
+    return _HEAD.pack(len(content), xxhash.xxh3_64_intdigest(content)) + content
 
 
 def length_of(head: bytes | bytearray, most: int = MOST_FRAME_BYTES) -> int:
-    """Bytes of the message behind ``LENGTH_BYTES`` of its head. Raises ProtocolError: too many."""
-    (length,) = _LENGTH.unpack(head)
+    """Bytes of the message behind its head. Raises ProtocolError: too many."""
+    length, _ = _HEAD.unpack(head)
     if not 0 < length <= most:
         raise ProtocolError(f"a message of {length} bytes: it may have {most}")
     return int(length)
+
+
+def check(head: bytes | bytearray, content: bytes | bytearray) -> None:
+    """Refuse a message that has changed on its way: slots of another extent have right seals, too."""
+    _, checksum = _HEAD.unpack(head)
+    if xxhash.xxh3_64_intdigest(content) != checksum:
+        raise ProtocolError("a message has changed on its way")
 
 
 def decoder(*kinds: Any) -> "msgspec.msgpack.Decoder[Any]":

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from offload.peering.frames import (
     HANDSHAKE_BYTES,
-    LENGTH_BYTES,
+    HEAD_BYTES,
     MOST_FRAME_BYTES,
     NONCE_BYTES,
     VERSION,
@@ -16,6 +16,7 @@ from offload.peering.frames import (
     Message,
     Proof,
     Refused,
+    check,
     decoded,
     decoder,
     framed,
@@ -46,10 +47,11 @@ def say(message: Message) -> Talk[None]:
 
 def hear(of: Any, most: int = MOST_FRAME_BYTES) -> Talk[Any]:
     """Wait for a message that ``of`` decodes, of so many bytes at most. Raises ProtocolError."""
-    head = bytearray(LENGTH_BYTES)
+    head = bytearray(HEAD_BYTES)
     yield memoryview(head)
     content = bytearray(length_of(head, most))
     yield memoryview(content)
+    check(head, content)
     return decoded(content, of)
 
 

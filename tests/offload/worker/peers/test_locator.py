@@ -9,7 +9,7 @@ import pytest
 
 from offload.messages import PRIVATE, Names
 from offload.naming import BAG
-from offload.peering.frames import ProtocolError, decoder, framed
+from offload.peering.frames import HEAD_BYTES, ProtocolError, decoder, framed, sealed
 from offload.peering.locating import MOST_TOKENS, Asks, Locate, Located, ask, ask_in, question_of
 from offload.peering.talk import RefusedError, Talk, hear, say
 from offload.peering.tls import client_context, server_context
@@ -221,9 +221,9 @@ def test_too_many_at_once_are_told_so(peer: PeerPool, link: SocketLink) -> None:
         framed(Asks()),
         framed(Locate(bytes(6))),
         framed(Locate(bytes(64), "", ("poems",))),
-        framed(Locate(bytes(64)))[:-1] + b"\xff",
-        b"\xff\xff\xff\xff",
-        b"\x01\x00\x00\x00\xc1",
+        sealed(framed(Locate(bytes(64)))[HEAD_BYTES:-1] + b"\xff"),
+        b"\xff" * HEAD_BYTES,
+        sealed(b"\xc1"),
         framed(Locate(bytes(4 * MOST_TOKENS + 4))),
         framed(Locate(b"", "s" * 2000)),
     ],
@@ -294,9 +294,9 @@ def test_an_answer_of_more_than_was_asked_is_none() -> None:
     answer = framed(Located(4))
     view = next(talk)
     assert isinstance(view, memoryview)
-    view[:] = answer[:4]
+    view[:] = answer[:HEAD_BYTES]
     view = next(talk)
     assert isinstance(view, memoryview)
-    view[:] = answer[4:]
+    view[:] = answer[HEAD_BYTES:]
     with pytest.raises(ProtocolError, match="4 tokens of 3"):
         next(talk)

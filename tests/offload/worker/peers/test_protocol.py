@@ -1,6 +1,7 @@
 """The protocol over connections in memory: whatever comes, what is taken for right is right."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,15 +11,16 @@ from hypothesis import strategies as st
 from offload.messages import Kept, Listening
 from offload.peering.frames import (
     HANDSHAKE_BYTES,
-    LENGTH_BYTES,
+    HEAD_BYTES,
     MOST_FRAME_BYTES,
     ProtocolError,
     Refused,
     decoded,
     decoder,
     framed,
+    sealed,
 )
-from offload.peering.talk import RefusedError
+from offload.peering.talk import RefusedError, Talk, hear
 from offload.scheduler.tiers.probes import MOST_NAMES as MOST_ASKED
 from offload.testing.media.links import JoinedLink
 from offload.worker.media.base import PoolSlots
@@ -270,11 +272,13 @@ def lies(kind: str) -> Callable[[bytes], list[bytes]]:
         "more extents": Rows(EPOCH, b"", NAMES + 1, bytes(8 * (NAMES + 1))),
         "sums of others": Rows(EPOCH, b"", 2, bytes(8)),
         "slots of nobody": Rows(EPOCH, b"", 1, bytes(8), b"\xff" * 8, bytes(8)),
-        "a short epoch": framed(Rows(EPOCH, b"", 0, b"")).replace(
-            b"\xc4\x08" + EPOCH, b"\xc4\x07" + EPOCH[1:]
+        "a short epoch": sealed(
+            framed(Rows(EPOCH, b"", 0, b""))[HEAD_BYTES:].replace(
+                b"\xc4\x08" + EPOCH, b"\xc4\x07" + EPOCH[1:]
+            )
         ),
-        "nothing": b"\x00\x00\x00\x00",
-        "too much": b"\xff\xff\xff\x7f",
+        "nothing": sealed(b""),
+        "too much": b"\xff\xff\xff\x7f" + bytes(HEAD_BYTES),
     }[kind]
     return lambda sent: [rows if isinstance(rows, bytes) else framed(rows)]
 
@@ -318,6 +322,26 @@ def test_a_session_begins_with_nobody() -> None:
 
 def test_text_that_is_none_is_no_message() -> None:
     """msgspec has an error of its own for that."""
-    content = framed(Refused("why"))[LENGTH_BYTES:].replace(b"why", b"\xa0hy")
+    content = framed(Refused("why"))[HEAD_BYTES:].replace(b"why", b"\xa0hy")
     with pytest.raises(ProtocolError):
         decoded(content, decoder(Refused))
+
+
+@pytest.mark.parametrize("at", range(len(framed(Get(bytes(32), b"", [1], [0], False))) * 8))
+def test_a_question_that_has_changed_is_none(at: int) -> None:
+    """Whatever bit has flipped: other counts or skips would bring slots whose seals are right."""
+    sent = bytearray(framed(Get(bytes(32), b"", [1], [0], False)))
+    sent[at // 8] ^= 1 << at % 8
+    hearing = hear(decoder(Get))
+    head = next(hearing)
+    assert isinstance(head, memoryview)
+    head[:] = sent[:HEAD_BYTES]
+    with pytest.raises(ProtocolError):
+        _finish(hearing, bytes(sent[HEAD_BYTES:]))
+
+
+def _finish(hearing: Talk[Any], sent: bytes) -> None:
+    content = next(hearing)
+    assert isinstance(content, memoryview)
+    content[:] = (sent + bytes(len(content)))[: len(content)]
+    next(hearing)

@@ -15,7 +15,7 @@ import pytest
 from offload.errors import ConfigError
 from offload.fleet_config import Address, TlsFiles
 from offload.messages import PRIVATE, PeerLife
-from offload.peering.frames import LENGTH_BYTES, Begin, Challenge, Proof, Refused, decoder, framed
+from offload.peering.frames import HEAD_BYTES, Begin, Challenge, Proof, Refused, decoder, framed, sealed
 from offload.peering.talk import RefusedError, hear, say
 from offload.peering.tls import client_context, server_context
 from offload.worker.peers.client import Client, Wanted
@@ -281,9 +281,9 @@ def test_a_life_that_ends_while_slots_are_sent_takes_all_of_them(peer: PeerPool,
     "sent",
     [
         b"GET / HTTP/1.1\r\nHost: peer\r\n\r\n",
-        b"\x00\x00\x00\x00",
+        sealed(b""),
         b"\xff\xff\xff\xff" + bytes(100),
-        b"\x05\x00\x00\x00hello",
+        sealed(b"hello"),
         framed(Probe(b"", b"", False)),
         framed(Begin(7, bytes(32))),
         framed(Begin(1, bytes(32))) + framed(Begin(1, bytes(32))),
@@ -319,7 +319,7 @@ def test_questions_that_do_not_add_up_end_the_connection(peer: PeerPool, pool: P
     run(call(KEY, OWN), link)
     link.send([framed(question)])
     with pytest.raises(ConnectionError):
-        fill(link, memoryview(bytearray(LENGTH_BYTES)))
+        fill(link, memoryview(bytearray(HEAD_BYTES)))
     link.close()
     other.ping()
     other.close()
