@@ -16,6 +16,7 @@ BORDER_TESTS := tests/offload/vllm tests/offload/worker/test_side.py tests/offlo
 	tests/virtual/test_sleep.py tests/virtual/test_hint_caps.py tests/virtual/test_request_hints.py \
 	tests/virtual/test_answer_reuse.py tests/virtual/test_traps_fleet.py tests/virtual/test_drafts.py \
 	tests/virtual/test_kinds.py tests/virtual/test_hybrid.py tests/virtual/test_regions.py tests/virtual/test_siblings.py tests/virtual/test_tiers.py tests/virtual/test_stores.py \
+	tests/virtual/test_hand_offs.py tests/virtual/test_peers.py \
 	tests/engine/test_async_hints.py tests/engine/test_disk_tier.py tests/engine/test_operator.py tests/engine/test_hybrid.py \
 	tests/engine/test_kv_bytes.py \
 	tests/engine/test_restore.py tests/engine/test_serve.py tests/engine/test_traps.py
