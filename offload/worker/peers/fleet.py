@@ -19,6 +19,10 @@ _PING_SECONDS = 0.2
 LOOK_SECONDS = 1.0
 """So often files of peers are looked at. Names are looked up less often."""
 _TURN_SECONDS = 0.5
+_LONG_SECONDS = 0.2
+"""A peer that is at one question for so long is not asked another, until it has answered."""
+_MOST_GIVEN = 64
+"""Things to do that wait for a peer's thread."""
 
 T = TypeVar("T")
 
@@ -185,19 +189,21 @@ class Fleet:
 
 
 class _PeerThread:
-    """Tends a peer, and does with it what is given."""
+    """Tends a peer, and does with it what is given, one after the other."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
         self._given: queue.SimpleQueue[Callable[[Peer], Any] | None] = queue.SimpleQueue()
-        self._is_busy = threading.Lock()
+        self._since: float | None = None  # when it began what it is at
         name = f"kv-offload-peer-{peer.address.shown}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.thread.start()
 
     def give(self, work: Callable[[Peer], Any]) -> bool:
-        """Do that next; False: it is at something else, which may take long."""
-        if not self._is_busy.acquire(blocking=False):
+        """Do that in its turn; False: it is at one thing for long, or has too much to do."""
+        since = self._since
+        is_late = since is not None and time.monotonic() > since + _LONG_SECONDS
+        if is_late or self._given.qsize() >= _MOST_GIVEN:
             return False
         self._given.put(work)
         return True
@@ -210,18 +216,15 @@ class _PeerThread:
             try:
                 work = self._given.get(timeout=_TURN_SECONDS if self._peer.is_up else 0.05)
             except queue.Empty:
-                if self._is_busy.acquire(blocking=False):
-                    try:
-                        self._peer.tend()
-                    finally:
-                        self._is_busy.release()
-                continue
+                work = Peer.tend
             if work is None:
                 return
+            self._since = time.monotonic()
             try:
                 work(self._peer)
-            finally:
-                self._is_busy.release()
+            except Exception as error:  # a fault of ours: it is asked again, and the thread goes on
+                logger.warning("the peer %s cannot be asked: %r", self._peer.address.shown, error)
+            self._since = None
 
 
 def _tried(peer: Peer, work: Callable[[Peer], T]) -> T | None:

@@ -15,8 +15,10 @@ from offload.fleet_config import Address
 from offload.messages import PRIVATE, PeerLife, Unused
 from offload.naming import ROOT, rows
 from offload.peering.frames import framed
+from offload.worker.media import peers as peers_module
 from offload.worker.media.base import MediumEnd, MediumJob, Verb
 from offload.worker.media.peers import PeerMedium, Whereabouts
+from offload.worker.peers import fleet as fleet_module
 from offload.worker.peers import peer as peer_module
 from offload.worker.peers.addresses import Addresses
 from offload.worker.peers.fleet import Fleet
@@ -195,6 +197,43 @@ def test_a_release_reaches_the_peer_that_is_named(made: Made) -> None:
     medium = made.medium(peer.address)
     assert run_job(medium, probe(1, CALLED[:2], life=LIFE, is_release=True)).error is None
     assert peer.shown.take_released() == [CALLED[0].tobytes(), CALLED[1].tobytes()]
+
+
+@pytest.fixture
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long this process stands still, nobody is given up."""
+    monkeypatch.setattr(peers_module, "_ASK_SECONDS", 60.0)
+    monkeypatch.setattr(fleet_module, "_LONG_SECONDS", 60.0)
+
+
+@pytest.mark.usefixtures("slow_machine")
+def test_questions_that_come_at_once_are_all_answered_as_if_alone(made: Made) -> None:
+    peer = made.peer()
+    medium = made.medium(peer.address)
+    for number in range(50):
+        medium.submit(probe(number, life=LIFE if number % 2 else None))
+    assert {end.num_good for end in ends(medium, 50)} == {COUNT}
+
+
+@pytest.mark.usefixtures("slow_machine")
+def test_releases_that_come_at_once_all_reach_the_peer(made: Made) -> None:
+    peer = made.peer()
+    medium = made.medium(peer.address)
+    for number in range(50):
+        medium.submit(probe(number, CALLED[:1], life=LIFE, is_release=True))
+    assert all(end.error is None for end in ends(medium, 50))
+    assert peer.shown.take_released() == [CALLED[0].tobytes()] * 50
+
+
+def test_a_fault_of_ours_with_a_peer_ends_no_thread(made: Made) -> None:
+    peer = made.peer()
+    medium = made.medium(peer.address)
+
+    def fail(peer: Peer) -> int:
+        raise RuntimeError("a fault")
+
+    assert medium.fleet.ask(medium.fleet.peers, fail, 0.01) == []
+    assert run_job(medium, probe(1)).num_good == COUNT
 
 
 def test_an_engine_does_not_fetch_from_itself(made: Made) -> None:
