@@ -39,12 +39,12 @@ def bench(folder: Path, url: str) -> dict[str, Any]:
     return told
 
 
-def test_all_requests_are_answered_and_some_are_handed_over(tmp_path: Path) -> None:
+def test_all_requests_are_handed_over_and_answered(tmp_path: Path) -> None:
     with ExitStack() as stack:
         peer = f"127.0.0.1:{stack.enter_context(held_port()).getsockname()[1]}"
         configs: list[dict[str, Any]] = [
             {"cpu_gib": 0.0625, "role": "prefill", "listen": peer},
-            {"cpu_gib": 0.0625, "role": "decode", "peers": [peer]},
+            {"cpu_gib": 0.0625, "role": "decode", "peers": [peer], "peer_wait_seconds": 60},
         ]
         servers = []
         for number, config in enumerate(configs):
@@ -63,5 +63,4 @@ def test_all_requests_are_answered_and_some_are_handed_over(tmp_path: Path) -> N
         assert told["total_output_tokens"] == REQUESTS * OUTPUT_TOKENS
         prefilled, decoded = prefill.metrics(), decode.metrics()
         assert prefilled["vllm:prompt_tokens"] >= told["total_input_tokens"]
-        # How many prompts come in time is up to the machine: what is computed sooner is computed.
-        assert decoded["vllm:prompt_tokens_cached"] >= PROMPT_TOKENS - BLOCK_SIZE
+        assert decoded["vllm:prompt_tokens_cached"] >= REQUESTS * (PROMPT_TOKENS - BLOCK_SIZE)
