@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import Kept, Listening, is_private
+from offload.messages import PRIVATE, Kept, Listening, is_private
 from offload.worker.media.base import PoolSlots
 from offload.worker.peers.holdings import Holdings
 from offload.worker.peers.locator import Locator
@@ -76,6 +76,7 @@ class Shown:
     def begin(self, life: Listening) -> None:
         """Another life: what was shown before is not, from now on. On the thread that writes it down."""
         adopted, self._adopted = self._adopted, None
+        self.life = Listening(life.peer, bytes(EPOCH_BYTES), PRIVATE)  # whatever comes of the next line
         self.holdings.clear()
         self.life = life
         if adopted is not None and not life.suffix:

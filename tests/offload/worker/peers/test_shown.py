@@ -49,6 +49,23 @@ def test_of_private_weights_nothing_is_shown() -> None:
     assert found.holdings.has(CALLED).sum() == 2
 
 
+def test_if_another_life_cannot_begin_nothing_is_shown_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = shown()
+    found.begin(Listening(PEER, EPOCH, b""))
+
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(found.holdings, "clear", fail)
+    with pytest.raises(MemoryError):
+        found.begin(Listening(PEER, b"epoch002", b"v"))
+    assert not found.shows(EPOCH)
+    found.keep(kept([0, 1], 5))
+    assert not found.holdings.has(CALLED).any(), "this is of other weights"
+
+
 def test_tips_that_wait_are_bounded() -> None:
     found = shown()
     found.begin(Listening(PEER, EPOCH, b""))
