@@ -12,6 +12,7 @@ Words = npt.NDArray[np.uint64]
 
 _EMPTY = -1
 _CROWDED = 0.7
+_PART = 8
 
 
 class Cells:
@@ -41,8 +42,13 @@ class Cells:
         """Whether so many are taken that searches get long."""
         return self._num_taken > _CROWDED * len(self._slots)
 
+    @property
+    def most_at_once(self) -> int:
+        """Slots that may be added at once while it is not crowded. A search ends at an empty cell."""
+        return len(self._slots) // _PART
+
     def add(self, slots: Ids) -> None:
-        """These slots can be found by their names from now on."""
+        """These slots can be found by their names from now on: ``most_at_once``, or all that there are."""
         keys = self._hashed(self._names[slots])
         cells = (keys & self._mask).astype(np.int64)
         left = np.arange(len(slots))

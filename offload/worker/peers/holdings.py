@@ -62,12 +62,13 @@ class Holdings:
 
     def keep(self, kept: Kept) -> None:
         """Slots hold that, as far as they still do. O(rows), and at times O(slots)."""
-        for start in range(0, len(kept.slots), _AT_ONCE):
-            rows = kept.rows(np.arange(start, min(start + _AT_ONCE, len(kept.slots))))
+        step = min(_AT_ONCE, self._cells.most_at_once)
+        for start in range(0, len(kept.slots), step):
+            rows = kept.rows(np.arange(start, min(start + step, len(kept.slots))))
             with self._lock:
                 self._take(rows)
-        while self._cells.is_crowded:
-            self._tidy()
+            while self._cells.is_crowded:
+                self._tidy()
 
     def clear(self) -> None:
         """Nothing of what is held may be told any more. O(slots)."""

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -180,6 +181,20 @@ def test_rows_of_a_store_that_others_have_overwritten_are_passed_over() -> None:
     called, marks = random_names(np.random.default_rng(0), 2), np.zeros(2, dtype=np.int64)
     holdings.keep(Kept(np.arange(2), np.full(2, 5), called, np.zeros_like(called), marks))
     assert holdings.has(called).tolist() == [True, False]
+
+
+@pytest.mark.timeout(60)
+def test_a_small_pool_that_is_filled_anew_again_and_again_never_has_all_cells_taken() -> None:
+    """A search ends at an empty one."""
+    rng, slots = np.random.default_rng(2), np.arange(8)
+    tables = SealTables.of_one(len(slots))
+    holdings = Holdings(tables, 1)
+    for generation in range(1, 1000):
+        tables.fills[:] = generation
+        called, zeros = random_names(rng, len(slots)), np.zeros(len(slots), dtype=np.int64)
+        holdings.keep(Kept(slots, zeros + generation, called, np.zeros_like(called), zeros))
+        assert holdings.has(called).all()
+    holdings.check_invariants()
 
 
 def test_names_with_one_hash_are_told_apart() -> None:
