@@ -1,7 +1,9 @@
 """docs/fleet.md is true: its example serves, its options have these defaults, its metrics are there."""
 
 import argparse
+import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -9,12 +11,15 @@ from typing import Any
 
 import pytest
 
-from offload.proxy.command import POLICIES, add_proxy_command, load_policy
+from offload.config import OffloadConfig
+from offload.proxy.command import POLICIES, add_proxy_command, load_policy, settings_of
 from offload.proxy.metrics import ProxyMetrics
 from offload.proxy.passing import PASSED
 from tests.offload.proxy.kit import PROMPT, on_a_loop, stand
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "fleet.md").read_text()
+SERVE = r"CUDA_VISIBLE_DEVICES=\d vllm serve MODEL --port (\d+) --kv-transfer-config '([^']+)'"
+"""A command of vLLM's: its port, and its setting."""
 
 
 @pytest.fixture
@@ -43,11 +48,16 @@ def test_the_example_serves(example: str) -> None:
     serve()
 
 
+def parser() -> argparse.ArgumentParser:
+    """That has the command, as ``kv-offload`` has it."""
+    found = argparse.ArgumentParser()
+    add_proxy_command(found.add_subparsers())
+    return found
+
+
 def options() -> dict[str, Any]:
     """Those of the command, with their defaults."""
-    parser = argparse.ArgumentParser()
-    add_proxy_command(parser.add_subparsers())
-    [commands] = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    [commands] = [each for each in parser()._actions if isinstance(each, argparse._SubParsersAction)]
     actions = commands.choices["proxy"]._actions
     return {each.option_strings[-1]: each.default for each in actions if each.option_strings[-1] != "--help"}
 
@@ -71,7 +81,25 @@ def in_words(value: Any) -> str:
 
 
 def test_options_in_the_text_are_there() -> None:
-    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", TEXT)) <= set(options())
+    text = re.sub(rf"{SERVE}|`vllm-router [^`]*`", "", TEXT)
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) <= set(options())
+
+
+def test_three_commands_fit_each_other() -> None:
+    """Those for one machine: their settings are taken, the proxy asks these ports, and peers listen there."""
+    part = TEXT.partition("\n## Try it on one machine\n")[2].partition("\n## ")[0]
+    engines = {}
+    for port, flag in re.findall(SERVE, part):
+        given = json.loads(flag)
+        config = OffloadConfig.from_mapping(given["kv_connector_extra_config"])
+        assert (given["kv_connector"], given["kv_role"]) == ("CpuOffloadConnector", "kv_both")
+        engines[str(config.fleet.role)] = (f"http://127.0.0.1:{port}", config.fleet)
+    assert engines.keys() == {"prefill", "decode"}
+    assert engines["decode"][1].peers == (engines["prefill"][1].listen,)
+    [line] = re.findall(r"^    kv-offload (proxy .+)$", part, re.MULTILINE)
+    settings = settings_of(parser().parse_args(shlex.split(line)))
+    assert settings.engines == tuple((url, role) for role, (url, _) in engines.items())
+    assert "`--min-prefill-tokens`" in part and f"more than {settings.min_prefill_tokens} tokens" in part
 
 
 def test_policies_and_paths_are_named() -> None:
