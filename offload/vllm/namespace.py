@@ -11,6 +11,7 @@ from typing import Any
 import vllm
 from vllm import envs
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from offload.errors import UnsupportedError
@@ -75,7 +76,7 @@ def namespace_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str
             parallel.decode_context_parallel_size,
             getattr(parallel, "prefill_context_parallel_size", 1),
         ],
-        "device": envs.VLLM_TARGET_DEVICE,
+        "device": _device(),
         "hash": [algorithm, hashlib.sha256(seed.encode()).hexdigest()],
     }
     if algorithm in _PICKLES:
@@ -110,6 +111,13 @@ def weights_of(vllm_config: VllmConfig) -> list[list[object]]:
             )
         return found
     return [[model.model, str(model.revision), _commit(model)]]
+
+
+def _device() -> str:
+    """What computes. One backend may divide blocks otherwise on another GPU, and then bytes lie otherwise."""
+    capability = current_platform.get_device_capability()
+    kind = envs.VLLM_TARGET_DEVICE
+    return kind if capability is None else f"{kind} {capability.as_version_str()}"
 
 
 def _files(directory: Path) -> Iterator[Path]:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.platforms.interface import DeviceCapability
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 
 from offload import UnsupportedError
@@ -305,6 +307,16 @@ def test_pickles_are_of_one_python(
     newer = type("Version", (), {"major": 3, "minor": 99})
     monkeypatch.setattr(namespace.sys, "version_info", newer)
     assert (namespace_of(vllm_config, cache_of(vllm_config)) != before) is differs
+
+
+def test_another_gpu(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer has blocks of 128 tokens on some, and two of 64 in their place on others."""
+    found = set()
+    for capability in (DeviceCapability(9, 0), DeviceCapability(10, 0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(current_platform, "get_device_capability", lambda found=capability: found)
+            found.add(said())
+    assert len(found) == 2
 
 
 def test_another_vllm(said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
