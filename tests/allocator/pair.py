@@ -168,6 +168,7 @@ class Pair:
         self.allocator.drop(chain, len(chain) - 1)
         self._owed.update(_hashes(gone))
         self._replay()
+        self.seen["drop of a filling position"] += position is not None and not is_resident
         self.seen["drop orphans a store"] += any(store.orphaned for store in in_flight)
         for pin in self.model.pins:
             self.seen["drop under a pin"] += bool(set(gone) & set(pin.path))

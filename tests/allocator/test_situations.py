@@ -114,6 +114,17 @@ def drop_a_part(pair: Pair) -> None:
     pair.unpin(pin)
 
 
+@meets("drop of a filling position", OTHER)
+def drop_what_is_to_come(pair: Pair) -> None:
+    """It has no bytes that could be wrong."""
+    plan = _plan(pair, LONG)
+    pair.drop(LONG[:4])
+    pair.check()
+    pair.commit(plan)
+    pair.check()
+    assert pair.allocator.resident_depth(LONG) == len(LONG)
+
+
 @meets("drop orphans a store", LONG)
 def drop_before_a_store(pair: Pair) -> None:
     plan = _plan(pair, FORK)
