@@ -119,15 +119,16 @@ def test_a_load_goes_on_behind_its_fetch_though_nobody_polls(worker: Worker) -> 
     assert found == dict.fromkeys((7, 8, 9))
 
 
-def test_other_ranks_see_what_has_failed_here(tmp_path: Path) -> None:
-    """What lies there is not what was asked for. They need not wait for it."""
-    worker = Worker(over_slab, tmp_path, Share(0, 2))
+@pytest.mark.parametrize(("rank", "job_id"), [(0, 7), (1, 8)])
+def test_other_ranks_see_what_has_failed_here(rank: int, job_id: int, tmp_path: Path) -> None:
+    """What lies there is not what was asked for, so they need not wait. Each fetches one extent of two."""
+    worker = Worker(over_slab, tmp_path, Share(rank, 2))
     worker.generations = worker.generations + 1
     worker.fetch_and_load()
-    slots = np.arange(EXTENT)
-    wait_until(lambda: any(end.job_id == 7 for end in worker.engine.poll()))
-    assert not worker.others.num_current(slots, np.full(EXTENT, 7))
-    assert all(worker.others.has_failed(7, slot) for slot in slots.tolist())
+    slots = np.arange(rank * EXTENT, (rank + 1) * EXTENT)
+    wait_until(lambda: any(end.job_id == job_id for end in worker.engine.poll()))
+    assert not worker.others.num_current(slots, np.full(EXTENT, job_id))
+    assert all(worker.others.has_failed(job_id, slot) for slot in slots.tolist())
     assert worker.engine.close(10.0)
 
 
