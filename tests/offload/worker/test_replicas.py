@@ -73,13 +73,23 @@ def on_all(num_ranks: int, shape: Shape, work: Callable[[Replicas], Any]) -> lis
         return list(threads.map(tried, range(num_ranks)))
 
 
+_of_others: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def segments_of_others() -> None:
+    """What other tests of this process have left mapped is none of ours."""
+    _of_others.clear()
+    _of_others.update(open_segments())
+
+
 def open_segments() -> list[str]:
-    """Segments of this process that are mapped or open."""
+    """Segments of this process that are mapped or open, and were not before the test."""
     found = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:kv-offload" in line]
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             found += [name] if "memfd:kv-offload" in (name := os.readlink(descriptor)) else []
-    return found
+    return [each for each in found if each not in _of_others]
 
 
 @pytest.mark.parametrize(("num_ranks", "size"), [(2, 2), (4, 2), (3, 3)])
