@@ -18,7 +18,7 @@ class Storable:
         self._backlog = backlog
         self._holds = holds
         self._checkpoints = checkpoints
-        self._answers = answers
+        self.answers = answers
         self._engine = common.engine
         self._metrics = common.metrics
         self._drafts = common.engine.drafts
@@ -69,7 +69,7 @@ class Storable:
 
     def without_answer(self, pending: Pending, num_full: int) -> int:
         """How many of the full blocks of a request that is over to store: without its answer, or with it."""
-        num_prompt, answers = pending.num_prompt_blocks, self._answers
+        num_prompt, answers = pending.num_prompt_blocks, self.answers
         if num_full <= num_prompt:
             return num_full
         answers.ended(pending.chain, num_prompt, pending.kind)

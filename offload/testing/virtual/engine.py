@@ -307,7 +307,7 @@ class VirtualEngine:
         self.side.stores.backlog.answer_interval = settings.answer_interval
         if settings.answer_patience and self.side.stores.answers.is_learning:
             patience = settings.answer_patience
-            self.side.stores.answers = AnswerReuse(patience=patience, worth=patience // 2)
+            self.side.stores.learn_answers(AnswerReuse(patience=patience, worth=patience // 2))
 
     def _note_told(self, request: Any, told: KVTransferParams | None) -> KVTransferParams | None:
         if told is not None:
