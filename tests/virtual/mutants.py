@@ -160,8 +160,8 @@ def stores_are_committed_before_they_are_copied(patch: pytest.MonkeyPatch) -> No
     plan_store = CpuOffloadingBlockAllocator.plan_store
     commit = CpuOffloadingBlockAllocator.commit
 
-    def plan_and_commit(self: CpuOffloadingBlockAllocator, *args: Any) -> Any:
-        plan = plan_store(self, *args)
+    def plan_and_commit(self: CpuOffloadingBlockAllocator, *args: Any, **more: Any) -> Any:
+        plan = plan_store(self, *args, **more)
         if plan is not None:
             commit(self, plan)
         return plan
