@@ -13,8 +13,8 @@ from offload.vllm.groups import shape_of
 from offload.vllm.namespace import namespace_of
 from offload.vllm.places import Place
 from offload.worker.media.lane import LanesBelow, PoolParts, sibling_lanes, store_facts
-from offload.worker.media.runner import Runner
-from offload.worker.media.siblings import MakeRunner, SiblingMedium
+from offload.worker.media.runner import MakeRunner, Runner
+from offload.worker.media.siblings import SiblingMedium
 from offload.worker.pool.region import RegionPlan
 from offload.worker.pool.siblings import Siblings
 

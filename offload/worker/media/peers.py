@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from offload.worker.media.base import (
     Verb,
     reason_against_named,
 )
-from offload.worker.media.runner import Move, Probe, Runner
+from offload.worker.media.runner import MakeRunner, Runner
 from offload.worker.peers.client import Client, Got, Wanted
 from offload.worker.peers.fleet import Fleet
 from offload.worker.peers.peer import Peer, PeerStatus
@@ -34,23 +33,6 @@ _ASK_SECONDS = 0.5
 _MOST_REMEMBERED = 1 << 16
 _MOST_ASKED = 8
 """Peers that are asked for slots of which nobody knows where they are."""
-
-
-class MakeRunner(Protocol):
-    """Makes what moves extents; ``Runner``, but in tests."""
-
-    def __call__(
-        self,
-        name: str,
-        move: Move,
-        num_threads: dict[Verb, int],
-        *,
-        slot_bytes: int,
-        hang_seconds: float,
-        probe: Probe,
-        most_extents: int,
-    ) -> Runner:
-        """As ``Runner`` has it."""
 
 
 class Whereabouts:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -275,3 +276,20 @@ def _nothing() -> None:
 
 def _found(job: MediumJob, num_slots: int, seals: Checksums) -> Checksums | None:
     return seals[:num_slots] if job.verb is Verb.GET else None
+
+
+class MakeRunner(Protocol):
+    """Makes what moves extents; ``Runner``, but in tests."""
+
+    def __call__(
+        self,
+        name: str,
+        move: Move,
+        num_threads: dict[Verb, int],
+        *,
+        slot_bytes: int,
+        hang_seconds: float,
+        probe: Probe,
+        most_extents: int,
+    ) -> Runner:
+        """As ``Runner`` has it."""

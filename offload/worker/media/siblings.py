@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from offload.worker.media.base import (
     check_seals,
     reason_against_named,
 )
-from offload.worker.media.runner import Move, Probe, Runner
+from offload.worker.media.runner import MakeRunner, Runner
 from offload.worker.pool.region_index import SlotRows
 from offload.worker.pool.siblings import OpenSibling, Sibling, Siblings, reading
 from offload.worker.seals import Checksums
@@ -29,23 +29,6 @@ _MOST_SLOTS = 1 << 20
 _HANG_SECONDS = 10.0
 _GET_THREADS = 2
 _EXTENTS_AT_ONCE = 16
-
-
-class MakeRunner(Protocol):
-    """Makes what moves extents; ``Runner``, but in tests."""
-
-    def __call__(
-        self,
-        name: str,
-        move: Move,
-        num_threads: dict[Verb, int],
-        *,
-        slot_bytes: int,
-        hang_seconds: float,
-        probe: Probe,
-        most_extents: int,
-    ) -> Runner:
-        """As ``Runner`` has it."""
 
 
 class _Piece(NamedTuple):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from offload.fleet_config import TlsFiles
 from offload.peering.tls import client_context
 from offload.worker.media.base import PoolSlots
-from offload.worker.media.peers import MakeRunner, PeerMedium
-from offload.worker.media.runner import Runner
+from offload.worker.media.peers import PeerMedium
+from offload.worker.media.runner import MakeRunner, Runner
 from offload.worker.peers.addresses import Addresses, Resolve, resolve
 from offload.worker.peers.client import Dial
 from offload.worker.peers.fleet import Fleet
