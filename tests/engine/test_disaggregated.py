@@ -34,6 +34,7 @@ class Fleet(NamedTuple):
     prefill: list[ServerProcess]
     decode: list[ServerProcess]
     proxy: HttpServer
+    admin: HttpServer
 
 
 def prompt_of(seed: int, num_tokens: int = NUM_TOKENS) -> Prompt:
@@ -44,7 +45,7 @@ def prompt_of(seed: int, num_tokens: int = NUM_TOKENS) -> Prompt:
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with ExitStack() as stack:
-        ports = [stack.enter_context(held_port()).getsockname()[1] for _ in range(2)]
+        *ports, admin = (stack.enter_context(held_port()).getsockname()[1] for _ in range(3))
         peers = [f"127.0.0.1:{port}" for port in ports]
         configs: list[dict[str, Any]] = [
             *({"cpu_gib": 0.0625, "role": "prefill", "listen": peer} for peer in peers),
@@ -60,9 +61,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             for config in configs
         ]
         urls = [server.ready().http.base_url for server in servers]
-        proxy = kv_offload_proxy(urls[:2], urls[2:], ["--min-prefill-tokens", "1"])
+        proxy = kv_offload_proxy(
+            urls[:2], urls[2:], ["--min-prefill-tokens", "1", "--admin-port", str(admin)]
+        )
         stack.enter_context(proxy.running())
-        yield Fleet(servers[:2], servers[2:], HttpServer(proxy.url))
+        yield Fleet(servers[:2], servers[2:], HttpServer(proxy.url), HttpServer(f"http://127.0.0.1:{admin}"))
 
 
 def ask(http: HttpServer, prompt: Prompt, **said: Any) -> dict[str, Any]:
@@ -175,21 +178,28 @@ def test_new_weights_on_one_side_end_hand_overs(fleet: Fleet) -> None:
     assert fetched_bytes(fleet) == fetched
 
 
+def kill_who_decodes(fleet: Fleet) -> list[str]:
+    """Their addresses; none of them comes a token further while we ask the proxy who it is."""
+    for server in fleet.decode:
+        server.signal(signal.SIGSTOP, everyone=True)
+    with fleet.admin.open("/engines") as response:
+        running = {told["url"] for told in json.load(response)["engines"] if told["running"]}
+    killed = []
+    for server in fleet.decode:
+        if server.http.base_url in running:
+            server.signal(signal.SIGKILL, everyone=True)
+            killed.append(server.http.base_url)
+        else:
+            server.signal(signal.SIGCONT, everyone=True)
+    return killed
+
+
 def test_engines_die(fleet: Fleet) -> None:
     """One that decodes in the middle of an answer, one that prefills while it does, then the other."""
     prompt = prompt_of(30)
     expected = cold(fleet.prefill[0].http, prompt, max_tokens=150)
     tokens: list[int] = []
-    dies = threading.Event()
-
-    def kill_who_decodes() -> None:
-        dies.wait(_WAIT_SECONDS)
-        for server in fleet.decode:
-            if server.http.metrics()["vllm:num_requests_running"]:
-                server.signal(signal.SIGKILL, everyone=True)
-
-    killer = threading.Thread(target=kill_who_decodes)
-    killer.start()
+    killed: list[str] = []
     body = {
         "prompt": prompt,
         "temperature": 0,
@@ -205,11 +215,11 @@ def test_engines_die(fleet: Fleet) -> None:
                 assert "error" not in event, event
                 for choice in event["choices"]:
                     tokens += choice.get("token_ids") or []
-                if len(tokens) >= 10:
-                    dies.set()
-    killer.join()
+                if len(tokens) >= 2 and not killed:
+                    killed = kill_who_decodes(fleet)
     assert tokens == expected["token_ids"]
-    assert sum(not server.http.is_healthy() for server in fleet.decode) == 1, "one of them was killed"
+    assert len(killed) == 1
+    assert [server.http.base_url for server in fleet.decode if not server.http.is_healthy()] == killed
 
     for number in range(2):
         prompts = [prompt_of(seed) for seed in range(40 + 10 * number, 46 + 10 * number)]
