@@ -47,6 +47,7 @@ STATEFUL = {
     "offload.scheduler.adapters._Roots",
     "offload.scheduler.answers.AnswerReuse",
     "offload.scheduler.arrivals.Arrivals",
+    "offload.scheduler.aside.Aside",
     "offload.scheduler.backlog.Backlog",
     "offload.scheduler.breaker.CircuitBreaker",
     "offload.scheduler.carryover.Carryover",
@@ -137,6 +138,8 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.files.private.PrivateDirectory",  # the kernel's; its tests read modes and locks
     "offload.files.records.RecordLog",  # its state is the file; its tests read it back
     "offload.scheduler.answers._Account",  # by AnswerReuse
+    "offload.scheduler.aside._Least",  # by Aside
+    "offload.scheduler.aside._Turn",  # by Aside
     "offload.scheduler.arrivals.Arrival",  # by Arrivals, and its plan by the allocator
     "offload.scheduler.backlog.Pending",  # by Backlog and Holds
     "offload.scheduler.groups.Groups",  # does not change

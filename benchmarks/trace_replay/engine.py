@@ -46,6 +46,7 @@ class _Request:
     """A prompt of full blocks and one token, which is answered by one token."""
 
     lora_request = None
+    priority = 0
     resumable = skip_reading_prefix_cache = False
     num_output_placeholders = num_in_flight_tokens = num_computed_tokens = 0
     num_output_tokens = 1

@@ -13,6 +13,8 @@ _SPREAD = 2
 """Sizes must differ by that factor to tell what a job costs from what a byte costs."""
 _LEAST_TOKENS = 256
 """Of a step, to say something about prefill."""
+TOKEN_SECONDS = 0.25e-3
+"""That a token is taken to cost as long as nothing was measured."""
 _SHORT_TOKENS = 1024
 """Depths below are alike. Behind, each doubling has a class of its own."""
 
@@ -119,6 +121,10 @@ class PrefillCost:
             total += (end - at) * self._per_token(number)
             at = end
         return total
+
+    def expected(self, first: int, stop: int) -> float:
+        """The same; if nothing is known, a guess."""
+        return self.seconds(first, stop) if self._classes else TOKEN_SECONDS * (stop - first)
 
     def by_depth(self) -> dict[int, float]:
         """Seconds per token, by the least number of tokens before it that is of the class."""

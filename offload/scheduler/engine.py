@@ -40,6 +40,8 @@ class Request(Protocol):
 
     request_id: str
     arrival_time: float
+    priority: int
+    """Less is sooner."""
     num_prompt_tokens: int
     num_computed_tokens: int
     num_output_placeholders: int

@@ -12,6 +12,7 @@ class Why(StrEnum):
     FOLLOWING = "it is on its way into the pool"
     GPU_HAS_ALL = "the GPU has all of its full blocks"
     ABSENT = "the pool has no more of it than the GPU"
+    ASIDE = "others that lack little go first"
     UNWANTED = "its client asked for none"
     RELOADING = "its adapter is being loaded again"
     FAILED = "a restore for it has failed"
@@ -36,5 +37,6 @@ class Offer(NamedTuple):
 
 
 COMING = Offer(None, Why.COMING)
+ASIDE = Offer(None, Why.ASIDE)
 NOTHING = {why: Offer(0, why) for why in Why}
 """No tokens, by reason."""

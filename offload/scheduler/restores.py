@@ -176,10 +176,15 @@ class Restores:
         self.went_on(request.request_id)
         return []
 
-    def went_on(self, request_id: str) -> None:
-        """That request is admitted, so vLLM has handed over what was restored for it before."""
-        if self._waiting.went_on(request_id):
+    def went_on(self, request_id: str) -> bool:
+        """That request is admitted, so vLLM has handed over what was restored for it before.
+
+        Returns whether it has waited for a restore.
+        """
+        has_waited = self._waiting.went_on(request_id)
+        if has_waited:
             self._landed.pop(request_id, None)
+        return has_waited
 
     def tidy(self) -> bool:
         """A step ends: what is carried over goes on. Returns whether slots were dropped that had to wait."""

@@ -8,7 +8,6 @@ One step of the engine, top to bottom::
     receive             workers report: commit or abort stores, unpin loads, release blocks
 """
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from offload.scheduler import amounts
 from offload.scheduler.adapters import Adapters
 from offload.scheduler.adoption import adopt
 from offload.scheduler.arrivals import Arrivals
+from offload.scheduler.aside import Aside
 from offload.scheduler.common import Common
 from offload.scheduler.costs import Costs
 from offload.scheduler.engine import Engine, Request, Step
@@ -42,13 +42,11 @@ from offload.scheduler.gauges import Gauges
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.jobs import JobLedger
 from offload.scheduler.lasting import Lasting
-from offload.scheduler.offer import COMING, NOTHING, Offer, Why
+from offload.scheduler.offer import ASIDE, COMING, NOTHING, Offer, Why
 from offload.scheduler.restores import Restores
 from offload.scheduler.stores import Stores
 from offload.scheduler.weights import Weights
 from offload.transfer_params import KVTransferParams
-
-logger = logging.getLogger(__name__)
 
 
 class SchedulerSide:
@@ -135,6 +133,7 @@ class SchedulerSide:
         self.restores = Restores(
             common, first_part=amounts.first_part_blocks(block_bytes // num_ranks), step_tokens=step_tokens
         )
+        self.aside = Aside(common, step_tokens)
         self.flows: list[Flow[Any]] = [self.restores, self.stores]
         self._sources: list[Source] = []
         self.below: list[Below] = []
@@ -165,6 +164,7 @@ class SchedulerSide:
     def arrived(self, request: Request) -> None:
         """``request`` waits for its turn; what it will ask for may be brought nearer meanwhile."""
         self._name_weights(is_last=False)
+        self.aside.arrived(request)
         if len(self._sources) > 1 and self.adapters.may_load(request):
             hints = self._hints_of(request)
             if hints.may_load(self.block_size):
@@ -174,8 +174,8 @@ class SchedulerSide:
     def offer(self, request: Request, num_local: int) -> Offer:
         """What the pool can add to the ``num_local`` leading tokens the GPU has. Asked again and again.
 
-        No tokens yet means: another request's load is bringing the next block. Every load ends or is given
-        up, so nobody waits for ever. Otherwise the scheduler looks for blocks for the request next.
+        No tokens yet means: another request's load is bringing the next block, or others go first. Every load
+        ends or is given up, so nobody waits for ever. Otherwise the scheduler looks for its blocks next.
 
         It changes four things. The request may become a follower of a restore, and what has landed of that
         is handed to the GPU's prefix cache. ``num_local`` is remembered for ``allocated``. Blocks held for
@@ -184,9 +184,13 @@ class SchedulerSide:
         self._name_weights(is_last=True)
         if self.restores.still_waits(request.request_id, num_local // self.block_size):
             return COMING
+        if self.aside.asked(request.request_id):
+            return ASIDE
         self._local_tokens[request.request_id] = num_local
         offer = self._offer(request, num_local)
         if offer.tokens is not None:
+            if self.aside.must(request, num_local, offer):
+                return ASIDE
             self.stores.holds.give_way(request, num_local, offer.tokens)
             if self._engine.groups.has_states:
                 self.stores.checkpoints.prepare(request, self._hints_of(request).max_offload_tokens)
@@ -195,8 +199,9 @@ class SchedulerSide:
     def allocated(self, request: Request, num_external: int) -> None:
         """The scheduler admitted ``request`` and expects ``num_external`` tokens from us, maybe none."""
         request_id = request.request_id
-        self.restores.went_on(request_id)
+        has_waited = self.restores.went_on(request_id)
         num_local = self._local_tokens.pop(request_id, 0)
+        self.aside.admitted(request, num_local, num_external, has_waited=has_waited)
         self.stores.holds.was_given(request, num_local, num_external)
         may_store = self.adapters.may_store(request, num_local // self.block_size)
         if request_id in self._admitted:
@@ -224,6 +229,7 @@ class SchedulerSide:
     def build_plan(self, step: Step) -> StepPlan:
         """Everything the workers are to do in this step."""
         self._name_weights(is_last=step.total_num_scheduled_tokens > 0)
+        self.aside.end_step()
         if self.restores.tidy():
             self.stores.backlog.plan_anew()
         self._has_news |= self.allocator.tidy()
@@ -261,16 +267,13 @@ class SchedulerSide:
         """``request`` is over, in whatever state; its blocks are freed next. What its client is told."""
         self._local_tokens.pop(request.request_id, None)
         self._hints.pop(request.request_id, None)
+        self.aside.finish(request.request_id)
         self.adapters.finish(request.request_id)
         was_admitted = request.request_id in self._admitted
         self._admitted.discard(request.request_id)
         if self._recorder is not None and was_admitted:
-            self._recorder.record(
-                request.arrival_time,
-                request.num_prompt_tokens,
-                request.num_output_tokens,
-                self._engine.chain(request),
-            )
+            counts = request.num_prompt_tokens, request.num_output_tokens
+            self._recorder.record(request.arrival_time, *counts, self._engine.chain(request))
         for flow in self.flows:
             self._next.orders += flow.finish(request)
         return self.stores.hand_offs.take_answer()
@@ -314,7 +317,7 @@ class SchedulerSide:
 
     def check_invariants(self) -> None:
         """All parts agree, and nobody is known who is not known here. O(pool); for tests."""
-        own = (self.ledger, self.adapters, self.metrics, self.costs, self._gauges, self.weights)
+        own = (self.ledger, self.adapters, self.metrics, self.costs, self._gauges, self.weights, self.aside)
         for part in (self.allocator, *own):
             part.check_invariants()
         for flow in self.flows:
@@ -334,7 +337,7 @@ class SchedulerSide:
         """What has not ended or is known of somebody, by name; nothing once all is over. For tests."""
         left = {
             "jobs": list(self.ledger),
-            "requests": [*self._admitted, *self._local_tokens, *self._hints],
+            "requests": [*self._admitted, *self._local_tokens, *self._hints, *self.aside.left_over()],
             "pins": self.allocator.num_pins,
             "owners of uncached blocks": self.allocator.num_owners,
         }
@@ -363,8 +366,8 @@ class SchedulerSide:
         for source in self._sources:
             offer = source.offer(request, num_local, hints)
             if offer is not None:
-                is_there = not offer.stop
-                return offer if is_there else self.restores.offer(request, num_local, hints, offer.stop)
+                follows = self.restores.offer
+                return follows(request, num_local, hints, offer.stop) if offer.stop else offer
         return NOTHING[Why.ABSENT]
 
     def _name_weights(self, *, is_last: bool) -> None:
@@ -377,12 +380,8 @@ class SchedulerSide:
 
     def _let_go_of_adapter(self, request: Request) -> None:
         """``request`` has its adapter loaded again: KV of others under it is of old weights."""
-
-        def is_meant(other: Request) -> bool:
-            return self.adapters.share_one(request, other)
-
         for flow in self.flows:
-            self._next.cancelled += flow.drop(is_meant)
+            self._next.cancelled += flow.drop(lambda other: self.adapters.share_one(request, other))
         self._has_news = True
 
     def _hints_of(self, request: Request) -> RequestHints:
@@ -393,8 +392,9 @@ class SchedulerSide:
         return hints
 
     def _advance(self, progress: Progress, report: JobReport) -> None:
-        job = progress.job
-        self._common.account(job, report, has_ended=progress.ended)
+        self._common.account(job := progress.job, report, has_ended=progress.ended)
         if progress.fell_short or (progress.ended and job.num_good < job.num_blocks):
             self._has_losses = True
+            if job.flow is self.restores:
+                self.aside.failed(job.task.restore.request.request_id)
         job.flow.advance(job, progress)

@@ -76,6 +76,7 @@ class MemoryRequest:
         """
         self.request_id = request_id
         self.arrival_time = 0.0
+        self.priority = 0
         self.num_prompt_tokens = len(prompt)
         self.num_output_tokens = 0
         self.num_computed_tokens = 0

@@ -9,8 +9,8 @@ import pytest
 
 from offload.peer_messages import Unused
 from offload.peers_command import lines_of
+from offload.scheduler.costs import TOKEN_SECONDS
 from offload.scheduler.tiers.peer_fetches import PeerFetches
-from offload.scheduler.tiers.peer_wish import TOKEN_SECONDS
 from offload.scheduler.tiers.tier import TierLimits
 from offload.testing.virtual import MODELS, VirtualEngine, VirtualSettings
 from offload.testing.virtual.network import VirtualNetwork

@@ -10,9 +10,6 @@ from offload.scheduler.engine import Request
 from offload.scheduler.tiers.names import name_of
 from offload.transfer_params import KVTransferParams, tip_of
 
-TOKEN_SECONDS = 0.25e-3
-"""That a token takes to compute, as long as nothing was measured."""
-
 EXPECTED = 2.0
 """Whoever expects a prompt that a peer has just been sent waits that many times as long as computing takes:
 the peer computes it no faster, and begins no earlier."""
@@ -92,8 +89,7 @@ class PeerWish:
     def seconds(self, prefill: PrefillCost, block_size: int, least: float) -> float:
         """How long it waits for progress: as long as it takes to compute what is missing."""
         first, stop = self.there * block_size, self.target * block_size
-        seconds = prefill.seconds(first, stop) if prefill.is_known else TOKEN_SECONDS * (stop - first)
-        return max(self.factor * seconds, least)
+        return max(self.factor * prefill.expected(first, stop), least)
 
     def forget_reference(self) -> None:
         """What was said of a peer is void: nobody says anything."""

@@ -1,0 +1,206 @@
+"""Requests with much to compute let those pass whose KV has arrived, on vLLM's real scheduler."""
+
+from collections.abc import Callable, Sequence
+from itertools import permutations
+
+import pytest
+from vllm.v1.request import Request
+
+from offload.messages import LOAD
+from offload.testing.copiers.faulty import Fault
+from offload.testing.copiers.seeded import CopySchedule
+from offload.testing.virtual import VirtualEngine
+from tests.virtual.driver import (
+    come_to_rest,
+    forget_gpu,
+    forget_gpu_while_held,
+    hold,
+    release,
+    serve,
+    step_until,
+    tokens,
+)
+
+LENGTH, BLOCK = 96, 4
+PROMPTS = [tokens(LENGTH + 1, first) for first in range(1, 5)]
+SHARE = 0.25
+"""Of the time that its own prompt takes: a request waits no longer for restores of others."""
+PATIENCE = SHARE * LENGTH * 0.25e-3
+"""As nothing was measured."""
+SOON = PATIENCE / 12
+"""Seconds of a step, so that restores land within that time."""
+
+Engines = Callable[..., VirtualEngine]
+
+
+class Batch:
+    """Four prompts that come at once, of which the pool has some; in what order they get first tokens."""
+
+    def __init__(
+        self, engine: VirtualEngine, arrived: Sequence[int], order: Sequence[int] = range(4), depth: int = 0
+    ) -> None:
+        """Those that have ``arrived`` are there as a whole, of others ``depth`` tokens."""
+        self.engine = engine
+        for place in range(4):
+            stop = LENGTH if place in arrived else depth
+            if stop:
+                serve(engine, PROMPTS[place][:stop])
+        forget_gpu(engine)
+        engine.counts["computed"] = 0
+        self.requests: dict[int, Request] = {}
+        self.first: dict[int, int] = {}
+        self.scheduled: dict[int, int] = {}
+        self._began = engine.num_steps
+        for place in order:
+            self.add(place)
+
+    def add(self, place: int, priority: int = 0) -> Request:
+        request = self.requests[place] = self.engine.add(PROMPTS[place], 3, priority=priority)
+        return request
+
+    def step(self) -> None:
+        self.engine.step()
+        step = self.engine.num_steps - self._began
+        for place, request in self.requests.items():
+            if request.num_computed_tokens and request.status.name == "RUNNING":
+                self.scheduled.setdefault(place, step)
+            if request.num_output_tokens:
+                self.first.setdefault(place, step)
+
+    def run(self) -> None:
+        for _ in range(200):
+            if all(request.is_finished() for request in self.requests.values()):
+                come_to_rest(self.engine)
+                return
+            self.step()
+        raise AssertionError(f"of {self.requests} some do not end")
+
+
+@pytest.fixture(params=[False, True], ids=["in step", "overlapped"])
+def make(request: pytest.FixtureRequest, engines: Engines) -> Engines:
+    def engine(**settings: object) -> VirtualEngine:
+        defaults = {"gpu_blocks": 160, "cpu_slots": 160, "chunk": 48, "step_seconds": SOON}
+        return engines(**(defaults | settings), overlapped=request.param)
+
+    return engine
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4)))[::3])
+@pytest.mark.parametrize("lost", [1, 2, 3])
+def test_those_that_arrived_have_their_first_token_before_others_begin(
+    make: Engines, lost: int, order: tuple[int, ...]
+) -> None:
+    arrived = range(lost, 4)
+    batch = Batch(make(), arrived, order)
+    batch.run()
+    last = max(batch.first[place] for place in arrived)
+    assert all(batch.scheduled[place] > last - batch.engine.settings.overlapped for place in range(lost))
+
+
+def test_nobody_waits_where_all_are_lost(make: Engines) -> None:
+    batch = Batch(make(), [])
+    batch.step()
+    assert batch.requests[0].num_computed_tokens == 48
+
+
+def test_nobody_waits_where_none_is_lost(make: Engines) -> None:
+    engine = make()
+    steps = []
+    for arrived in (range(4), range(4)):
+        batch = Batch(engine, arrived)
+        batch.run()
+        steps.append(max(batch.first.values()))
+        assert engine.reset()
+    assert steps[0] == steps[1] <= 6
+
+
+def test_who_lacks_the_end_of_its_prompt_lets_others_pass_too(make: Engines) -> None:
+    batch = Batch(make(), [1, 2, 3], depth=24)
+    batch.run()
+    assert all(batch.first[place] < batch.first[0] for place in (1, 2, 3))
+
+
+def test_restores_that_take_long_are_not_waited_for(make: Engines) -> None:
+    engine = make()
+    batch = Batch(engine, [1, 2, 3])
+    hold(engine, LOAD)
+    began = engine.clock()
+    step_until(engine, lambda: batch.requests[0].num_computed_tokens > 0)
+    waited = engine.clock() - began
+    assert PATIENCE / 2 < waited <= PATIENCE + 4 * SOON
+    release(engine)
+    batch.run()
+
+
+def test_a_clock_that_stands_still_keeps_nobody_waiting_once_all_have_landed(make: Engines) -> None:
+    engine = make(step_seconds=1e-9)
+    batch = Batch(engine, [1, 2, 3])
+    batch.run()
+    assert max(batch.first.values()) < 20
+
+
+def test_restores_that_follow_each_other_for_ever_starve_nobody(make: Engines) -> None:
+    copies = CopySchedule(longest_delay=6)
+    engine = make(gpu_blocks=1000, cpu_slots=1000, max_num_seqs=64, copies=copies)
+    documents = [tokens(LENGTH, first) for first in range(10, 26)]
+    for document in documents:
+        serve(engine, document)
+    batch = Batch(engine, [], order=[0])
+    began = engine.clock()
+    for number in range(100):
+        for document in documents[number % 8 :: 8]:
+            engine.add([*document, 7], 1)
+        batch.step()
+        forget_gpu_while_held(engine)
+        if batch.scheduled.get(0):
+            break
+    assert batch.scheduled.get(0), "it waits for whoever comes"
+    assert PATIENCE / 2 < engine.clock() - began <= PATIENCE + 4 * SOON
+    batch.run()
+
+
+def test_who_lacks_little_lets_nobody_pass(make: Engines) -> None:
+    engine = make()
+    Batch(engine, [1, 2, 3], order=[])
+    short = engine.add(tokens(5, 9), 1)
+    for prompt in PROMPTS[1:]:
+        engine.add(prompt, 1)
+    engine.step()
+    engine.flush()
+    assert short.num_computed_tokens == 5
+    engine.drain()
+
+
+@pytest.mark.parametrize("is_sooner", [False, True])
+def test_who_comes_first_by_priority_lets_nobody_pass_that_comes_behind(
+    make: Engines, is_sooner: bool
+) -> None:
+    engine = make(policy="priority")
+    batch = Batch(engine, [1, 2, 3], order=[])
+    for place in (1, 2, 3, 0):
+        batch.add(place, priority=-1 if is_sooner and place == 0 else 0)
+    batch.step()
+    assert (batch.requests[0].num_computed_tokens == 48) is is_sooner
+    batch.run()
+    assert is_sooner or all(batch.first[place] < batch.first[0] for place in (1, 2, 3))
+
+
+def test_a_restore_that_fails_is_computed_after_those_that_arrived(make: Engines) -> None:
+    engine = make()
+    batch = Batch(engine, range(4), order=[])
+    engine.copiers[0].force(LOAD, Fault.FAIL)
+    for place in range(4):
+        batch.add(place)
+    batch.run()
+    assert all(batch.first[place] <= batch.first[0] for place in (1, 2, 3))
+
+
+def test_whoever_waits_may_go_away(make: Engines) -> None:
+    engine = make()
+    batch = Batch(engine, [1, 2, 3])
+    hold(engine, LOAD)
+    batch.step()
+    engine.abort(batch.requests[0].request_id)
+    engine.abort(batch.requests[1].request_id)
+    release(engine)
+    batch.run()

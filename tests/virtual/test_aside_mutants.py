@@ -1,0 +1,103 @@
+"""One thing is taken out of what lets requests pass whose KV has arrived: a test of that says so."""
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import pytest
+
+from offload.scheduler import aside
+from offload.scheduler.aside import Aside
+from tests.virtual import test_aside as tests
+from tests.virtual.driver import Engines
+
+Patch = pytest.MonkeyPatch
+
+
+def nobody_steps_aside(patch: Patch) -> None:
+    patch.setattr(Aside, "must", lambda *_: False)
+
+
+def it_steps_aside_for_ever(patch: Patch) -> None:
+    patch.setattr(aside, "_AT_MOST", 1e9)
+
+
+def no_step_is_left_to_those_that_go_on(patch: Patch) -> None:
+    patch.setattr(aside._Turn.__init__, "__defaults__", (0,))
+
+
+def each_step_is_left_to_those_that_go_on(patch: Patch) -> None:
+    patch.setattr(aside, "_STEPS", 1_000_000)
+    patch.setattr(aside._Turn.__init__, "__defaults__", (1_000_000,))
+
+
+def those_behind_are_not_looked_at(patch: Patch) -> None:
+    patch.setattr(aside, "_NEW", 0)
+
+
+def priorities_are_ignored(patch: Patch) -> None:
+    original = aside._Least.least
+    patch.setattr(aside._Least, "least", lambda self, priority: original(self, 1_000_000))
+    patch.setattr(Aside, "_lacks_little", lambda *_: True)
+    begin = aside._Turn.__init__
+
+    def init(self: Any, priority: int, *others: Any) -> None:
+        begin(self, 1_000_000, *others)
+
+    patch.setattr(aside._Turn, "__init__", init)
+
+
+def who_lacks_little_steps_aside(patch: Patch) -> None:
+    patch.setattr(aside, "_FEWER", 1)
+    original = Aside.__init__
+
+    def init(self: Aside, *arguments: Any) -> None:
+        original(self, *arguments)
+        self._least_tokens = 0
+
+    patch.setattr(Aside, "__init__", init)
+
+
+def it_counts_that_nobody_has_arrived(patch: Patch) -> None:
+    patch.setattr(Aside, "_lacks_little", lambda *_: True)
+    patch.setattr(aside._Least, "least", lambda *_: -inf)
+
+
+Check = Callable[[Engines], None]
+
+
+def in_order(make: Engines) -> None:
+    tests.test_those_that_arrived_have_their_first_token_before_others_begin(make, 1, (0, 1, 2, 3))
+
+
+def by_priority(make: Engines) -> None:
+    tests.test_who_comes_first_by_priority_lets_nobody_pass_that_comes_behind(make, is_sooner=True)
+
+
+MUTANTS: list[tuple[Callable[[Patch], None], Check]] = [
+    (nobody_steps_aside, in_order),
+    (it_steps_aside_for_ever, tests.test_restores_that_take_long_are_not_waited_for),
+    (no_step_is_left_to_those_that_go_on, in_order),
+    (
+        each_step_is_left_to_those_that_go_on,
+        tests.test_restores_that_follow_each_other_for_ever_starve_nobody,
+    ),
+    (those_behind_are_not_looked_at, in_order),
+    (priorities_are_ignored, by_priority),
+    (who_lacks_little_steps_aside, tests.test_who_lacks_little_lets_nobody_pass),
+    (it_counts_that_nobody_has_arrived, tests.test_nobody_waits_where_all_are_lost),
+]
+
+
+@pytest.mark.parametrize(("apply", "check"), MUTANTS, ids=[apply.__name__ for apply, _ in MUTANTS])
+def test_mutant_is_caught(
+    apply: Callable[[Patch], None], check: Check, engines: Engines, monkeypatch: Patch
+) -> None:
+    def make(**settings: Any) -> Any:
+        defaults = {"gpu_blocks": 160, "cpu_slots": 160, "chunk": 48, "step_seconds": tests.SOON}
+        return engines(**(defaults | settings))
+
+    check(make)
+    apply(monkeypatch)
+    with pytest.raises(AssertionError):
+        check(make)
