@@ -181,16 +181,37 @@ class Holdings:
         # Of extents of positions: how many positions before the last one a slot's is.
         depths = -(-(counts + skips) // self._columns)
         behind = depths[owners] - 1 - numbers // self._columns
-        current = np.where(is_bag, _UNKNOWN, first)
-        for back in range(int((depths - skips // self._columns)[~is_bag].max(initial=0))):
-            at = np.flatnonzero(~is_of_bag & (behind == back))
-            found[at] = current[owners[at]]
-            current = self._parents_of(current)
+        num_deep = int((depths - skips // self._columns)[~is_bag].max(initial=0))
+        paths = self._paths(np.where(is_bag, _UNKNOWN, first), np.where(is_bag, 0, depths), num_deep)
+        at = np.flatnonzero(~is_of_bag)
+        found[at] = paths[behind[at], owners[at]]
         if self._columns > 1:  # these are the first slots of positions so far
             others = np.flatnonzero(~is_of_bag & (found >= 0) & (numbers % self._columns > 0))
             positions = self._names[found[others]].view(np.uint8)
             found[others] = self._find(slot_names(positions, numbers[others] % self._columns))
         return found
+
+    def _paths(self, lasts: Ids, depths: Ids, num_deep: int) -> Ids:
+        """First slots of positions and of those before them, ``int64[num_deep, n]``; -1: none is known.
+
+        Args:
+            lasts: first slots of positions; -1: none.
+            depths: positions that are wanted of each; what is behind them in the answer means nothing.
+            num_deep: of each at most.
+        """
+        paths = np.empty((max(1, num_deep), len(lasts)), dtype=np.int64)
+        paths[0] = lasts
+        for back in range(1, num_deep):
+            paths[back] = self._before[paths[back - 1]]
+        after, before = paths[:-1], paths[1:]
+        is_right = (before >= 0) & (self._tables.fills[before] == self._generations[before])
+        is_right &= (self._names[before] == self._parents[after]).all(axis=-1)
+        is_right |= np.arange(1, len(paths))[:, None] >= depths
+        if not is_right[:, lasts >= 0].all():  # some have come later, or moved
+            for back in range(1, num_deep):
+                paths[back] = self._parents_of(paths[back - 1])
+        paths[:, lasts < 0] = _UNKNOWN
+        return paths
 
     def _parents_of(self, slots: Ids) -> Ids:
         """First slots of the positions before these; -1 where there is none, or it is not known."""
