@@ -13,6 +13,8 @@ import pytest
 from offload.messages import LOAD, POOL, Extents, Route
 from offload.store_config import StoreAddress
 from offload.worker.copiers.cpu import CpuCopier
+from offload.worker.elsewhere import Elsewhere
+from offload.worker.jobs import TransferJob
 from offload.worker.lanes import gpu_lanes
 from offload.worker.layout import BlockLayout, Region
 from offload.worker.media.base import Medium
@@ -78,10 +80,10 @@ class Worker:
         self.pool.fill(slots)
         self.cache = (ctypes.c_uint8 * (NUM_BLOCKS * memory.slot_bytes))()
         region = Region(ctypes.addressof(self.cache), memory.slot_bytes, memory.slot_bytes)
-        layout = BlockLayout([region], memory.address)
+        self.layout = BlockLayout([region], memory.address)
         tables = SealTables.of_one(SLOTS)
-        seals, self.others = (Seals(layout, SLOTS, tables=tables, for_others=True) for _ in range(2))
-        lanes = gpu_lanes(layout, CpuCopier())
+        seals, self.others = (Seals(self.layout, SLOTS, tables=tables, for_others=True) for _ in range(2))
+        lanes = gpu_lanes(self.layout, CpuCopier())
         lanes += medium_lanes(SPILL, FETCH, self.medium, PoolParts(memory, seals, share))
         self.engine = TransferEngine(lanes, seals, share=share)
 
@@ -129,6 +131,20 @@ def test_other_ranks_see_what_has_failed_here(rank: int, job_id: int, tmp_path: 
     wait_until(lambda: any(end.job_id == job_id for end in worker.engine.poll()))
     assert not worker.others.num_current(slots, np.full(EXTENT, job_id))
     assert all(worker.others.has_failed(job_id, slot) for slot in slots.tolist())
+    assert worker.engine.close(10.0)
+
+
+def test_another_rank_s_load_does_not_wait_for_what_has_failed_here(tmp_path: Path) -> None:
+    worker = Worker(over_slab, tmp_path, Share(0, 2))
+    worker.generations = worker.generations + 1
+    elsewhere, slots = Elsewhere(worker.others, 1e9), np.arange(EXTENT)
+    elsewhere.began(7, 0.0)
+    lane = next(lane for lane in gpu_lanes(worker.layout, CpuCopier()) if lane.route == LOAD)
+    elsewhere.wait(9, TransferJob(lane, slots, slots, 0.0, np.full(EXTENT, 7), None, slots, EXTENT))
+    assert elsewhere.over() == []
+    worker.fetch_and_load()
+    wait_until(lambda: any(end.job_id == 7 for end in worker.engine.poll()))
+    assert elsewhere.over() == [9]
     assert worker.engine.close(10.0)
 
 
