@@ -7,12 +7,13 @@ from typing import Any
 from aiohttp import web
 
 from offload.errors import ProxyError
+from offload.fleet_config import Address
 from offload.proxy.core import Core
 from offload.proxy.exchange import error_answer
 from offload.proxy.faults import ClientError
 from offload.proxy.health import drain
 from offload.proxy.members import Member
-from offload.proxy.settings import engine_url
+from offload.proxy.settings import check_near, engine_url, fleet_address
 from offload.proxy.turns import decode_object
 
 __all__ = ["Admin"]
@@ -24,7 +25,7 @@ class Admin:
     | path | what it does |
     | --- | --- |
     | ``GET /engines`` | how all engines are |
-    | ``POST /engines`` | ``{"url", "role"}``: one more |
+    | ``POST /engines`` | ``{"url", "role", "fleet"}``: one more, and where it can be asked, if it can |
     | ``POST /engines/drain`` | ``{"url"}``: nothing new begins there; what runs goes on elsewhere in time |
     | ``POST /engines/resume`` | ``{"url"}``: it is used again |
     | ``POST /engines/remove`` | ``{"url"}``: it is forgotten; what runs goes on elsewhere at once |
@@ -64,14 +65,17 @@ class Admin:
         return handle
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        now = self._core.now()
-        return web.json_response({"engines": [_told(each, now) for each in self._core.members]})
+        return web.json_response({"engines": [self._told(each) for each in self._core.members]})
 
     async def _add(self, request: web.Request) -> web.StreamResponse:
         fields = decode_object(await request.read())
-        role = fields.get("role", "both")
+        role, address = fields.get("role", "both"), _address_in(fields)
+        if address is not None:
+            check_near(address, self._core.settings.fleet_key, '"fleet"')
         member = self._core.members.add(_url_in(fields), role if isinstance(role, str) else repr(role)[:80])
-        return web.json_response(_told(member, self._core.now()))
+        if address is not None:
+            self._core.trees.add(member.url, address)
+        return web.json_response(self._told(member))
 
     async def _drain(self, request: web.Request) -> web.StreamResponse:
         member = await self._member(request)
@@ -80,17 +84,18 @@ class Admin:
             task = asyncio.create_task(drain(self._core, member))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return web.json_response(_told(member, self._core.now()))
+        return web.json_response(self._told(member))
 
     async def _resume(self, request: web.Request) -> web.StreamResponse:
         member = await self._member(request)
         member.is_draining = False
-        return web.json_response(_told(member, self._core.now()))
+        return web.json_response(self._told(member))
 
     async def _remove(self, request: web.Request) -> web.StreamResponse:
         member = self._core.members.remove(_url_in(decode_object(await request.read())))
         self._core.history.forget(member.url)
-        return web.json_response(_told(member, self._core.now()))
+        self._core.trees.remove(member.url)
+        return web.json_response(self._told(member))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         text = self._core.metrics.text(self._core.members, self._core.now())
@@ -103,21 +108,31 @@ class Admin:
             raise ClientError(404, f"{url} is not there; GET /engines says which are")
         return member
 
+    def _told(self, member: Member) -> dict[str, Any]:
+        address = self._core.trees.address_of(member.url)
+        return {
+            "url": member.url,
+            "role": member.role,
+            "state": member.state(self._core.now()),
+            "running": len(member.legs),
+            "prompt_tokens": member.prompt_tokens,
+            "peer": member.peer,
+            "fleet": None if address is None else address.shown,
+            "failures": member.num_failures,
+        }
+
+
+def _address_in(fields: dict[str, Any]) -> Address | None:
+    address = fields.get("fleet")
+    if address is None:
+        return None
+    if not isinstance(address, str):
+        raise ClientError(400, 'give {"fleet": "10.0.0.1:7000"}, as the engine has it in listen')
+    return fleet_address(address, '"fleet"')
+
 
 def _url_in(fields: dict[str, Any]) -> str:
     url = fields.get("url")
     if not isinstance(url, str):
         raise ClientError(400, 'give {"url": "http://10.0.0.1:8000"}')
     return engine_url(url)
-
-
-def _told(member: Member, now: float) -> dict[str, Any]:
-    return {
-        "url": member.url,
-        "role": member.role,
-        "state": member.state(now),
-        "running": len(member.legs),
-        "prompt_tokens": member.prompt_tokens,
-        "peer": member.peer,
-        "failures": member.num_failures,
-    }

@@ -54,9 +54,10 @@ class _Door:
     """An engine's: connections that nobody uses now, and until when it is left alone."""
 
     def __init__(self, address: Address, key: bytes, context: ssl.SSLContext | None) -> None:
-        self._address = address
+        self.address = address
         self._key = key
         self._context = context
+        self._is_closed = False
         self._idle: list[_Connection] = []
         self._room = asyncio.Semaphore(MOST_CONNECTIONS)
         self._quiet_until = 0.0
@@ -81,8 +82,11 @@ class _Door:
                 if connection is not None:
                     connection.close()
                 raise
-            self._idle.append(connection)
             self._is_failing = False
+            if self._is_closed:  # the engine was removed meanwhile
+                connection.close()
+            else:
+                self._idle.append(connection)
             return None if located.is_busy else located.num_tokens
 
     def fail(self, now: float, error: BaseException) -> None:
@@ -94,7 +98,7 @@ class _Door:
         if not self._is_failing:
             self._is_failing = True
             text = str(error) or type(error).__name__
-            logger.warning("%s does not say which prompts it has: %s", self._address.shown, text)
+            logger.warning("%s does not say which prompts it has: %s", self.address.shown, text)
 
     @property
     def num_idle(self) -> int:
@@ -102,12 +106,13 @@ class _Door:
         return len(self._idle)
 
     def close(self) -> None:
+        self._is_closed = True
         for connection in self._idle:
             connection.close()
         self._idle.clear()
 
     async def _connect(self) -> _Connection:
-        reader, writer = await asyncio.open_connection(*self._address, ssl=self._context)
+        reader, writer = await asyncio.open_connection(*self.address, ssl=self._context)
         connection = _Connection(reader, writer)
         try:
             heard = await connection.carry(ask_in(self._key))
@@ -133,18 +138,35 @@ class Doors:
             context: of TLS; None: in clear.
             seconds: after which an answer is of no use.
         """
+        self._key = key
+        self._context = context
         self._seconds = seconds
-        self._doors = {url: _Door(address, key, context) for url, address in addresses.items()}
+        self._doors: dict[str, _Door] = {}
+        for url, address in addresses.items():
+            self.open(url, address)
 
     def __contains__(self, url: object) -> bool:
         """Whether that engine can be asked."""
         return url in self._doors
 
+    def open(self, url: str, address: Address) -> None:
+        """That engine can be asked from now on."""
+        self._doors[url] = _Door(address, self._key, self._context)
+
+    def shut(self, url: str) -> None:
+        """It is asked no more. Idempotent."""
+        if (door := self._doors.pop(url, None)) is not None:
+            door.close()
+
+    def address_of(self, url: str) -> Address | None:
+        """Where it is asked; None: it is not."""
+        door = self._doors.get(url)
+        return None if door is None else door.address
+
     async def ask(self, urls: list[str], question: Locate) -> dict[str, int]:
         """Leading tokens that engines have, of those that say so in time. All are asked at once."""
-        asked = {
-            asyncio.create_task(self._doors[url].ask(question)): url for url in urls if url in self._doors
-        }
+        doors = [(url, self._doors[url]) for url in urls if url in self._doors]
+        asked = {asyncio.create_task(door.ask(question)): (url, door) for url, door in doors}
         if not asked:
             return {}
         try:
@@ -157,8 +179,8 @@ class Doors:
             task.cancel()
         now = asyncio.get_running_loop().time()
         for task in late:
-            self._doors[asked[task]].fail(now, TimeoutError(f"not within {self._seconds:g} seconds"))
-        return {asked[task]: found for task in done if (found := task.result()) is not None}
+            asked[task][1].fail(now, TimeoutError(f"not within {self._seconds:g} seconds"))
+        return {asked[task][0]: found for task in done if (found := task.result()) is not None}
 
     @staticmethod
     def now() -> float:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import OffloadError, ProxyError
-from offload.fleet_config import Address, TlsFiles, read_address, read_fleet_key
-from offload.proxy.settings import ProxySettings, engine_url, read_key
+from offload.fleet_config import TlsFiles, read_fleet_key
+from offload.proxy.settings import ProxySettings, engine_url, fleet_address, read_key
 
 __all__ = ["add_proxy_command"]
 
@@ -122,22 +122,13 @@ def settings_of(options: argparse.Namespace) -> ProxySettings:
         policy=options.policy,
         is_sequential=options.sequential,
         passed=tuple(options.passed),
-        fleet=tuple((engine_url(url), _address(address)) for url, address in options.fleet),
+        fleet=tuple((engine_url(url), fleet_address(address, "--fleet")) for url, address in options.fleet),
         fleet_key=b"" if options.fleet_key_file is None else read_fleet_key(options.fleet_key_file),
         fleet_tls=None
         if options.fleet_tls is None
         else TlsFiles(**dict(zip(("cert_file", "key_file", "ca_file"), options.fleet_tls, strict=True))),
         **{name: getattr(options, name) for name, _, _ in _NUMBERS},
     )
-
-
-def _address(text: str) -> Address:
-    try:
-        return read_address(text)
-    except ValueError as error:
-        raise ProxyError(
-            f"--fleet {text!r}: {error}; give host:port, as the engine has it in listen"
-        ) from None
 
 
 def load_policy(name: str) -> Any:

@@ -39,7 +39,7 @@ class Core:
         self.trees = EngineTrees(settings, self.upstreams, self.metrics)
         self._policy = policy
         if callable(attach := getattr(policy, "attach", None)):
-            attach(Sources(self.tokens.of, self.history.depths, (self.trees,) if settings.fleet else ()))
+            attach(Sources(self.tokens.of, self.history.depths, (self.trees,)))
         self._fallback = LeastLoad()
         self._warned: set[tuple[str, ...]] = set()
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from offload.errors import ProxyError
-from offload.fleet_config import Address, TlsFiles
+from offload.fleet_config import Address, TlsFiles, read_address
 
-__all__ = ["ROLES", "ProxySettings", "engine_url", "read_key"]
+__all__ = ["ROLES", "ProxySettings", "check_near", "engine_url", "fleet_address", "read_key"]
 
 ROLES = ("prefill", "decode", "both")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -147,11 +147,7 @@ class ProxySettings:
                 raise ProxyError(
                     f"--fleet {url} is none of the engines; give it as --prefill, --decode or --both"
                 )
-            if not self.fleet_key and not address.is_loopback:
-                raise ProxyError(
-                    f"--fleet {address.shown} is on another machine; give --fleet-key-file, with the file "
-                    f"that engines have as fleet_key_file"
-                )
+            check_near(address, self.fleet_key, "--fleet")
         if len(dict(self.fleet)) < len(self.fleet):
             raise ProxyError("--fleet is given more than once for an engine; give one address, of its rank 0")
 
@@ -169,6 +165,25 @@ def engine_url(text: str) -> str:
     if parts.username or parts.password or parts.query or parts.fragment or port == 0:
         raise ProxyError(f"the URL of {parts.hostname} has more than scheme, host, port and path; {remedy}")
     return text.rstrip("/")
+
+
+def fleet_address(text: str, name: str) -> Address:
+    """Where an engine listens for its fleet; ``name``: of what says so. Raises ProxyError."""
+    try:
+        return read_address(text)
+    except ValueError as error:
+        raise ProxyError(
+            f"{name} {text[:200]!r}: {error}; give host:port, as the engine has it in listen"
+        ) from None
+
+
+def check_near(address: Address, key: bytes, name: str) -> None:
+    """Without a key only this machine is asked. Raises ProxyError."""
+    if not key and not address.is_loopback:
+        raise ProxyError(
+            f"{name} {address.shown} is on another machine; give --fleet-key-file, with the file that "
+            f"engines have as fleet_key_file"
+        )
 
 
 def read_key(path: Path) -> str:

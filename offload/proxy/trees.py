@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from offload.fleet_config import Address
 from offload.peering.locating import question_of
 from offload.peering.tls import client_context
 from offload.proxy.asking import Doors
@@ -34,6 +35,19 @@ class EngineTrees:
         self._upstreams = upstreams
         self._metrics = metrics
         self._adapters: dict[str, tuple[float, Adapters]] = {}
+
+    def add(self, url: str, address: Address) -> None:
+        """An engine has come that can be asked there."""
+        self._doors.open(url, address)
+
+    def remove(self, url: str) -> None:
+        """It is asked no more. Idempotent."""
+        self._doors.shut(url)
+        self._adapters.pop(url, None)
+
+    def address_of(self, url: str) -> Address | None:
+        """Where an engine is asked; None: it is not."""
+        return self._doors.address_of(url)
 
     async def close(self) -> None:
         """Let go of all connections."""
@@ -75,7 +89,8 @@ class EngineTrees:
         if now > when + (MODELS_SECONDS if request.model in models else 1.0):
             self._adapters[url] = (now, models)  # one request asks, others go on with what is known
             models = await self._models(url, request)
-            self._adapters[url] = (now, models)
+            if url in self._doors:  # it may have been removed meanwhile
+                self._adapters[url] = (now, models)
         return request.model in models, models.get(request.model)
 
     async def _models(self, url: str, request: Request) -> Adapters:

@@ -19,7 +19,8 @@ from offload.testing.upstream import Upstream
 from offload.testing.upstream.words import encode, render
 from offload.vllm.prompt_hashes import PromptHashes
 from offload.worker.peers.locator import Locator
-from tests.offload.proxy.kit import PROMPT, Stand, on_a_loop, stand
+from tests.offload.proxy.kit import PROMPT, Stand, on_a_loop, stand, until
+from tests.offload.proxy.test_admin import admin
 from tests.offload.worker.peers.pools import KEY, PeerPool, contents, free_port
 
 SLOT, BLOCK, LONG = 512, 16, {"locate_seconds": 30.0, "tokenize_seconds": 30.0}
@@ -146,6 +147,28 @@ async def test_pools_that_cannot_be_asked_are_taken_by_what_was_routed() -> None
         for _ in range(3):
             assert await made.goes_to(prompt=PROMPT) == first
         assert made.located() == {"all": 0, "some": 0, "none": 4}
+
+
+@on_a_loop
+async def test_an_engine_that_is_added_can_be_asked_until_it_is_removed() -> None:
+    async with fleet(2, fleet=(), admin_port=0) as made:
+        url, pool = made.stand.decode[1].url, made.pools[1]
+        made.has(1, encode(PROMPT))
+        await made.goes_to(prompt=encode(PROMPT))
+        assert not sum(made.located().values())
+        await admin(made.stand, "POST", "/engines/remove", url=url)
+        status, told = await admin(
+            made.stand, "POST", "/engines", url=url, role="both", fleet=pool.address.shown
+        )
+        assert (status, told["fleet"]) == (200, pool.address.shown)
+        for _ in range(3):
+            assert await made.goes_to(prompt=encode(PROMPT)) == 1
+        assert made.located() == {"all": 3, "some": 0, "none": 0}
+        assert pool.server.standings()
+        await admin(made.stand, "POST", "/engines/remove", url=url)
+        assert await made.goes_to(prompt=encode(PROMPT)) == 0
+        assert made.located()["all"] == 3
+        await until(lambda: not pool.server.standings())
 
 
 @on_a_loop
