@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from offload.peer_messages import AskerFacts as AskerFacts
 from offload.peer_messages import PeerFacts as PeerFacts
 from offload.peer_messages import PeerLife as PeerLife
 from offload.peer_messages import Unused as Unused
@@ -260,6 +261,8 @@ class WorkerReport:
     jobs: dict[int, JobReport] = field(default_factory=dict)
     peers: list[PeerFacts] = field(default_factory=list)
     """Those of which something has changed."""
+    askers: list[AskerFacts] = field(default_factory=list)
+    """The same of those that fetch from here."""
     released: list[bytes] = field(default_factory=list)
     """Names of chains, ``NAME_BYTES`` long, of which a peer has all that was leased: each as often as it says
     so. The first rank alone tells."""
@@ -272,7 +275,7 @@ class WorkerReport:
     def merged(self, other: "WorkerReport") -> "WorkerReport":
         """Both ranks' reports as one, a new one."""
         peers, released = sorted(self.peers + other.peers), sorted(self.released + other.released)
-        merged = WorkerReport(dict(self.jobs), peers, released)
+        merged = WorkerReport(dict(self.jobs), peers, sorted(self.askers + other.askers), released)
         for job_id, report in other.jobs.items():
             merged.add(job_id, report)
         return merged

@@ -3,6 +3,9 @@
 from enum import StrEnum
 from typing import NamedTuple
 
+REMOVED = "removed"
+"""The last state that is told of a peer."""
+
 
 class PeerLife(NamedTuple):
     """A peer, from a start or a reset of its until the next one.
@@ -24,7 +27,7 @@ class PeerFacts(NamedTuple):
         address: of the peer's rank, as it was called.
         peer: its id, 16 hexadecimal digits; "": not known yet.
         epoch: of its life; the same.
-        state: "connected", or what it is instead.
+        state: "connected", or what it is instead; ``REMOVED``: it is no peer any more.
         reason: why it is not connected; "" if it is.
         transport: how bytes come: "memory", "tcp" or "tls"; "" if it is not connected.
         nbytes: of slots that it has brought, and that were right.
@@ -48,6 +51,30 @@ class PeerFacts(NamedTuple):
     probes: int
     misses: int
     errors: int
+
+
+class AskerFacts(NamedTuple):
+    """Workers to scheduler, now and then: one who fetches from a rank. Counts are since the start.
+
+    Attributes:
+        rank: which one.
+        host: from where.
+        peer: its id, 16 hexadecimal digits; "": it does not listen. All such of one host are told as one.
+        connections: that it has now.
+        questions: that it has asked.
+        nbytes: of slots that were sent to it, or that it may have read on this machine.
+        seconds: that sending them took.
+        is_near: it reads them itself, on this machine.
+    """
+
+    rank: int
+    host: str
+    peer: str
+    connections: int
+    questions: int
+    nbytes: int
+    seconds: float
+    is_near: bool
 
 
 class Unused(StrEnum):

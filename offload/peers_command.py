@@ -1,4 +1,4 @@
-"""``kv-offload peers``: whom engines fetch from, what has come, how fast, and what they keep for others."""
+"""``kv-offload peers``: whom engines fetch from, who fetches from them, how much, how fast, and leases."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ def add_peers_command(commands: Any) -> None:
     """Add the subcommand to those of a parser."""
     peers: argparse.ArgumentParser = commands.add_parser(
         "peers",
-        help="whom the engines that run fetch KV from, what has come and how fast, and their leases",
+        help="whom the engines that run fetch KV from, who fetches from them, how much, how fast, and leases",
         description="Asks the engines of this user that run, as kv-offload status does.",
     )
     add_engine_options(peers)
@@ -23,7 +23,7 @@ def add_peers_command(commands: Any) -> None:
 def _peers(options: argparse.Namespace) -> int:
     directory = directory_of(options)
     told = [each.ask("status") for each in choose(directory, options.engine)]
-    found = [{key: each[key] for key in ("engine", "peers", "leases")} for each in told]
+    found = [{key: each[key] for key in ("engine", "peers", "askers", "leases")} for each in told]
     if options.json:
         print(json.dumps({"directory": str(directory), "engines": found}, indent=2))
         return 0
@@ -35,7 +35,8 @@ def _peers(options: argparse.Namespace) -> int:
 def lines_of(told: dict[str, Any]) -> list[str]:
     """For people."""
     first = f"engine   {told['engine']}, {told['leases']['num_leases']} leases of prompts for others"
-    return [first, *([f"peer     {_line(each)}" for each in told["peers"]] or ["peer     none"])]
+    peers = [f"peer     {_line(each)}" for each in told["peers"]] or ["peer     none"]
+    return [first, *peers, *[f"asker    {_asker(each)}" for each in told["askers"]]]
 
 
 def _line(told: dict[str, Any]) -> str:
@@ -47,4 +48,14 @@ def _line(told: dict[str, Any]) -> str:
         f"{who}: {told['state']} by {told['transport'] or 'nothing'}, {told['num_bytes'] / GIB:.2f} GiB in "
         f"{told['num_fetches']:,} fetches{speed}; {told['num_questions']:,} questions, "
         f"{told['num_misses']:,} misses, {told['num_errors']:,} errors"
+    )
+
+
+def _asker(told: dict[str, Any]) -> str:
+    who = f"{told['host']} ({told['peer'] or 'does not listen'})"
+    how = "read" if told["is_near"] else "sent"
+    speed = f" at {told['num_bytes'] / told['seconds'] / 1e9:.3g} GB/s" if told["seconds"] else ""
+    return (
+        f"{who}: {told['num_connections']} connections, {told['num_bytes'] / GIB:.2f} GiB {how}{speed}, "
+        f"{told['num_questions']:,} questions"
     )

@@ -101,6 +101,7 @@ STATEFUL = {
     "offload.worker.media.peers.PeerMedium",
     "offload.worker.media.peers.Whereabouts",
     "offload.worker.peers.addresses.Addresses",
+    "offload.worker.peers.askers.Askers",
     "offload.worker.peers.cells.Cells",
     "offload.worker.peers.fleet.Fleet",
     "offload.worker.peers.holdings.Holdings",
@@ -116,8 +117,10 @@ STATEFUL = {
     "offload.scheduler.tiers.peer_fetches.PeerFetches",
     "offload.scheduler.tiers.peers.PeerDirectory",
     "offload.scheduler.tiers.peer_standings.PeerStandings",
+    "offload.scheduler.askers.Askers",
 }
 CHECKED_BY_THEIR_OWNER = {
+    "offload.worker.peers.askers.Asker",  # by Askers
     "evictor.hazard._State",  # by HazardPolicy
     "offload.scheduler.fetched.Fetched",  # by Fetches, which all count there
     "evictor.caller.Caller",  # by its subclasses: it has no state but the policy

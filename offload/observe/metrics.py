@@ -47,6 +47,7 @@ METRICS = (
     MetricSpec("handed_off_tokens", True, "Tokens of prompts that were leased for other engines."),
     MetricSpec("refused_hand_offs", True, "Prompts that were not leased although they should have been."),
     MetricSpec("expired_leases", True, "Leases that ended before a peer said that it had all of it."),
+    MetricSpec("served_bytes", True, "Bytes of KV that other engines fetched from here, all ranks."),
     MetricSpec("leased_blocks", False, "Blocks of the CPU pool that leases keep there."),
     MetricSpec("pool_blocks", False, "Blocks the CPU pool can hold."),
     MetricSpec("pool_used_blocks", False, "Blocks of the CPU pool that are not free."),

@@ -18,15 +18,7 @@ import numpy as np
 from allocator import CpuOffloadingBlockAllocator
 from evictor import HintedPolicy, make_policy
 from offload.config import OffloadConfig
-from offload.messages import (
-    EPOCH_SHIFT,
-    POOL,
-    Fingerprint,
-    JobReport,
-    PoolFacts,
-    StepPlan,
-    WorkerReport,
-)
+from offload.messages import EPOCH_SHIFT, POOL, Fingerprint, JobReport, PoolFacts, StepPlan, WorkerReport
 from offload.observe.metrics import Metrics
 from offload.observe.recorder import TraceRecorder
 from offload.scheduler import amounts
@@ -34,6 +26,7 @@ from offload.scheduler.adapters import Adapters
 from offload.scheduler.adoption import adopt
 from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.aside import Aside
+from offload.scheduler.askers import Askers
 from offload.scheduler.common import Common
 from offload.scheduler.costs import Costs
 from offload.scheduler.engine import Engine, Request, Step
@@ -129,6 +122,7 @@ class SchedulerSide:
             self.metrics.show("adopted_blocks", adoption.num_slots)
         self.costs = costs
         self.adapters = Adapters(self.allocator, engine)
+        self.askers = Askers(self.metrics)
         self.stores = Stores(common, self.adapters, config, step_tokens=step_tokens)
         self.restores = Restores(
             common, first_part=amounts.first_part_blocks(block_bytes // num_ranks), step_tokens=step_tokens
@@ -252,6 +246,7 @@ class SchedulerSide:
             return
         self._has_news = True
         self.stores.hand_offs.leases.release(report.released)
+        self.askers.hear(report.askers)
         for below in self.below if report.peers else ():
             below.hear(report.peers)
         for job_id, job_report in report.jobs.items():
@@ -318,7 +313,7 @@ class SchedulerSide:
     def check_invariants(self) -> None:
         """All parts agree, and nobody is known who is not known here. O(pool); for tests."""
         own = (self.ledger, self.adapters, self.metrics, self.costs, self._gauges, self.weights, self.aside)
-        for part in (self.allocator, *own):
+        for part in (self.allocator, self.askers, *own):
             part.check_invariants()
         for flow in self.flows:
             flow.check_invariants()

@@ -48,7 +48,14 @@ class Operator:
         self._next = 0.0
         self._socket: OperatorSocket | None = None
         told: dict[str, Any] = {"about": self._about, "pool": None, "jobs": None}
-        told |= {"routes": [], "prefill": [], "tiers": [], "peers": [], "leases": {"num_leases": 0}}
+        told |= {
+            "routes": [],
+            "prefill": [],
+            "tiers": [],
+            "peers": [],
+            "askers": [],
+            "leases": {"num_leases": 0},
+        }
         try:
             handlers = {"weights": lambda request: weights.told, "reset": self._name_weights}
             self._socket = OperatorSocket(runtime_directory(config.operator_socket), told, handlers)
@@ -111,6 +118,7 @@ class Operator:
                 for depth, seconds in side.costs.prefill.by_depth().items()
             ],
             "peers": [each for below in side.below if below.peers is not None for each in below.peers()],
+            "askers": side.askers.told(),
             "leases": {"num_leases": len(side.stores.hand_offs.leases)},
             "tiers": [
                 {

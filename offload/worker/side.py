@@ -299,9 +299,9 @@ class WorkerSide:
     def take_report(self) -> WorkerReport | None:
         """What the scheduler side has not been told yet."""
         if self._listener is not None:
-            self._report.released += self._listener.take_released()
+            self._listener.report_into(self._report)
         self._report.peers += [] if self._engine is None else self._engine.take_facts()
-        if not (self._report.jobs or self._report.released or self._report.peers):
+        if self._report == WorkerReport():
             return None
         report, self._report = self._report, WorkerReport()
         return report

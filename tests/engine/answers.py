@@ -20,9 +20,6 @@ TOLERANCE = 1e-4
 SEEN = 1e-2
 """The least that a wrong block must make; it makes about 1."""
 
-UNSTORED = {"cpu_offload_store": False}
-"""Hint of a request that leaves no KV below the GPU."""
-
 Prompt = list[int]
 
 
@@ -59,13 +56,6 @@ def difference(first: Answer, second: Answer) -> float:
     """
     num_tokens = comparable(first, second)
     return float(np.abs(first.logprobs[:num_tokens] - second.logprobs[:num_tokens]).max())
-
-
-def assert_computed_anew(answer: Answer, cold: Answer, before: Answer) -> None:
-    """It has nothing from any cache, and is as ``cold``, not as ``before`` other weights were loaded."""
-    assert answer.num_cached == 0
-    assert difference(answer, cold) < TOLERANCE
-    assert difference(answer, before) > SEEN
 
 
 def largest_difference(first: Sequence[Answer], second: Sequence[Answer]) -> float:

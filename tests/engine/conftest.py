@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.engine import Engine, retrained_model
+from tests.engine.engine import Engine
 from tests.engine.inspection import end_pauses
 from tests.engine.process import EngineProcess
 
@@ -34,14 +34,6 @@ def session_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineP
 def session_inner_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     """The same in one process, where a test sees scheduler and cache between steps."""
     with running(tmp_path_factory, {"cpu_gib": CPU_GIB}, in_process=True) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="session")
-def retrained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    """An engine without any cache that was started with the weights that others load while they run."""
-    arguments = {"model": retrained_model(), "enable_prefix_caching": False, "fork": True}
-    with running(tmp_path_factory, None, **arguments) as engine:
         yield engine
 
 

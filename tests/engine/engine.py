@@ -21,22 +21,14 @@ _ANSWER_SECONDS = 180.0
 _SETTLE_SECONDS = 60.0
 
 
-def model_directory(
-    *, vocab_size: int = VOCAB_SIZE, with_tokenizer: bool = False, kv_heads: int = 2, seed: int = 0
-) -> Path:
+def model_directory(*, vocab_size: int = VOCAB_SIZE, with_tokenizer: bool = False, kv_heads: int = 2) -> Path:
     """A tiny Llama whose weights are large enough for every block of a prompt to matter."""
     return tiny_llama(
         vocab_size=vocab_size,
         max_position_embeddings=MAX_MODEL_LEN,
         with_tokenizer=with_tokenizer,
         kv_heads=kv_heads,
-        seed=seed,
     )
-
-
-def retrained_model() -> Path:
-    """The same model with other weights."""
-    return model_directory(seed=1)
 
 
 class Engine:
@@ -203,12 +195,6 @@ class Engine:
     def forget_all(self) -> bool:
         """Empty the GPU's prefix cache and the CPU pool."""
         self.settle()
-        return self.llm.reset_prefix_cache(reset_connector=True)
-
-    def load_weights(self, model: Path) -> bool:
-        """Go on with the weights in that directory, as a trainer has it; True if every block was free."""
-        self.settle()
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(model)})
         return self.llm.reset_prefix_cache(reset_connector=True)
 
     def probe(self, method: str, *arguments: Any) -> Any:

@@ -456,5 +456,13 @@ def test_how_peers_stand_is_told(pair: Pair) -> None:
     assert told["state"] == "connected" and told["peer"] == pair.fleet.reference(0)["peer"]
     assert sum(pair.counted("peer_bytes").values()) == told["num_bytes"] > 0
     assert pair.decode.side.metrics.gauges[f"peer_connected:{told['address']}"] == 1
-    [first, second] = lines_of({"engine": "one", "leases": {"num_leases": 2}, "peers": [told]})
-    assert "2 leases" in first and "connected by" in second
+    pair.prefill.ranks[0].side._listener._told_at = 0.0  # type: ignore[union-attr]
+    pair.prefill.add(OTHER, 1)
+    pair.prefill.drain(500)
+    [asker] = pair.prefill.side.askers.told()
+    assert (asker["host"], asker["peer"]) == ("", "")
+    assert asker["is_near"] is (told["transport"] == "memory")
+    assert 0 < asker["num_bytes"] <= told["num_bytes"] and asker["num_questions"] > 0
+    leases = {"num_leases": 2}
+    [first, second, third] = lines_of({"engine": "one", "leases": leases, "peers": [told], "askers": [asker]})
+    assert "2 leases" in first and "connected by" in second and f"{num_ranks} connections" in third

@@ -4,20 +4,25 @@ from collections.abc import Sequence
 from typing import Any
 
 from offload.observe.metrics import Metrics
-from offload.peer_messages import PeerFacts
+from offload.peer_messages import REMOVED, PeerFacts
 
 CONNECTED = "connected"
+OTHER = "other"
 _MOST_PEERS = 256
-"""That have metrics of their own."""
+"""That are told of at one time, and that have metrics of their own: further ones count as ``OTHER``."""
 
 
 class PeerStandings:
-    """The last word of each rank on each of its peers. A peer of all ranks is called as its first rank is."""
+    """The last word of each rank on each of its peers. A peer of all ranks is called as its first rank is.
+
+    One that is no peer any more is forgotten. Its metrics stay, as such names do in Prometheus.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         """Nothing was told."""
         self._metrics = metrics
         self._facts: dict[str, dict[int, PeerFacts]] = {}  # by peer, by rank
+        self._named: set[str] = set()
 
     def hear(self, facts: Sequence[PeerFacts]) -> None:
         """Ranks tell. O(these)."""
@@ -28,12 +33,20 @@ class PeerStandings:
             of_peer = self._facts.setdefault(name, {})
             before = of_peer.get(fact.rank)
             of_peer[fact.rank] = fact
-            was = (0, 0.0, 0) if before is None else (before.nbytes, before.seconds, before.errors)
-            self._metrics.count("peer_bytes", max(0, fact.nbytes - was[0]), name)
-            self._metrics.count("peer_seconds", max(0.0, fact.seconds - was[1]), name)
-            self._metrics.count("peer_errors", max(0, fact.errors - was[2]), name)
-            is_connected = all(each.state == CONNECTED for each in of_peer.values())
-            self._metrics.show("peer_connected", float(is_connected), name)
+            self._count(name, fact, None if before is None or before.state == REMOVED else before)
+            if all(each.state == REMOVED for each in of_peer.values()):
+                del self._facts[name]
+
+    def _count(self, name: str, fact: PeerFacts, before: PeerFacts | None) -> None:
+        label = name if name in self._named or len(self._named) < _MOST_PEERS else OTHER
+        was = (0, 0.0, 0) if before is None else (before.nbytes, before.seconds, before.errors)
+        self._metrics.count("peer_bytes", max(0, fact.nbytes - was[0]), label)
+        self._metrics.count("peer_seconds", max(0.0, fact.seconds - was[1]), label)
+        self._metrics.count("peer_errors", max(0, fact.errors - was[2]), label)
+        if label != OTHER:
+            self._named.add(label)
+            is_connected = all(each.state == CONNECTED for each in self._facts[name].values())
+            self._metrics.show("peer_connected", float(is_connected), label)
 
     def told(self) -> list[dict[str, Any]]:
         """For operators, plain: each peer with what all ranks together had of it."""
@@ -66,6 +79,7 @@ class PeerStandings:
             for rank, fact in of_peer.items():
                 assert (fact.rank, first_rank_of(fact)) == (rank, name), f"{fact} is filed under {name}"
         assert len(self._facts) <= _MOST_PEERS, f"{len(self._facts)} peers"
+        assert len(self._named) <= _MOST_PEERS, f"{len(self._named)} names of peers"
 
 
 def first_rank_of(fact: PeerFacts) -> str:

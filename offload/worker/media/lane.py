@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offload.messages import NAME_BYTES, POOL, SCHEDULER, Extents, Ids, Route, TierFacts
-from offload.peer_messages import PeerFacts
+from offload.peer_messages import REMOVED, PeerFacts
 from offload.worker.copiers.base import CopyEnd
 from offload.worker.lanes import Lane
 from offload.worker.media.base import Medium, MediumJob, PoolSlots, Verb
@@ -144,9 +144,11 @@ class PeerLane(ProbeLane):
     def take_facts(self) -> list[PeerFacts]:
         if self.clock() < self._told_at + _FACTS_SECONDS:
             return []
-        before, self._told_at = set(self._told), self.clock()
+        before, self._told_at = {each.address: each for each in self._told}, self.clock()
         self._told = [PeerFacts(self.rank, *each) for each in self.medium.statuses()]
-        return [each for each in self._told if each not in before]
+        changed = [each for each in self._told if before.pop(each.address, None) != each]
+        gone = [each._replace(state=REMOVED, reason="it is no peer any more") for each in before.values()]
+        return gone + changed
 
 
 class MediumCopier:

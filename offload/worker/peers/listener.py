@@ -1,5 +1,7 @@
 """A rank that listens: what its plans say of the pool is shown to peers, and what they say is reported."""
 
+import math
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -7,7 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from offload.fleet_config import Address, TlsFiles
-from offload.messages import StepPlan
+from offload.messages import StepPlan, WorkerReport
+from offload.peer_messages import AskerFacts
 from offload.peering.tls import server_context
 from offload.worker.media.base import PoolSlots
 from offload.worker.peers.handshake import describe_machine, describe_namespace
@@ -17,6 +20,8 @@ from offload.worker.peers.server import PeerServer, listen
 from offload.worker.peers.shown import Shown, Standing
 from offload.worker.pool.segment import machine
 from offload.worker.replicas import Share, Sharing
+
+_FACTS_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +102,8 @@ class Listener:
         self._door: Door | None = None
         self._sharing: Sharing | None = None
         self._executor: Executor | None = None
+        self._told: list[AskerFacts] = []
+        self._told_at = -math.inf
         self.shown: Shown | None = None
         """What peers are shown, once the pool is there."""
 
@@ -135,9 +142,20 @@ class Listener:
             for kept in plan.kept:
                 self._executor.submit(self.shown.keep, kept)
 
-    def take_released(self) -> list[bytes]:
-        """Tips of what peers need no more, since the last call. The engine's first rank tells."""
-        return [] if self.shown is None or self._plan.rank else self.shown.take_released()
+    def report_into(self, report: WorkerReport) -> None:
+        """Tips of what peers need no more, by the engine's first rank; and how those that ask stand.
+
+        The second is told twice a second at most, of those of which something has changed.
+        """
+        if self.shown is None:
+            return
+        if not self._plan.rank:
+            report.released += self.shown.take_released()
+        now = time.monotonic()
+        if now >= self._told_at + _FACTS_SECONDS:
+            before, self._told_at = set(self._told), now
+            self._told = self.shown.askers.facts(self._plan.rank)
+            report.askers += [each for each in self._told if each not in before]
 
     def standings(self) -> list[Standing]:
         """Who is connected."""

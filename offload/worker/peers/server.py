@@ -240,8 +240,9 @@ class PeerServer:
                 accepted = self._context.wrap_socket(
                     accepted, server_side=True, do_handshake_on_connect=False
                 )
-            shown = Address(str(address[0]), int(address[1])).shown
-            connection = _Connection(accepted, shown, Session(self.shown, self._key), self._clock())
+            host, port = str(address[0]), int(address[1])
+            session = Session(self.shown, self._key, host, self._clock)
+            connection = _Connection(accepted, Address(host, port).shown, session, self._clock())
             connection.next()
         except OSError:
             accepted.close()

@@ -1,5 +1,7 @@
 """One who asks, and what is answered: a conversation that knows of no sockets."""
 
+import time
+from collections.abc import Callable
 from enum import StrEnum
 
 import numpy as np
@@ -8,6 +10,7 @@ from offload.messages import Listening
 from offload.peering.frames import Refused, decoder, framed
 from offload.peering.locating import Asks, Heard, Locate, Located
 from offload.peering.talk import RefusedError, Talk, hear, say
+from offload.worker.peers.askers import Asker
 from offload.worker.peers.handshake import answer
 from offload.worker.peers.holdings import Held
 from offload.worker.peers.locator import MOST_AT_ONCE
@@ -57,14 +60,25 @@ class Session:
         bytes_sent: of slots.
     """
 
-    def __init__(self, shown: Shown, key: bytes) -> None:
-        """``key``: the fleet's; empty: it has none."""
+    def __init__(
+        self, shown: Shown, key: bytes, host: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Nobody has said anything.
+
+        Args:
+            shown: what is served.
+            key: the fleet's; empty: it has none.
+            host: who asks is there.
+            clock: in seconds.
+        """
         self.stage = Stage.SHAKES_HANDS
         self.other: About | None = None
         self.num_questions = 0
         self.bytes_sent = 0
         self._shown = shown
         self._key = key
+        self._host = host
+        self._clock = clock
 
     def talk(self) -> Talk[None]:
         """All of it, until the connection is closed from outside. Raises OSError: close it."""
@@ -79,15 +93,29 @@ class Session:
         yield from say(Welcome(shown.about, life.epoch, life.suffix, memory))
         self.other = other
         shown.count.connections += 1
+        asker = shown.askers.enter(self._host, other.peer.hex())
+        try:
+            yield from self._answer(asker)
+        finally:
+            shown.askers.leave(asker)
+
+    def _answer(self, asker: Asker) -> Talk[None]:
+        """Question after question."""
+        shown = self._shown
         while True:
             self.stage = Stage.WAITS
             question = yield from hear(_QUESTION)
             self.stage = Stage.ANSWERS
             self.num_questions += 1
             shown.count.questions += 1
+            asker.questions += 1
             life = shown.life
             if isinstance(question, Get):
-                yield from self._get(question, life)
+                begun = self._clock()
+                num_slots = yield from self._get(question, life)
+                asker.nbytes += num_slots * shown.slot_bytes
+                asker.is_near = question.is_near
+                asker.seconds += 0.0 if question.is_near else self._clock() - begun
             else:
                 yield from say(Told(life.epoch, life.suffix, self._tell(question, life)))
 
@@ -136,7 +164,8 @@ class Session:
             return int(np.flatnonzero(found).max(initial=-1)) + 1
         return len(found) if found.all() else int(found.argmin())
 
-    def _get(self, get: Get, life: Listening) -> Talk[None]:
+    def _get(self, get: Get, life: Listening) -> Talk[int]:
+        """Returns of how many slots it has had the bytes."""
         num_asked = check_get(get)
         held = Held(0, _NO_ROWS)
         if num_asked and get.suffix == life.suffix:
@@ -151,7 +180,7 @@ class Session:
         self._shown.count.slots += len(rows.slots)
         if get.is_near:
             yield [head]
-            return
+            return len(rows.slots)
         pieces: list[bytes | memoryview] = [head, *self._shown.pieces(rows)]
         for start in range(0, len(pieces), _VIEWS):
             yield pieces[start : start + _VIEWS]
@@ -160,6 +189,7 @@ class Session:
         num_good = self._num_current(held, get.counts) if self._shown.shows(life.epoch) else 0
         self._shown.count.gone += held.num_extents - num_good
         yield from say(Over(num_good))
+        return len(rows.slots)
 
     def _num_current(self, held: Held, counts: list[int]) -> int:
         """Leading extents of which no slot has been filled anew since they were found."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from offload.messages import PRIVATE, Kept, Listening, is_private
 from offload.worker.media.base import PoolSlots
+from offload.worker.peers.askers import Askers
 from offload.worker.peers.holdings import Holdings
 from offload.worker.peers.locator import Locator
 from offload.worker.peers.protocol import EPOCH_BYTES, About, Memory
@@ -66,6 +67,7 @@ class Shown:
         self.life = Listening(about.peer, bytes(EPOCH_BYTES), b"")
         """The one that is shown. Before the first step of the engine nothing is in it."""
         self.count = Count()
+        self.askers = Askers()
         self.locator: Locator | None = None
         """Says how much of a prompt is there; None: another rank does."""
         self._adopted = adopted
@@ -118,6 +120,7 @@ class Shown:
     def check_invariants(self) -> None:
         """Nothing is shown of no life."""
         self.holdings.check_invariants()
+        self.askers.check_invariants()
         assert len(self._released) <= _MOST_RELEASED, f"{len(self._released)} tips wait"
 
 

@@ -12,11 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from offload.fleet_config import Address
-from offload.messages import PRIVATE, PeerLife, Unused
+from offload.messages import POOL, PRIVATE, SCHEDULER, PeerLife, Route, Unused
 from offload.naming import ROOT, rows
+from offload.peer_messages import REMOVED
 from offload.peering.frames import framed
+from offload.worker.layout import BlockLayout, Region
 from offload.worker.media import peers as peers_module
 from offload.worker.media.base import MediumEnd, MediumJob, Verb
+from offload.worker.media.lane import PeerLane, PoolParts, peer_lanes
 from offload.worker.media.peers import PeerMedium, Whereabouts
 from offload.worker.peers import fleet as fleet_module
 from offload.worker.peers import peer as peer_module
@@ -28,6 +31,7 @@ from offload.worker.peers.peer import Caller, Peer
 from offload.worker.peers.protocol import Get, Rows
 from offload.worker.peers.session import Session
 from offload.worker.replicas import Share
+from offload.worker.seals import Seals
 from tests.offload.worker.media.bench import Pool, ends, ids, wait_until
 from tests.offload.worker.media.bench import run as run_job
 from tests.offload.worker.peers.lone import lone
@@ -282,6 +286,30 @@ def test_peers_in_a_file_are_met_when_it_changes(made: Made, tmp_path: Path) -> 
     wait_until(lambda: [each.peer for each in medium.statuses()] == [b"second00".hex()])
     assert run_job(medium, probe(3)).num_good == 20
     wait_until(lambda: first.server.standings() == [])
+    assert medium.close(30)
+
+
+def test_a_peer_that_is_none_any_more_is_told_of_once(made: Made, tmp_path: Path) -> None:
+    first, second = made.peer(5, b"first000"), made.peer(20, b"second00")
+    file = tmp_path / "peers"
+    file.write_text(first.address.shown)
+    caller = Caller(lambda host, port: dial(host, port), KEY, OWN, made.pool.slots)
+    medium = PeerMedium(Fleet(Addresses([f"@{file}"], 0), caller), made.pool.slots)
+    wait_for(medium.fleet, "connected")
+    memory = made.pool.slots
+    layout = BlockLayout([Region(memory.address, memory.slot_bytes, memory.slot_bytes)], memory.address)
+    parts = PoolParts(memory, Seals(layout, memory.num_slots, for_others=True), Share())
+    fetch, probe = Route("fetch", "peers", POOL), Route("probe", "peers", SCHEDULER)
+    [_, lane] = peer_lanes(fetch, probe, medium, parts, 0, clock=lambda: 0.0)
+    assert isinstance(lane, PeerLane)
+    assert [(each.peer, each.state) for each in lane.take_facts()] == [(b"first000".hex(), "connected")]
+    file.write_text(second.address.shown)
+    wait_until(lambda: [each.peer for each in medium.statuses()] == [b"second00".hex()])
+    lane._told_at = -1.0
+    told = {each.peer: each.state for each in lane.take_facts()}
+    assert told == {b"first000".hex(): REMOVED, b"second00".hex(): "connected"}
+    lane._told_at = -1.0
+    assert not [each for each in lane.take_facts() if each.state == REMOVED]
     assert medium.close(30)
 
 

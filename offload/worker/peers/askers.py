@@ -1,0 +1,77 @@
+"""Who asks this rank, and what each of them has had."""
+
+from dataclasses import dataclass
+
+from offload.peer_messages import AskerFacts
+
+MOST_ASKERS = 256
+"""That are remembered; as many as can be connected at once."""
+
+
+@dataclass(slots=True, eq=False)
+class Asker:
+    """An engine that fetches from this rank, or several of one machine that do not listen themselves.
+
+    Attributes:
+        host: from where.
+        peer: its id, 16 hexadecimal digits; "": it does not listen.
+        connections: that it has now.
+        questions: that it has asked.
+        nbytes: of slots that were sent to it, or that it may have read here.
+        seconds: that sending them took.
+        is_near: it reads them itself, on this machine.
+    """
+
+    host: str
+    peer: str
+    connections: int = 0
+    questions: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    is_near: bool = False
+
+
+class Askers:
+    """All of them. One thread changes them, and any other may ask for what there is to tell."""
+
+    def __init__(self, most: int = MOST_ASKERS) -> None:
+        """Nobody has asked. ``most``: that are remembered, more than are ever connected at once."""
+        self._most = most
+        self._askers: dict[tuple[str, str], Asker] = {}  # who came first is first
+
+    def enter(self, host: str, peer: str) -> Asker:
+        """It has connected. O(1), but for the first of more than are remembered: O(``most``)."""
+        asker = self._askers.get((host, peer))
+        if asker is None:
+            if len(self._askers) >= self._most:
+                gone = next((key for key, each in self._askers.items() if not each.connections), None)
+                del self._askers[next(iter(self._askers)) if gone is None else gone]
+            asker = self._askers[(host, peer)] = Asker(host, peer)
+        asker.connections += 1
+        return asker
+
+    def leave(self, asker: Asker) -> None:
+        """One of its connections is over."""
+        asker.connections -= 1
+
+    def facts(self, rank: int) -> list[AskerFacts]:
+        """What there is to tell of each, to the scheduler's side."""
+        return [
+            AskerFacts(
+                rank,
+                each.host,
+                each.peer,
+                each.connections,
+                each.questions,
+                each.nbytes,
+                each.seconds,
+                each.is_near,
+            )
+            for each in list(self._askers.values())
+        ]
+
+    def check_invariants(self) -> None:
+        """No more are remembered than may be, and each is filed where it belongs."""
+        assert len(self._askers) <= self._most, f"{len(self._askers)} askers"
+        for key, each in list(self._askers.items()):
+            assert key == (each.host, each.peer) and each.connections >= 0, f"{each} is filed under {key}"
