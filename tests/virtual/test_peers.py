@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -260,6 +261,15 @@ class TestReferences:
         assert pair.ask(**life) == REST, "all are asked then"
         assert pair.counted("unused_hand_offs") == {reason: 1}
         assert pair.ask(OTHER, **life) == len(OTHER)
+
+    def test_what_is_void_is_not_waited_for(self, pair: Pair) -> None:
+        """A real clock is later at every look."""
+        pair.compute()
+        directory = pair.fetches._directory
+        clock, looks = directory._clock, count(1)
+        directory._clock = lambda: clock() + 1e-9 * next(looks)
+        assert pair.ask(epoch="c" * 16) == REST
+        assert pair.counted("unused_hand_offs") == {Unused.OLD_EPOCH: 1}
 
     def test_whichever_life_it_is_in(self, pair: Pair) -> None:
         pair.compute()

@@ -80,6 +80,7 @@ class PeerDirectory(SiblingDirectory):
         super().__init__(beliefs, probes, clock, num_parts=num_parts)
         self._has_bags = has_bags
         self._known: dict[bytes, _Answer] = {}
+        self._reason = (b"", "")  # of the answer that is learned next, by its key
         self._told: dict[PeerLife, deque[bytes]] = {}  # names of leases that are not needed any more
         self._numbers = count()
 
@@ -194,14 +195,13 @@ class PeerDirectory(SiblingDirectory):
         return [part.to_bytes(2, "big") + key for part in range(num_parts)]
 
     def _note(self, key: bytes, reason: str) -> None:
-        self._put(key, _Answer(self._clock(), 0, reason))
+        self._reason = (key, reason)
 
     def _learn_depth(self, key: bytes, depths: Ids, start: int, num_found: int) -> None:
         """The name of that number among these, counted from 1, is there; behind it none."""
         depth = int(depths[num_found - 1]) if num_found else start
-        before = self._known.get(key, _NO_ANSWER)
-        reason = before.reason if before.at == self._clock() else ""  # noted just now
-        self._put(key, _Answer(self._clock(), depth, reason))
+        (noted, reason), self._reason = self._reason, (b"", "")
+        self._put(key, _Answer(self._clock(), depth, reason if noted == key else ""))
 
     def _put(self, key: bytes, answer: _Answer) -> None:
         if len(self._known) >= _MOST_ANSWERS and key not in self._known:
