@@ -31,11 +31,11 @@ class Adopting:
         self._policy = policy
         self._log = log
 
-    def adopt(self, chain: Sequence[bytes]) -> Slots:
+    def adopt(self, chain: Sequence[bytes], note: object = None) -> Slots:
         """The unknown positions of ``chain`` are in the slots that are handed out next, which it returns.
 
         As ``plan_store`` of all of it and ``commit``, in half the time, where there is room, no checkpoint
-        and nothing in flight. O(log n), plus O(1) array work per position.
+        and nothing in flight. O(log n), plus O(1) array work per position. ``note``: of ``StorePlan``.
         """
         assert not self._tree.has_checkpoints, "of models with checkpoints"
         place = self._tree.find(chain, len(chain))
@@ -53,5 +53,6 @@ class Adopting:
         self._pool.move(flat(slots), SlotState.FILLING, SlotState.RESIDENT)
         self._ranking.refresh(node)
         if self._log.is_on:
-            self._log.settled([StorePlan(_NO_ID, start, hashes, slots, self._tree.lead(chain, start))])
+            lead = self._tree.lead(chain, start)
+            self._log.settled([StorePlan(_NO_ID, start, hashes, slots, lead, note=note)])
         return slots

@@ -223,6 +223,7 @@ class CpuOffloadingBlockAllocator:
         hints: KeepHints | None = None,
         num_bag: int | None = None,
         must: bool = False,
+        note: object = None,
     ) -> StorePlan | None:
         """Give slots to the unknown ones of the first ``stop`` positions of ``chain``, and to a bag.
 
@@ -235,6 +236,7 @@ class CpuOffloadingBlockAllocator:
             hints: how to keep all of the chain.
             num_bag: slots of the bag of a checkpoint at ``stop``, where it needs one; perhaps 0.
             must: evict whatever may be evicted, also what is worth more.
+            note: of ``StorePlan``.
 
         Returns:
             What to copy where: a run that begins at the first unknown position. It is shorter than asked for
@@ -249,13 +251,10 @@ class CpuOffloadingBlockAllocator:
         if num_bag is not None and not 0 <= num_bag <= self._bag_slots:
             raise ChainError(f"a bag of {num_bag} slots: one has at most {self._bag_slots}")
         self._stores.orphan()
-        return self._planning.plan(chain, stop, limit, hints, num_bag, must)
+        return self._planning.plan(chain, stop, limit, hints, num_bag, must, note)
 
     def close(self, chain: Sequence[bytes]) -> None:
-        """The request for ``chain`` stores no more: what is behind its last checkpoint leaves. O(log n).
-
-        Unless others go on behind it.
-        """
+        """That request stores no more: what nobody else has behind its last checkpoint leaves. O(log n)."""
         node, depth = self._tree.find(chain, len(chain))
         if depth == node.end and node.bags is not None and node.bags.is_open:
             self._tree.checkpoints.close(node)

@@ -42,7 +42,7 @@ class EventLog:
         """Their positions became resident, and their bags complete. For each O(log n), O(bag reach)."""
         for plan in plans if self.is_on else ():
             if plan.hashes:
-                self.record(Stored(plan.hashes, plan.parent_hash))
+                self.record(Stored(plan.hashes, plan.parent_hash, plan.note))
             if plan.bag is not None:
                 self.record(BagStored(plan.stop, self._hashes_of_bag(plan)))
 

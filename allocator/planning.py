@@ -39,6 +39,7 @@ class Planning:
         hints: KeepHints | None,
         num_bag: int | None,
         must: bool,
+        note: object,
     ) -> StorePlan | None:
         """See ``CpuOffloadingBlockAllocator.plan_store``."""
         place = self._tree.find(chain, stop)
@@ -70,7 +71,7 @@ class Planning:
             end, data = Place(node, place.depth), data[: num_stored * width]
             node = self._ranking.append(end, hashes, data, slots, next_hash, admission)
         bag = self._begin_bag(node, stop, num_bag) if self._tree.has_checkpoints else None
-        plan = self._stores.begin(place.depth, hashes, slots, lead, bag)
+        plan = self._stores.begin(place.depth, hashes, slots, lead, bag, note)
         if self._ranking.loose:
             self._room.trim_loose()
         return plan

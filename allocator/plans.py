@@ -30,6 +30,7 @@ class StorePlan(NamedTuple):
         slots: where each goes, ``int64[len(hashes), columns]``.
         lead: prefix hashes of a few positions right before ``start``; none only at the start of a chain.
         bag: where the bag of the checkpoint at ``stop`` goes, ``int64[num_bag]``; None without one.
+        note: what the caller wants to be told with the event ``Stored``.
     """
 
     plan_id: int
@@ -38,6 +39,7 @@ class StorePlan(NamedTuple):
     slots: Slots
     lead: list[bytes]
     bag: Slots | None = None
+    note: object = None
 
     @property
     def stop(self) -> int:
@@ -73,10 +75,17 @@ class UncachedRun(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Event: positions became resident. ``parent_hash`` is the hash before the first of them."""
+    """Event: positions became resident.
+
+    Attributes:
+        hashes: of each, in chain order.
+        parent_hash: the hash before the first of them.
+        note: of their plan.
+    """
 
     hashes: list[bytes]
     parent_hash: bytes | None
+    note: object = None
 
 
 class Evicted(NamedTuple):

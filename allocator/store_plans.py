@@ -28,13 +28,19 @@ class StorePlans:
         """Those that have not ended."""
 
     def begin(
-        self, start: int, hashes: list[bytes], slots: Slots, lead: list[bytes], bag: Slots | None = None
+        self,
+        start: int,
+        hashes: list[bytes],
+        slots: Slots,
+        lead: list[bytes],
+        bag: Slots | None = None,
+        note: object = None,
     ) -> StorePlan:
         """A plan for positions from ``start`` on, filling in the tree. ``lead``: of ``PrefixTree``.
 
-        ``bag``: of a checkpoint after them, filling in the tree too.
+        ``bag``: of a checkpoint after them, filling in the tree too; ``note``: of ``StorePlan``.
         """
-        plan = StorePlan(next(self._plan_ids), start, hashes, slots, lead, bag)
+        plan = StorePlan(next(self._plan_ids), start, hashes, slots, lead, bag, note)
         self.plans.begin(plan)
         return plan
 

@@ -132,17 +132,29 @@ class Below(NamedTuple):
     namespace: str = ""
 
 
+class ShortStored(NamedTuple):
+    """Event: an extent of fewer positions than others, which ends at a checkpoint, is below the pool."""
+
+    num_positions: int
+    name: bytes
+    parent: bytes | None
+
+
+TierEvent = Event | ShortStored
+
+
 class BelowEvents(NamedTuple):
     """What enters a place below the pool, and leaves it.
 
     Attributes:
-        take: events since the last call, oldest first. Their hashes are names of extents.
+        take: events since the last call, oldest first. Hashes of positions are names of extents. A bag has
+            one hash, of the last position before it.
         is_listing: whether there are more to come, without anything that happens.
         positions: of an extent.
         is_shared: others write there, too: events tell of what this engine writes.
     """
 
-    take: Callable[[], list[Event]]
+    take: Callable[[], Sequence[TierEvent]]
     is_listing: Callable[[], bool]
     positions: int
     is_shared: bool = False

@@ -10,8 +10,9 @@ from vllm import envs
 from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
-from allocator import BagEvicted, BagStored, Event, Evicted, Stored
+from allocator import BagEvicted, BagStored, Evicted, Stored
 from offload.messages import NAME_BYTES
+from offload.scheduler.flow import ShortStored, TierEvent
 from offload.scheduler.groups import Kind
 from offload.scheduler.side import SchedulerSide
 from offload.vllm.groups import EventGroup
@@ -22,6 +23,7 @@ MAX_HASHES = 1 << 14
 _EVENT_COST = 32  # an event of its own costs as much as so many hashes
 _INT_BYTES = 8
 _OF_BAGS = (BagStored, BagEvicted)
+_AT_ONCE = (*_OF_BAGS, ShortStored)
 
 
 class EventPlace(NamedTuple):
@@ -98,6 +100,26 @@ class _BagBlocks:
         return bag.hashes[len(bag.hashes) - num :]
 
 
+class _BagEnds(_BagBlocks):
+    """The same where each bag is told as a whole, by the hash of its last position: others are not known."""
+
+    def add(self, bag: BagStored) -> list[_Part]:
+        num_tokens = self._num_tokens(bag)
+        return [_Part(self.groups, num_tokens, bag.hashes, True)] if num_tokens else []
+
+    def remove(self, bag: BagStored) -> list[_Part]:
+        num_tokens = self._num_tokens(bag)
+        return [_Part(self.groups, num_tokens, bag.hashes, False)] if num_tokens else []
+
+    def check_invariants(self, bags: Iterable[BagStored]) -> None:
+        """Bags have one hash each."""
+        assert all(len(bag.hashes) == 1 for bag in bags), f"{list(bags)} are not told by their ends"
+
+    def _num_tokens(self, bag: BagStored) -> int:
+        """That it has of the group."""
+        return len(self._group.needed(bag.depth * self._position_tokens)) * self._group.block_size
+
+
 class KvEventStream:
     """Turns the allocator's events into vLLM's, in their order.
 
@@ -106,24 +128,40 @@ class KvEventStream:
     With windows and states it is a block. Of several in a position the last one is published: hashes of the
     others are not known here. What several bags have is published once, and removed with the last of them.
 
+    A tier's unit is the extent: its hash is that of its last block, and its size the tokens of all of them. A
+    bag there is such a unit for each group, with as many tokens as the group needs.
+
     A storm of events, such as a reset of a large pool, is spread over steps: an engine step waits until its
     hashes are converted. Removals that follow each other are one event for each group.
     """
 
     def __init__(
-        self, groups: Sequence[EventGroup], position_tokens: int, place: EventPlace = POOL_PLACE
+        self,
+        groups: Sequence[EventGroup],
+        position_tokens: int,
+        place: EventPlace = POOL_PLACE,
+        extent_positions: int | None = None,
     ) -> None:
-        """``position_tokens``: tokens up to a hash, a multiple of the groups' blocks; ``place``: where."""
+        """Nothing is published.
+
+        Args:
+            groups: that events name.
+            position_tokens: tokens of a position, a multiple of the groups' blocks.
+            place: where.
+            extent_positions: of a whole extent of a tier; None: it is the pool.
+        """
         self._place = place
+        self._unit_tokens = position_tokens * (1 if extent_positions is None else extent_positions)
+        of_group = _BagBlocks if extent_positions is None else _BagEnds
         self._prefix_groups = [each for each in groups if each.group.kind is Kind.FULL]
         self._position_tokens = position_tokens
         others = [each for each in groups if each.group.kind is not Kind.FULL]
         self._of_bags = [
-            _BagBlocks([each for each in others if each.group == alike], position_tokens)
+            of_group([each for each in others if each.group == alike], position_tokens)
             for alike in dict.fromkeys(each.group for each in others)
         ]
         self._bags: dict[bytes, BagStored] = {}  # by the last of their hashes
-        self._waiting: deque[Event] = deque()
+        self._waiting: deque[TierEvent] = deque()
         self._begun = 0  # hashes of the first waiting event that are published
 
     @property
@@ -131,7 +169,7 @@ class KvEventStream:
         """Whether there is more to publish than one step took."""
         return bool(self._waiting)
 
-    def take(self, news: Iterable[Event]) -> list[KVCacheEvent]:
+    def take(self, news: Iterable[TierEvent]) -> list[KVCacheEvent]:
         """What to publish now, after ``news``. O(news + MAX_HASHES)."""
         self._waiting.extend(news)
         events: list[KVCacheEvent] = []
@@ -158,7 +196,7 @@ class KvEventStream:
     def check_invariants(self) -> None:
         """Only the first waiting event may be published in part, and none is published whole."""
         event = self._waiting[0] if self._waiting else None
-        first = 0 if event is None or isinstance(event, _OF_BAGS) else len(event.hashes)
+        first = 0 if event is None or isinstance(event, _AT_ONCE) else len(event.hashes)
         assert 0 <= self._begun < max(first, 1), f"{self._begun} of {first} hashes are published"
         for blocks in self._of_bags:
             blocks.check_invariants(self._bags.values())
@@ -175,6 +213,10 @@ class KvEventStream:
                 parts += of_bag
                 room -= (len(bag.hashes) + _EVENT_COST) * len(self._of_bags)
                 room -= sum((len(part.hashes) + _EVENT_COST) * len(part.groups) for part in of_bag)
+            elif isinstance(event, ShortStored):
+                num_tokens = event.num_positions * self._position_tokens
+                parts.append(_Part(self._prefix_groups, num_tokens, [event.name], True, event.parent))
+                room -= (1 + _EVENT_COST) * num_groups
             elif num_groups:
                 parts.append(self._of_positions(event, room // num_groups or 1))
                 room -= (len(parts[-1].hashes) + _EVENT_COST) * num_groups
@@ -190,9 +232,9 @@ class KvEventStream:
         hashes = event.hashes[begun : begun + room]
         self._begun = begun + room if begun + room < len(event.hashes) else 0
         if isinstance(event, Evicted):
-            return _Part(self._prefix_groups, self._position_tokens, hashes, False)
+            return _Part(self._prefix_groups, self._unit_tokens, hashes, False)
         parent = event.hashes[begun - 1] if begun else event.parent_hash
-        return _Part(self._prefix_groups, self._position_tokens, hashes, True, parent)
+        return _Part(self._prefix_groups, self._unit_tokens, hashes, True, parent)
 
     def _of_bag(self, event: BagStored | BagEvicted) -> tuple[BagStored, list[_Part]]:
         """The bag, and what to publish of it."""
@@ -204,10 +246,7 @@ class KvEventStream:
 
 
 class KvEvents:
-    """Events of an engine's pool, of the tiers that it owns, and of what it writes to stores.
-
-    A tier's unit is the extent: its hash is that of its last block, and its size the tokens of all of them.
-    """
+    """Events of an engine's pool, of the tiers that it owns, and of what it writes to stores."""
 
     def __init__(
         self, groups: Sequence[EventGroup], position_tokens: int, side: SchedulerSide, hash_bytes: int
@@ -221,8 +260,9 @@ class KvEvents:
                 below.events,
                 KvEventStream(
                     groups,
-                    position_tokens * below.events.positions,
+                    position_tokens,
                     STORE_PLACE if below.events.is_shared else DISK_PLACE,
+                    below.events.positions,
                 ),
             )
             for below in side.below
@@ -248,16 +288,26 @@ class KvEvents:
         for _, stream in self._tiers:
             stream.check_invariants()
 
-    def _named(self, event: Event) -> Event:
+    def _named(self, event: TierEvent) -> TierEvent:
         """With prefix hashes in place of names, which are as long as the longest hash."""
         size = self._hash_bytes
-        if size == NAME_BYTES or isinstance(event, _OF_BAGS):
+        if size == NAME_BYTES:
             return event
-        hashes = [each[:size] for each in event.hashes]
-        if isinstance(event, Evicted):
-            return Evicted(hashes)
-        parent = event.parent_hash
-        return Stored(hashes, None if parent is None else parent[:size])
+        match event:
+            case Stored():
+                return Stored([each[:size] for each in event.hashes], _cut(event.parent_hash, size))
+            case ShortStored():
+                return ShortStored(event.num_positions, event.name[:size], _cut(event.parent, size))
+            case BagStored():
+                return BagStored(event.depth, [each[:size] for each in event.hashes])
+            case BagEvicted():
+                return BagEvicted(event.prefix_hash[:size])
+            case Evicted():
+                return Evicted([each[:size] for each in event.hashes])
+
+
+def _cut(prefix_hash: bytes | None, size: int) -> bytes | None:
+    return None if prefix_hash is None else prefix_hash[:size]
 
 
 def _stored(group: EventGroup, part: _Part, hashes: list[Any], place: EventPlace) -> BlockStored:

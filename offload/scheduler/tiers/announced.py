@@ -33,13 +33,16 @@ class Announced:
         """Whether there are events to come."""
         return bool(self._news)
 
-    def announce(self, names: Sequence[bytes], parent: bytes | None) -> None:
-        """These were written, one behind the other, and ``parent`` is before them. O(names)."""
+    def announce(self, names: Sequence[bytes], parent: bytes | None, note: object = None) -> None:
+        """These were written, one behind the other, and ``parent`` is before them. O(names).
+
+        ``note``: of the events ``Stored``.
+        """
         before = parent
         for is_known, run in groupby(names, key=self._names.__contains__):
             found = list(run)
             if not is_known:
-                self._news.append(Stored(found, before))
+                self._news.append(Stored(found, before, note))
             before = found[-1]
         for name in names:
             self._names.pop(name, None)

@@ -67,8 +67,13 @@ class Contents(Protocol):
     def end_read(self, reading: Any) -> None:
         """That is over."""
 
-    def write(self, names: Sequence[bytes], stop: int, limit: int) -> Writing | None:
-        """Begin to write unknown ones of the first ``stop`` extents, ``limit`` at most; None: it has none."""
+    def write(
+        self, names: Sequence[bytes], stop: int, limit: int, path: Path | None = None
+    ) -> Writing | None:
+        """Begin to write unknown ones of the first ``stop`` extents, ``limit`` at most; None: it has none.
+
+        ``path``: whose names these are; None: all are whole extents.
+        """
 
     def extents(self, writing: Any, job_id: int, starts: Ids) -> Extents:
         """What workers must know of them: ``starts`` as in ``Extents``."""

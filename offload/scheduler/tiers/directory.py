@@ -64,6 +64,7 @@ class Directory:
         is_hollow: bool = False,
         admits_all: bool = False,
         record_events: bool = False,
+        path_from: Callable[[Sequence[bytes], Sequence[int]], Path] | None = None,
     ) -> None:
         """Know again what all ranks have kept.
 
@@ -75,6 +76,7 @@ class Directory:
             is_hollow: all are.
             record_events: list extents that enter and leave, for ``take_events``.
             admits_all: whatever is to be written is; else what the policy thinks worth less stays out.
+            path_from: makes paths of names and slots of extents, for events to tell of; None: none do.
         """
         self._has_bags = has_bags
         self._is_hollow = is_hollow
@@ -85,10 +87,12 @@ class Directory:
         self._clock = clock
         self._admits_all = admits_all
         self._record_events = record_events
+        self._path_from = path_from
         self._lives_before: list[
             CpuOffloadingBlockAllocator
         ] = []  # whose extents are yet to be listed as gone
         self._generations: Ids = np.zeros(self.num_places, dtype=np.int64)
+        self._num_slots: Ids = np.zeros(self.num_places, dtype=np.int64)  # where events are to tell that
         self._is_kept = np.zeros(self.num_places, dtype=np.bool_)  # somebody may ask for what lies there
         self._named = NamedPlaces(self.num_places)
         self.num_orphans = self.num_written_before = 0
@@ -159,9 +163,11 @@ class Directory:
         """They may be evicted again."""
         reading.life.unpin(reading.pin)
 
-    def write(self, names: Sequence[bytes], stop: int, limit: int) -> Writing | None:
+    def write(
+        self, names: Sequence[bytes], stop: int, limit: int, path: Path | None = None
+    ) -> Writing | None:
         """Give places to the unknown ones of the first ``stop`` extents, ``limit`` at most; None: to none."""
-        plan = self._allocator.plan_store(names, stop, limit)
+        plan = self._allocator.plan_store(names, stop, limit, note=path)
         if plan is None:
             return None
         return Writing(self._allocator, plan, self._place_of[plan.slots[:, 0]])
@@ -172,6 +178,7 @@ class Directory:
         number = job_id % (1 << EPOCH_SHIFT) + 1  # the pool may have put an epoch of its own in front
         generations = np.full(num_extents, self.epoch << EPOCH_SHIFT | number, dtype=np.int64)
         self._generations[writing.places] = generations
+        self._num_slots[writing.places] = np.diff(starts)
         self._is_kept[writing.places] = True
         self._named.forget(writing.places)
         names = rows(plan.hashes)
@@ -297,6 +304,9 @@ class Directory:
     def _recover(self, facts: Sequence[TierFacts]) -> None:
         agreed = agree(facts, self.num_places)
         self._generations[agreed.places] = agreed.generations
+        for fact in facts:
+            is_place = fact.places < self.num_places
+            self._num_slots[fact.places[is_place]] = fact.num_slots[is_place]
         last = agreed.generations.max(initial=0) >> EPOCH_SHIFT
         if last == self.epoch - 1:
             self.num_written_before = int(np.count_nonzero(agreed.generations >> EPOCH_SHIFT == last))
@@ -314,8 +324,15 @@ class Directory:
         order = self._oldest_first()
         self._begin(order)
         kept = chains(agreed)
-        for names in kept.names():
-            self._allocator.adopting.adopt(names)
+        if self._path_from is None or not self._record_events:
+            for names in kept.names():
+                self._allocator.adopting.adopt(names)
+        else:
+            num_slots = self._num_slots[kept.extents.places].tolist()
+            sizes = dict(zip(as_bytes(kept.extents.names), num_slots, strict=True))
+            for names in kept.names():
+                path = self._path_from(names, [sizes[name] for name in names])
+                self._allocator.adopting.adopt(names, path)
         self._note_ends(kept.extents.names, kept.extents.parents)
         taken = kept.extents.places  # a fresh allocator has handed out its slots in ascending order
         self._is_kept[taken] = True

@@ -33,13 +33,17 @@ class SharedReading(NamedTuple):
 
 
 class SharedWriting(NamedTuple):
-    """Extents ``start <= i < stop`` of a chain, that are written unless they are there, behind ``parent``."""
+    """Extents ``start <= i < stop`` of a chain, that are written unless they are there, behind ``parent``.
+
+    ``path``: of ``Contents.write``.
+    """
 
     names: Sequence[bytes]
     start: int
     stop: int
     suffix: bytes
     parent: bytes | None
+    path: Path | None
 
 
 class SharedDirectory:
@@ -125,7 +129,9 @@ class SharedDirectory:
     def end_read(self, reading: SharedReading) -> None:
         """Nothing keeps it there meanwhile."""
 
-    def write(self, names: Sequence[bytes], stop: int, limit: int) -> SharedWriting | None:
+    def write(
+        self, names: Sequence[bytes], stop: int, limit: int, path: Path | None = None
+    ) -> SharedWriting | None:
         start = self.known_depth(names[:stop])
         stop = min(stop, start + limit)
         while stop > start and names[stop - 1] in self._writing:
@@ -133,7 +139,7 @@ class SharedDirectory:
         if start == stop:
             return None
         parent = names[start - 1] if start else None
-        writing = SharedWriting(names[start:stop], start, stop, self._suffix, parent)
+        writing = SharedWriting(names[start:stop], start, stop, self._suffix, parent, path)
         self._writing.update(dict.fromkeys(writing.names, inf))
         return writing
 
@@ -149,7 +155,7 @@ class SharedDirectory:
         if is_good:
             self._beliefs.believe(writing.names)
             if self._announced is not None:
-                self._announced.announce(writing.names, writing.parent)
+                self._announced.announce(writing.names, writing.parent, writing.path)
 
     def drop(self, names: Sequence[bytes], index: int) -> int:
         return self._forget(names, index, KEEP_SECONDS)

@@ -267,7 +267,7 @@ class Spills:
             num_bytes = (num_names - num_below) * extent_bytes
             common.metrics.count("route_refused_bytes", num_bytes, self.route)
             return None
-        writing = directory.write(path.names, num_names, most)
+        writing = directory.write(path.names, num_names, most, path)
         if writing is None:
             return None
         first, last = writing.start, writing.stop

@@ -1,14 +1,17 @@
 """Tiers: what they have, and their flows."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
+from allocator import Event
 from offload.config import DEFAULT_POLICY
 from offload.errors import UnsupportedError
 from offload.messages import Route, TierFacts
 from offload.scheduler.common import Common
-from offload.scheduler.flow import Below, BelowEvents, Standing
+from offload.scheduler.flow import Below, BelowEvents, Standing, TierEvent
+from offload.scheduler.groups import Groups
 from offload.scheduler.tiers.announced import Announced
 from offload.scheduler.tiers.beliefs import Beliefs
 from offload.scheduler.tiers.budget import WriteBudget
@@ -25,6 +28,7 @@ from offload.scheduler.tiers.probes import WAIT_SECONDS, Probes
 from offload.scheduler.tiers.shared import SharedDirectory
 from offload.scheduler.tiers.siblings import SiblingDirectory, SiblingFetches
 from offload.scheduler.tiers.spills import Spills
+from offload.scheduler.tiers.told import ToldExtents, kept_path
 from offload.settings import Admit
 from offload.tier_config import SHUTDOWN_SECONDS
 
@@ -68,16 +72,16 @@ def make_tier(
         UnsupportedError: their extents are of different sizes.
     """
     grid = _grid(fetch.source, common, facts)
-    # a checkpoint's extents have names that no event knows
-    has_events = common.record_events and not common.engine.groups.has_bags
+    groups = common.engine.groups
     directory = Directory(
         facts,
         policy=limits.policy,
         clock=common.clock,
-        has_bags=common.engine.groups.has_bags,
+        has_bags=groups.has_bags,
         is_hollow=not grid.columns,
         admits_all=limits.admit is not Admit.POLICY,
-        record_events=has_events,
+        record_events=common.record_events,
+        path_from=partial(kept_path, grid=grid, groups=groups) if groups.has_bags else None,
     )
     extent_bytes = grid.slots * common.slot_bytes
     if directory.num_used:
@@ -100,13 +104,15 @@ def make_tier(
         left = max(0, int(min(budget.left, tier_bytes)))
         return Standing(used, places, extent_bytes, directory.epoch, directory.is_private, left)
 
-    events = BelowEvents(directory.take_events, lambda: directory.is_listing, grid.positions)
+    events = BelowEvents(
+        _turned(directory.take_events, grid, groups), lambda: directory.is_listing, grid.positions
+    )
     return Below(
         [spills, fetches],
         [fetches],
         spills.ending,
         standing,
-        events if has_events else None,
+        events if common.record_events else None,
         directory.name_weights,
     )
 
@@ -121,7 +127,7 @@ def make_store(
     """
     grid = _grid(fetch.source, common, facts)
     probes = Probes(probe, common, wait_seconds=limits.wait_seconds)
-    announced = Announced() if common.record_events and not common.engine.groups.has_bags else None
+    announced = Announced() if common.record_events else None
     directory = SharedDirectory(
         Beliefs(common.clock), probes, common.clock, announced=announced, num_parts=_parts(facts)
     )
@@ -129,7 +135,8 @@ def make_store(
     spills, fetches = _flows(spill, fetch, common, directory, grid, budget, facts, limits)
     events = None
     if announced is not None:
-        events = BelowEvents(announced.take, lambda: announced.is_listing, grid.positions, is_shared=True)
+        take = _turned(announced.take, grid, common.engine.groups)
+        events = BelowEvents(take, lambda: announced.is_listing, grid.positions, is_shared=True)
     return Below(
         [spills, fetches, probes],
         [fetches],
@@ -213,6 +220,14 @@ def _grid_by_name(common: Common, facts: Sequence[TierFacts], extent_bytes: int)
     if groups.columns:
         positions = 1 << max(0, (extent_bytes - 1) // (slot_bytes * groups.columns)).bit_length()
     return Grid(positions, groups.columns, max(positions * groups.columns, groups.bag_slots))
+
+
+def _turned(take: Callable[[], list[Event]], grid: Grid, groups: Groups) -> Callable[[], Sequence[TierEvent]]:
+    """Events of extents, in words of positions and bags where there are bags."""
+    if not groups.has_bags:
+        return take
+    told = ToldExtents(grid.positions)
+    return lambda: list(told.turned(take()))
 
 
 def _parts(facts: Sequence[TierFacts]) -> int:
