@@ -43,9 +43,11 @@ class Beliefs:
     ) -> int:
         """How many leading ones were seen within so many seconds, or have ``inf`` in ``also``.
 
-        O(extents), in C.
+        O(extents), in C. Where the last one is young, mostly all are: one look at each tells.
         """
         since = self._clock() - seconds
+        if names and names[-1] in self._young and min(map(self._young.get, names, repeat(-inf))) >= since:
+            return len(names)
         seen: Iterator[Any] = map(self._young.get, names, map(self._old.get, names, repeat(-inf)))
         if also:
             seen = map(also.get, names, seen)
@@ -69,15 +71,15 @@ class Beliefs:
         if not self._young:
             self._since = now
         self._young.update(zip(names[-self._most // 2 :], repeat(now)))
-        if self._gone:
-            for name in names:
-                self._gone.pop(name, None)
+        for name in self._gone.keys() & names:
+            del self._gone[name]
 
     def deny(self, names: Sequence[bytes], index: int, seconds: float = KEEP_SECONDS) -> None:
         """That one is not there, and will not be asked for so long; what follows is not believed in."""
-        for name in names[index:]:
-            self._young.pop(name, None)
-            self._old.pop(name, None)
+        behind = names[index:]
+        for seen in (self._young, self._old):
+            for name in seen.keys() & behind:
+                del seen[name]
         if index < len(names):
             if len(self._gone) >= self._most:
                 self._gone = {}

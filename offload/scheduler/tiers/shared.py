@@ -93,6 +93,8 @@ class SharedDirectory:
 
     def find(self, request_id: str, names: Sequence[bytes]) -> int | None:
         fresh = self._beliefs.depth(names, FRESH_SECONDS)
+        if fresh == len(names):
+            return fresh
         if self._beliefs.is_open(names, fresh):
             asked = names[fresh : fresh + MOST_NAMES]
             learn = partial(self._learn, names, fresh, len(asked))
@@ -150,8 +152,8 @@ class SharedDirectory:
     def end_write(self, writing: SharedWriting, *, is_good: bool) -> None:
         if writing.suffix != self._suffix:
             return
-        for name in writing.names:
-            self._writing.pop(name, None)
+        for name in self._writing.keys() & writing.names:
+            del self._writing[name]
         if is_good:
             self._beliefs.believe(writing.names)
             if self._announced is not None:
