@@ -323,6 +323,7 @@ class Spills:
         if self._common.engine.groups.has_bags:
             return has_begun or chain.num_looks > 0  # its bag may be on its way
         known = allocator.known_depth(hashes, len(hashes))
+        if not has_begun and known == allocator.resident_depth(hashes):
+            return False  # nothing is coming
         names = self._path(chain, self._whole(known), 0).names
-        is_coming = known > allocator.resident_depth(hashes)
-        return len(names) > self._directory.known_depth(names) and (has_begun or is_coming)
+        return len(names) > self._directory.known_depth(names)
