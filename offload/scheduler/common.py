@@ -10,7 +10,7 @@ from offload.observe.metrics import Metrics
 from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.costs import Costs
 from offload.scheduler.engine import Engine, Request
-from offload.scheduler.flow import Job
+from offload.scheduler.flow import Flow, Job
 from offload.scheduler.jobs import JobLedger
 from offload.scheduler.lasting import Lasting
 
@@ -62,6 +62,13 @@ class Common:
         job.nbytes += report.nbytes
         if has_ended and job.num_good == job.num_blocks:
             self.costs.link(job.flow.route).add(job.nbytes, job.seconds)
+
+    def drop_jobs(self, flow: Flow[Any]) -> list[int]:
+        """Nobody wants what the jobs of a flow bring, or write, any more. Returns which these are."""
+        jobs = list(self.ledger.of(flow))
+        for job in jobs:
+            job.task.is_dropped = True
+        return [job.job_id for job in jobs]
 
     def may_last(self, request: Request) -> bool:
         """Whether what is stored of that request may outlive the engine."""

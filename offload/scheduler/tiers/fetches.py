@@ -141,13 +141,12 @@ class Fetches:
         return orders
 
     def advance(self, job: Job[Fetch], progress: Progress) -> None:
-        fetch = job.task
         if progress.gave_up:
             self._fetched.num_filling -= job.num_blocks
             self._common.count_failed(self.route)
             self.breaker.failed(job.job_id, hangs=True)
         if progress.gave_up or progress.fell_short:
-            self._give_up(fetch)
+            self._give_up(job.task)
         if progress.ended:
             self._end(job)
 
@@ -165,10 +164,7 @@ class Fetches:
         """What is under way lands nowhere: its positions have left the pool."""
         self._coming.clear()
         self._common.arrivals.clear()
-        jobs = list(self._common.ledger.of(self))
-        for job in jobs:
-            job.task.is_dropped = True
-        return [job.job_id for job in jobs]
+        return self._common.drop_jobs(self)
 
     @property
     def is_busy(self) -> bool:
@@ -224,17 +220,16 @@ class Fetches:
         self, request: Request, chain: Sequence[bytes], first: int, hints: RequestHints
     ) -> int | None:
         """How far the tier has what this request may use, in positions; None: ask again."""
-        size, directory, request_id = self._common.block_size, self._directory, request.request_id
+        size, directory, limit = self._common.block_size, self._directory, len(chain)
         if directory.num_used == 0:
             return 0
-        limit = len(chain)
         if hints.max_load_tokens is not None:
             limit = min(limit, first + hints.max_load_tokens // size)
         if not self._has_bags:
-            depth = directory.find(request_id, self._grid.names(chain))
+            depth = directory.find(request.request_id, self._grid.names(chain))
             return None if depth is None else min(depth * self._grid.positions, limit)
         limit = min(limit, (request.num_tokens - 1) // size)
-        return directory.find_checkpoint(request_id, chain, limit, partial(self._path, chain))
+        return directory.find_checkpoint(request.request_id, chain, limit, partial(self._path, chain))
 
     def _note(self, request: Request, hints: RequestHints, num_usable: int, stop: int) -> None:
         """Once for each request: it uses what the tier has of its chain, and would have used the rest.
@@ -311,14 +306,13 @@ class Fetches:
         """Jobs that fill these positions, and the bag behind them."""
         common, grid = self._common, self._grid
         slots = plan.all_slots
-        start = plan.start * grid.columns
         first = grid.at(path, plan.start)
         last = len(path.names) if plan.bag is not None else grid.at(path, plan.stop - 1) + 1
         reading = self._read(plan, path, first, last)
-        edges = np.clip(grid.edges(path, first, last) - start, 0, len(slots))
-        begins = grid.edges(path, first, first + 1)[0]
+        edges = grid.edges(path, first, last) - plan.start * grid.columns
         skips = np.zeros(last - first, dtype=np.int64)
-        skips[0] = max(start - begins, 0)
+        skips[0] = max(-edges[0], 0)
+        edges = np.clip(edges, 0, len(slots))
         hashes = plan.hashes if plan.bag is None else [*plan.hashes, path.end]
         cuts = list(parts_of(edges, self._part_slots))
         arrival = Arrival(plan, path.end, [part_start for part_start, _ in cuts])
@@ -396,5 +390,4 @@ class Fetches:
             self._commit(fetch)
         common.arrivals.end(fetch.arrival)
         if not fetch.batch.num_left:
-            num_bytes = fetch.batch.num_blocks * common.slot_bytes
-            self._pace.fetched(num_bytes, common.clock() - fetch.batch.since)
+            self._pace.fetched(fetch.batch.num_blocks * common.slot_bytes, common.clock() - fetch.batch.since)

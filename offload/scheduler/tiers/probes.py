@@ -176,10 +176,7 @@ class Probes:
     def reset(self) -> list[int]:
         """What the store has of other weights is of no use."""
         self._open.clear()
-        jobs = list(self._common.ledger.of(self))
-        for job in jobs:
-            job.task.is_dropped = True
-        return [job.job_id for job in jobs]
+        return self._common.drop_jobs(self)
 
     @property
     def is_busy(self) -> bool:

@@ -177,10 +177,7 @@ class Spills:
         self._num_waiting = 0
         self._directory.reset()
         self._show()
-        jobs = list(self._common.ledger.of(self))
-        for job in jobs:
-            job.task.is_dropped = True
-        return [job.job_id for job in jobs]
+        return self._common.drop_jobs(self)
 
     @property
     def is_busy(self) -> bool:
