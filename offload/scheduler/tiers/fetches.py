@@ -112,7 +112,8 @@ class Fetches:
         first = num_local // common.block_size
         num_usable = self._num_usable(request, chain, first)
         if wish is None:
-            stop = self._first_wish(request, chain, first, hints)
+            has_enough = self._has_enough(chain, max(num_usable, first))
+            stop = num_usable if has_enough else self._first_wish(request, chain, first, hints)
             if stop is None:
                 return COMING
             self._unsure.pop(request_id, None)
@@ -230,6 +231,12 @@ class Fetches:
             return None if depth is None else min(depth * self._grid.positions, limit)
         limit = min(limit, (request.num_tokens - 1) // size)
         return directory.find_checkpoint(request.request_id, chain, limit, partial(self._path, chain))
+
+    def _has_enough(self, chain: Sequence[bytes], there: int) -> bool:
+        """Whether what is behind so many positions is not worth a fetch, whatever a store has of it."""
+        is_worth = (len(chain) - there) * self._common.block_size >= self._least_tokens
+        is_coming = there < len(chain) and chain[there] in self._coming
+        return self._directory.num_used is None and not (self._has_bags or is_worth or is_coming)
 
     def _note(self, request: Request, hints: RequestHints, num_usable: int, stop: int) -> None:
         """Once for each request: it uses what the tier has of its chain, and would have used the rest.
