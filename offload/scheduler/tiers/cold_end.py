@@ -66,9 +66,10 @@ class ColdEnd:
         time. Then O(log n) for each of ``_LEAVES`` ends at most.
         """
         allocator = self._allocator
-        num_free = allocator.num_free
+        if not self._chains or (num_free := allocator.num_free) > self._margin:
+            return []
         num_stored = allocator.num_evicted + allocator.capacity - num_free
-        if not self._chains or num_free > self._margin or num_stored < self._looked_at + self._margin // 2:
+        if num_stored < self._looked_at + self._margin // 2:
             return []
         self._looked_at = num_stored
         found = []
