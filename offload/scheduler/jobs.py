@@ -19,6 +19,8 @@ class JobLedger:
         self._num_ranks = num_ranks
         self._ids = count(first_id)
         self._jobs: dict[int, Job[Any]] = {}
+        self.num_opened = 0
+        """Jobs that have begun, ever."""
         self.num_given_up = 0
         """Jobs in flight past their deadline."""
 
@@ -32,6 +34,7 @@ class JobLedger:
         """Begin a job of that flow; ``blocks`` are GPU blocks that are held for it."""
         job = Job(next(self._ids), flow, task, num_blocks, self._num_ranks, num_blocks, blocks or [])
         self._jobs[job.job_id] = job
+        self.num_opened += 1
         return job
 
     def __contains__(self, job_id: int) -> bool:
@@ -80,6 +83,7 @@ class JobLedger:
         """Counters and jobs agree."""
         given_up = sum(job.given_up for job in self._jobs.values())
         assert given_up == self.num_given_up, f"{given_up} jobs given up, {self.num_given_up} counted"
+        assert len(self) <= self.num_opened, f"{len(self)} jobs in flight, {self.num_opened} ever"
         for job_id, job in self._jobs.items():
             assert job.job_id == job_id, f"job {job.job_id} is filed under {job_id}"
             assert 0 < job.ranks_left <= self._num_ranks, f"{job} waits for {job.ranks_left} ranks"

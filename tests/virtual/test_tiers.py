@@ -613,3 +613,32 @@ def test_random_histories_with_a_tier() -> None:
             moved.update(medium.moved)
     if OTHER_SEEDS == 0:
         assert all(moved[verb] > 100 for verb in (Verb.PUT, Verb.GET)), f"too little has happened: {moved}"
+
+
+@pytest.mark.parametrize(
+    ("cpu_slots", "num_left"), [(2048, 8), (SLOTS, 0)], ids=["little waits", "much waits"]
+)
+def test_a_step_with_other_jobs_leaves_spills_to_later_ones(cpu_slots: int, num_left: int) -> None:
+    tiered = Tiered(cpu_slots=cpu_slots)
+    engine, spills = tiered.engine, tiered.tier.spills
+    step_until(engine, engine.add(PROMPT, 1).is_finished, 10)
+    assert spills._chains and not spills._num_bytes
+    for number in range(num_left + 1):
+        assert not spills._num_bytes and not spills._directory.num_used, f"spilled after {number} steps"
+        engine.add(tokens(2 * BLOCK, first=100 + number), 1)  # its prompt is stored in this step
+        before = engine.side.ledger.num_opened
+        engine.step()
+        assert engine.side.ledger.num_opened > before
+    assert spills._num_bytes or spills._directory.num_used
+    come_to_rest(engine)
+    assert tiered.counts[SPILL] == WHOLE // BLOCK * engine.side._common.slot_bytes
+    engine.close()
+
+
+def test_a_step_without_other_jobs_spills_at_once() -> None:
+    tiered = Tiered(cpu_slots=2048)
+    step_until(tiered.engine, tiered.engine.add(PROMPT, 1).is_finished, 10)
+    tiered.engine.step()
+    assert tiered.tier.spills._num_bytes or tiered.tier.spills._directory.num_used
+    come_to_rest(tiered.engine)
+    tiered.engine.close()

@@ -24,6 +24,10 @@ MOST_BYTES = 64 << 20
 _JOB_BYTES = 16 << 20
 _LOOKED_AT = 8
 """Chains looked at in one step."""
+_MOST_LEFT = 8
+"""Steps in a row that leave spills to later ones."""
+_LITTLE = 16
+"""What waits is little up to that part of the pool: 1 / 16."""
 _BUSY_SECONDS = 1.0
 """The engine steps on that long for what is yet to be spilled, when nobody else needs it to."""
 
@@ -54,6 +58,8 @@ class Spills:
     evicts it: such a chain waits until that is about to happen. So the cold end of the pool is written below,
     and the pool evicts without waiting. What came from another tier is there: it is written only where it
     leads to something that is not.
+
+    A step that has opened other jobs has done enough: it leaves spills to the next ones, while little waits.
     """
 
     def __init__(
@@ -93,6 +99,8 @@ class Spills:
         self._used_before: dict[str, int] = {}  # of requests: positions that were there when they came
         self._num_waiting = 0  # positions of these
         self._num_bytes = 0  # in flight
+        self._num_left = 0  # latest steps that have left spills to later ones
+        self._num_opened = 0  # jobs of all flows, when that was looked at last
         self._busy_until = -1.0
         self._show()
 
@@ -109,7 +117,7 @@ class Spills:
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
         for chain in self._cold_end.due():
             self._put(chain)
-        if not self._chains:
+        if self._is_left_to_others() or not self._chains:
             return []
         orders: list[Order] = []
         for _ in range(min(_LOOKED_AT, len(self._chains))):
@@ -122,6 +130,7 @@ class Spills:
                 orders.append(order)
             if self._is_unfinished(chain, order is not None):
                 self._put(chain)
+        self._num_opened = self._common.ledger.num_opened
         return orders
 
     def finish(self, request: Request) -> list[Order]:
@@ -205,6 +214,23 @@ class Spills:
         return {"arrived requests of spills": list(self._used_before)}
 
     # Private
+
+    def _is_left_to_others(self) -> bool:
+        """Whether this step has opened other jobs, and little waits, so that later steps may look at it.
+
+        What goes into a full tier is about to leave the pool, and is never left.
+        """
+        num_opened, before = self._common.ledger.num_opened, self._num_opened
+        self._num_opened = num_opened
+        is_left = (
+            bool(self._chains)
+            and num_opened > before
+            and self._num_left < _MOST_LEFT
+            and self._num_waiting * _LITTLE <= self._common.allocator.capacity
+            and self._directory.has_room
+        )
+        self._num_left = self._num_left + 1 if is_left else 0
+        return is_left
 
     def _put(self, chain: Chain) -> None:
         """Look at it after the others; forget the first ones if there are too many."""

@@ -87,6 +87,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         self.ledger.check_invariants()
         assert len(self.ledger) == len(self.model)
+        assert self.ledger.num_opened == len(self.model) + len(self.over)
         assert self.ledger.num_given_up == sum(model.given_up for model in self.model.values())
         assert [job.job_id for job in self.ledger] == list(self.model)
         for flow in FLOWS:
