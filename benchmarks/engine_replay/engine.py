@@ -65,7 +65,8 @@ class ReplaySettings:
     ``store_decode_blocks`` are those of our connector. ``groups`` and ``retention`` are as in
     ``VirtualSettings``; hashes are of blocks of ``hash_tokens``. Without ``inner_checkpoints`` ours stores
     checkpoints where prompts end and part, and nowhere else. ``places`` are below our pool.
-    The engine goes by ``clock``; None: by one of its own.
+    The engine and its scheduler go by ``clock``; None: the engine by one of its own, the scheduler by that
+    of this machine.
     """
 
     connector: str
@@ -129,7 +130,8 @@ class ReplayEngine:
         workers = {}
         if settings.connector != "none":
             workers[0, 0] = self._worker = self._make_worker(virtual, vllm_config)
-        self.scheduler = make_scheduler(virtual, vllm_config, time.monotonic, workers)
+        now = time.monotonic if settings.clock is None else lambda: self.clock.now
+        self.scheduler = make_scheduler(virtual, vllm_config, now, workers)
         self.connector: Any = self.scheduler.connector
         if settings.connector == "offload" and not settings.inner_checkpoints:
             self.connector._scheduler.stores.checkpoints._is_worth_a_bag = lambda *_: False
