@@ -77,6 +77,7 @@ STATEFUL = {
     "offload.scheduler.tiers.probes.Probes",
     "offload.scheduler.tiers.shared.SharedDirectory",
     "offload.scheduler.tiers.spills.Spills",
+    "offload.scheduler.tiers.told.ToldExtents",
     "offload.scheduler.waiting.Waiting",
     "offload.proxy.asking.Doors",
     "offload.proxy.history.History",

@@ -30,6 +30,11 @@ class ToldExtents:
             elif isinstance(event, Evicted):
                 yield from self._evicted(event.hashes)
 
+    def check_invariants(self) -> None:
+        """A checkpoint is told with one extent of its bag."""
+        ends = [end for end in self._bags.values() if end is not None]
+        assert len(ends) == len(set(ends)), f"{len(ends) - len(set(ends))} checkpoints are told twice"
+
     def _stored(self, event: Stored) -> Iterator[TierEvent]:
         path, names = event.note, event.hashes
         assert isinstance(path, Path), f"{names} are of no path"
