@@ -1,0 +1,1 @@
+"""What it costs to ask an engine how much of a prompt it has."""
