@@ -31,12 +31,15 @@ class Pace:
         self._fetches.check_invariants()
         assert self._tried_at <= self._clock(), f"a fetch was tried at {self._tried_at}, which is to come"
 
-    def is_worth(self, first: int, stop: int, num_bytes: int) -> bool:
-        """Whether so many bytes are fetched sooner than these tokens of a prompt are computed."""
+    def is_worth(self, first: int, stop: int, num_bytes: int, least: float = 0.0) -> bool:
+        """Whether so many bytes are fetched sooner than these tokens of a prompt are computed.
+
+        Or within ``least`` seconds, which are waited in any case.
+        """
         if not self._prefill.is_known or not self._fetches.is_known:
             return True
         now = self._clock()
-        is_faster = self._fetches.seconds(num_bytes) < self._prefill.seconds(first, stop)
+        is_faster = self._fetches.seconds(num_bytes) < max(self._prefill.seconds(first, stop), least)
         if is_faster or now >= self._tried_at + _RETRY_SECONDS:
             self._tried_at = now
             return True

@@ -291,8 +291,9 @@ class PeerFetches(SiblingFetches):
         if wish.life is None:
             return self._is_worth(wish.chain, wish.there, wish.first, wish.target)
         num_bytes = self._num_slots(wish.chain, wish.target) * self._common.slot_bytes
-        size = self._common.block_size
-        return self.breaker.allows and self._pace.is_worth(wish.there * size, wish.target * size, num_bytes)
+        first, stop = wish.there * self._common.block_size, wish.target * self._common.block_size
+        least = self._peer_wait_seconds
+        return self.breaker.allows and self._pace.is_worth(first, stop, num_bytes, least)
 
     def _prefix_path(self, chain: Sequence[bytes], stop: int) -> Path:
         return self._grid.path(chain, stop)

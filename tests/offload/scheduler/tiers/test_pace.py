@@ -50,6 +50,13 @@ def test_the_faster_one_wins(measured: Measured) -> None:
     assert not measured.pace.is_worth(0, 1000, 1_001_000)
 
 
+def test_what_is_waited_for_in_any_case_may_take_that_long(measured: Measured) -> None:
+    """1,000 tokens take a second to compute; these bytes take two and a half to come."""
+    measured.know(per_token=0.001, per_byte=0.000_001)
+    assert not measured.pace.is_worth(0, 1000, 2_500_000, 2.4)
+    assert measured.pace.is_worth(0, 1000, 2_500_000, 2.6)
+
+
 @pytest.mark.parametrize(("num_tokens", "counts"), [(255, False), (256, True)])
 def test_small_steps_say_nothing_about_prefill(measured: Measured, num_tokens: int, counts: bool) -> None:
     measured.pace.fetched(1_000, 1.0)
