@@ -34,13 +34,21 @@ class Asker:
 class Askers:
     """All of them. One thread changes them, and any other may ask for what there is to tell."""
 
-    def __init__(self, most: int = MOST_ASKERS) -> None:
-        """Nobody has asked. ``most``: that are remembered, more than are ever connected at once."""
+    def __init__(self, own: str = "", most: int = MOST_ASKERS) -> None:
+        """Nobody has asked.
+
+        Args:
+            own: this engine's id: it may find itself among its peers, and is none of those that ask.
+            most: that are remembered, more than are ever connected at once.
+        """
+        self._own = own
         self._most = most
         self._askers: dict[tuple[str, str], Asker] = {}  # who came first is first
 
     def enter(self, host: str, peer: str) -> Asker:
         """It has connected. O(1), but for the first of more than are remembered: O(``most``)."""
+        if peer and peer == self._own:
+            return Asker(host, peer, connections=1)
         asker = self._askers.get((host, peer))
         if asker is None:
             if len(self._askers) >= self._most:

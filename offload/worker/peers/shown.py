@@ -67,7 +67,7 @@ class Shown:
         self.life = Listening(about.peer, bytes(EPOCH_BYTES), b"")
         """The one that is shown. Before the first step of the engine nothing is in it."""
         self.count = Count()
-        self.askers = Askers()
+        self.askers = Askers(about.peer.hex())
         self.locator: Locator | None = None
         """Says how much of a prompt is there; None: another rank does."""
         self._adopted = adopted

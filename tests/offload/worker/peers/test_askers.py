@@ -35,3 +35,14 @@ def test_who_comes_again_begins_anew_once_it_was_forgotten() -> None:
     askers.enter("b", "")
     assert askers.enter("a", "").nbytes == 0
     askers.check_invariants()
+
+
+def test_an_engine_that_calls_itself_is_no_asker() -> None:
+    askers = Askers("0123456789abcdef")
+    itself = askers.enter("10.0.0.1", "0123456789abcdef")
+    itself.questions += 1
+    askers.leave(itself)
+    assert not askers.facts(0)
+    askers.enter("10.0.0.1", "fedcba9876543210")
+    assert [each.peer for each in askers.facts(0)] == ["fedcba9876543210"]
+    askers.check_invariants()
