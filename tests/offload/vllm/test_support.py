@@ -369,6 +369,24 @@ class TestOtherConnectors:
             configure(transfer=ours())
 
 
+LISTENS, FETCHES = {"listen": "127.0.0.1:7100"}, {"peers": ["127.0.0.1:7200"]}
+OF_FLEETS: list[dict[str, Any]] = [
+    {},
+    LISTENS,
+    {**LISTENS, "role": "prefill"},
+    FETCHES,
+    {**FETCHES, "role": "decode"},
+    {**LISTENS, **FETCHES},
+]
+"""What ours may be in a fleet."""
+TAKE_REFERENCES = ["NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector"]
+TAKE_REFERENCES += ["MoRIIOConnector"]
+"""vLLM's connectors that read ``do_remote_prefill``."""
+TAKE_NONE = ["MooncakeStoreConnector", "LMCacheConnectorV1", "LMCacheMPConnector", "OffloadingConnector"]
+TAKE_NONE += ["SimpleCPUOffloadConnector", "FlexKVConnectorV1", "HF3FSKVConnector", "ExampleConnector"]
+"""Others, which do not."""
+
+
 class TestChildrenOfAMultiConnector:
     def multi(self, *children: Any) -> dict[str, Any]:
         settings = {"connectors": list(children)}
@@ -401,23 +419,26 @@ class TestChildrenOfAMultiConnector:
         with pytest.raises(UnsupportedError, match='kv_load_failure_policy is "fail"'):
             configure(transfer=transfer)
 
-    @pytest.mark.parametrize("name", ["NixlConnector", "NixlPushConnector", "MooncakeConnector"])
-    def test_peers_are_refused_beside_whoever_takes_references_for_its_own(
+    @pytest.mark.parametrize("name", [*TAKE_REFERENCES, *TAKE_NONE])
+    def test_peers_alone_are_refused_beside_whoever_takes_references_for_its_own(
         self, configure: Configure, name: str
     ) -> None:
+        """Requests with ``do_remote_prefill`` come to engines that fetch, and would end them."""
         config = configure(transfer=self.multi(ours(cpu_gib=0.01)))
         assert config.kv_transfer_config is not None
-        other = {"kv_connector": name, "kv_role": "kv_both"}
-        fetching = ours(cpu_gib=0.01, peers=["127.0.0.1:7100"])
-        listening = ours(cpu_gib=0.01, listen="127.0.0.1:7100")
-        settings = config.kv_transfer_config.kv_connector_extra_config
-        settings["connectors"] = [other, fetching]
-        with pytest.raises(
-            UnsupportedError, match=rf"127.0.0.1:7100.*beside {name}.*remove peers, or {name}"
-        ):
-            check_engine(config)
-        settings["connectors"] = [other, listening]
-        assert check_engine(config) is not None
+        other, settings = {"kv_connector": name, "kv_role": "kv_both"}, config.kv_transfer_config
+        for said in OF_FLEETS:
+            own = ours(cpu_gib=0.01)
+            own["kv_connector_extra_config"].update(said)
+            for children in ([other, own], [own, other]):
+                settings.kv_connector_extra_config["connectors"] = children
+                if name in TAKE_NONE or "peers" not in said:
+                    assert check_engine(config) is not None
+                    continue
+                with pytest.raises(
+                    UnsupportedError, match=rf"127.0.0.1:7200.*beside {name}.*remove peers, or {name}"
+                ):
+                    check_engine(config)
 
     def test_a_response_says_no_key_that_others_may_say_too(self, configure: Configure) -> None:
         told = KVTransferParams(do_remote_prefill=True, peer="0" * 16)
