@@ -11,6 +11,7 @@ import pytest
 from offload.messages import JobReport
 from offload.peer_messages import PeerLife
 from offload.scheduler.jobs import JobLedger
+from offload.scheduler.leases import Leases
 from offload.scheduler.tiers import peer_fetches, peer_wish
 from offload.scheduler.tiers.fetches import Fetches
 from offload.scheduler.tiers.peer_fetches import PeerFetches
@@ -19,6 +20,7 @@ from offload.scheduler.tiers.peers import Found, PeerDirectory
 from offload.scheduler.tiers.siblings import SiblingFetches
 from offload.worker.peers.fleet import Fleet
 from offload.worker.peers.holdings import Holdings
+from tests.offload.scheduler import test_hand_offs as hand_offs
 from tests.virtual import test_peers as tests
 from tests.virtual.test_peers import Pair
 
@@ -39,6 +41,10 @@ def what_fell_short_is_lost_as_a_whole(patch: Patch) -> None:
 
 def leases_are_not_ended(patch: Patch) -> None:
     patch.setattr(PeerDirectory, "release", lambda *_: None)
+
+
+def leases_have_no_end(patch: Patch) -> None:
+    patch.setattr(Leases, "expire", lambda self: None)
 
 
 def epochs_are_ignored(patch: Patch) -> None:
@@ -138,6 +144,7 @@ MUTANTS = [
     Mutant(
         what_fell_short_is_lost_as_a_whole, with_pair(LOST.test_exactly_the_missing_tokens_are_computed, 5000)
     ),
+    Mutant(leases_have_no_end, hand_offs.test_leased_blocks_stay_and_are_ordinary_cache_afterwards),
     Mutant(leases_are_not_ended, with_pair(REFERENCES.test_what_the_peer_keeps_is_released_whatever_happens)),
     Mutant(
         epochs_are_ignored,
