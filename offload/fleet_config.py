@@ -40,6 +40,14 @@ class Role(StrEnum):
     """It hands off the prompts of requests that say so."""
 
 
+class PeerTransport(StrEnum):
+    """How KV comes from peers on other machines. On one machine it comes from memory."""
+
+    TCP = "tcp"
+    NIXL = "nixl"
+    """By NIXL where both sides say so, else over TCP."""
+
+
 class Address(NamedTuple):
     """Where an engine listens.
 
@@ -122,6 +130,7 @@ class FleetConfig:
             ``prefill``, else a quarter.
         peer_wait_seconds: a request waits at least so long for progress at the peer that is said to have its
             prompt, even if computing it would be faster.
+        peer_transport: how KV comes from peers on other machines, and may be fetched from this engine.
 
     Raises:
         ConfigError: a value of the wrong type or out of range, or one that leaves KV open to strangers.
@@ -135,6 +144,7 @@ class FleetConfig:
     lease_seconds: float = 60
     lease_share: float | None = None
     peer_wait_seconds: float = 0
+    peer_transport: PeerTransport = PeerTransport.TCP
 
     def __post_init__(self) -> None:
         if self.role not in tuple(Role):
@@ -148,6 +158,7 @@ class FleetConfig:
         object.__setattr__(self, "fleet_tls", _read_tls(self.fleet_tls))
         _check_lease(self.lease_seconds, self.lease_share)
         _check_wait(self.peer_wait_seconds)
+        self._check_transport()
         if self.fleet_key_file is None:
             self._refuse_strangers()
         if self.role is Role.PREFILL and self.listen is None:
@@ -174,6 +185,11 @@ class FleetConfig:
         return self.listen is not None or bool(self.peers)
 
     @property
+    def has_nixl(self) -> bool:
+        """Whether NIXL is to be used, by those that fetch from others and others from it."""
+        return self.is_used and self.peer_transport is PeerTransport.NIXL
+
+    @property
     def is_in_clear(self) -> bool:
         """Whether KV crosses a network without being encrypted. A file's peers may be anywhere."""
         if self.fleet_tls is not None:
@@ -182,6 +198,17 @@ class FleetConfig:
         if listens_at is not None and not listens_at.is_loopback:
             return True
         return any(peer.startswith("@") or not read_address(peer).is_loopback for peer in self.peers)
+
+    def _check_transport(self) -> None:
+        if self.peer_transport not in tuple(PeerTransport):
+            known = ", ".join(PeerTransport)
+            raise ConfigError(f"peer_transport is {self.peer_transport!r}; use one of: {known}")
+        object.__setattr__(self, "peer_transport", PeerTransport(self.peer_transport))
+        if self.peer_transport is PeerTransport.NIXL and self.fleet_tls is not None:
+            raise ConfigError(
+                'peer_transport is "nixl" beside fleet_tls, and NIXL does not encrypt: KV, which encodes '
+                "prompts, would cross the network in clear. Leave one of the two out"
+            )
 
     def _refuse_strangers(self) -> None:
         far = [self.listen] if self.listen is not None else []

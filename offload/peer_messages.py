@@ -29,7 +29,7 @@ class PeerFacts(NamedTuple):
         epoch: of its life; the same.
         state: "connected", or what it is instead; ``REMOVED``: it is no peer any more.
         reason: why it is not connected; "" if it is.
-        transport: how bytes come: "memory", "tcp" or "tls"; "" if it is not connected.
+        transport: how bytes come: "memory", "tcp", "tls" or "nixl"; "" if it is not connected.
         nbytes: of slots that it has brought, and that were right.
         seconds: that this took.
         gets: times that it was asked for slots.

@@ -105,6 +105,7 @@ STATEFUL = {
     "offload.worker.peers.askers.Askers",
     "offload.worker.peers.cells.Cells",
     "offload.worker.peers.fleet.Fleet",
+    "offload.worker.peers.landing.Landing",
     "offload.worker.peers.holdings.Holdings",
     "offload.worker.peers.locator.Locator",
     "offload.worker.peers.peer.Peer",
@@ -204,6 +205,9 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.worker.failures.FailureLog",  # a count, and a time
     "offload.worker.peers.link.SocketLink",  # the kernel's
     "offload.worker.peers.listener.Listener",  # what it has checks itself
+    "offload.worker.peers.landing.NixlPool",  # does not change; what it reads into is Landing's
+    "offload.worker.peers.nixl.Agent",  # the library's
+    "offload.worker.peers.nixl.Exposed",  # the library's
     "offload.worker.peers.near.NearPool",  # it does not change; what it maps is another's
     "offload.worker.peers.peer.Count",  # counts
     "offload.worker.peers.peer._Idle",  # by Peer

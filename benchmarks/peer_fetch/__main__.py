@@ -1,11 +1,13 @@
 """How fast does KV come from a peer's pool, beside what the machine can do?
 
-    python -m benchmarks.peer_fetch [--mib 256] [--pairs 15] [--slots 1000000] [--rounds 3] [--json FILE]
+    python -m benchmarks.peer_fetch [--mib 256] [--pairs 15] [--slots 1000000] [--rounds 3] [--nixl]
+        [--json FILE]
 
 A peer serves a pool from a process of its own. All of it is fetched into another pool, checked as always, in
 turns with: a plain socket whose bytes are received and then taken a checksum of, in one thread; copies from
 the same shared memory, with the product's own checksum behind each slot and without. Medians, in GB/s, and
-the fetch as a share of what stands beside it.
+the fetch as a share of what stands beside it. With ``--nixl`` it is fetched by NIXL, too:
+over what ``UCX_TLS`` leaves, which on one machine is memory or TCP, and no RDMA.
 
 Then a large pool is filled and filled anew, and what it holds is kept by name: what that costs for each slot,
 the longest time that it took at once, and how long questions take.
@@ -22,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +59,7 @@ _COLUMNS = (
     Column("memcpy and checksum", "copied_checked", ".2f"),
     Column("share", "memory_share", ".0%"),
     Column("memcpy alone", "copied", ".2f"),
+    Column("by NIXL", "nixl", ".2f"),
 )
 _NAME_COLUMNS = (
     Column("slots", "slots", ","),
@@ -76,9 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("slots", 1_000_000, "of the large pool"),
         ("rounds", 3, "that it is filled anew"),
     )
+    parser.add_argument("--nixl", action="store_true", help="fetch by NIXL, too")
     options = parser.parse_args(argv)
     notes = report.load_note()
-    rows = [_row(options.mib << 20, size, options.pairs) for size in _SIZES]
+    rows = [_row(options.mib << 20, size, options.pairs, options.nixl) for size in _SIZES]
     print(table(_COLUMNS, rows))
     named = name_row(options.slots, options.rounds)
     print(table(_NAME_COLUMNS, [named]))
@@ -88,13 +93,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _row(num_bytes: int, slot_bytes: int, pairs: int) -> dict[str, Any]:
+def _row(num_bytes: int, slot_bytes: int, pairs: int, has_nixl: bool) -> dict[str, Any]:
     num_slots = num_bytes // slot_bytes
     command = [sys.executable, "-m", "benchmarks.peer_fetch.serving", str(num_slots), str(slot_bytes)]
+    command += ["--nixl"] * has_nixl
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
-        served = Served(*json.loads(process.stdout.readline()))
-        bench = _Bench(served, num_slots, slot_bytes)
+        while not (line := process.stdout.readline()).startswith("["):  # libraries speak there, too
+            assert line, "the peer does not start"
+        served = Served(*json.loads(line))
+        bench = _Bench(served, num_slots, slot_bytes, has_nixl)
         ways: dict[str, Callable[[], None]] = {
             "tcp": lambda: bench.fetch(bench.far),
             "plain": bench.receive,
@@ -102,6 +110,8 @@ def _row(num_bytes: int, slot_bytes: int, pairs: int) -> dict[str, Any]:
             "copied_checked": lambda: bench.copy(is_checked=True),
             "copied": lambda: bench.copy(is_checked=False),
         }
+        if has_nixl:
+            ways["nixl"] = lambda: bench.fetch(bench.nixl)
         spent: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(pairs + 1):
             names = list(ways)
@@ -119,13 +129,13 @@ def _row(num_bytes: int, slot_bytes: int, pairs: int) -> dict[str, Any]:
             b / a for a, b in zip(spent["memory"], spent["copied_checked"], strict=True)
         ),
     }
-    return {"slot_kib": slot_bytes >> 10, **speed, **shares, "seconds": spent}
+    return {"slot_kib": slot_bytes >> 10, "nixl": None, **speed, **shares, "seconds": spent}
 
 
 class _Bench:
     """A pool that is filled in all these ways."""
 
-    def __init__(self, served: Served, num_slots: int, slot_bytes: int) -> None:
+    def __init__(self, served: Served, num_slots: int, slot_bytes: int, has_nixl: bool) -> None:
         self._memory = HostMemory(num_slots, slot_bytes)
         self._slots = PoolSlots(self._memory.address, num_slots, slot_bytes)
         self._names = chain(num_slots)
@@ -141,13 +151,15 @@ class _Bench:
         )
         self.near = peer_medium(plan, self._slots, Share())
         self.far = peer_medium(plan, self._slots, Share())
-        for medium, transport in ((self.near, "memory"), (self.far, "tcp")):
-            if transport == "tcp":
-                for peer in _until_up(medium):
-                    peer._map(None)
-                    peer._map = lambda memory: None  # type: ignore[method-assign]
-            else:
-                _until_up(medium)
+        self.nixl = peer_medium(replace(plan, has_nixl=has_nixl), self._slots, Share())
+        over = "nixl" if has_nixl else "tcp"
+        for medium, transport in ((self.near, "memory"), (self.far, "tcp"), (self.nixl, over)):
+            peers = _until_up(medium)
+            for peer in peers if transport != "memory" else []:
+                peer._map(None)
+                peer._map = lambda memory: None  # type: ignore[method-assign]
+                peer._drop_idle()
+                peer.ask(lambda client: client.ping())
             assert medium.statuses()[0].transport == transport, medium.statuses()
         self._plain = socket.create_connection(("127.0.0.1", served.plain_port))
         self._plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -194,7 +206,7 @@ class _Bench:
                 self._check(self._all[slot : slot + 1])
 
     def close(self) -> None:
-        for medium in (self.near, self.far):
+        for medium in (self.near, self.far, self.nixl):
             assert medium.close(10)
         self._plain.close()
         del self._bytes

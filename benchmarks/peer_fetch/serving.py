@@ -1,8 +1,8 @@
 """A peer in a process of its own, and beside it a plain socket that sends the same bytes.
 
-    python -m benchmarks.peer_fetch.serving SLOTS SLOT_BYTES
+    python -m benchmarks.peer_fetch.serving SLOTS SLOT_BYTES [--nixl]
 
-It prints what ``Served`` has, as JSON, and serves until its input ends.
+It prints what ``Served`` has, as JSON, and serves until its input ends; with ``--nixl`` by NIXL, too.
 """
 
 import json
@@ -18,6 +18,7 @@ from offload.messages import Kept, Listening, Names
 from offload.naming import WIDTH_SHIFT
 from offload.worker.media.base import PoolSlots
 from offload.worker.peers.listener import about_rank
+from offload.worker.peers.nixl import expose
 from offload.worker.peers.protocol import Memory
 from offload.worker.peers.server import PeerServer, listen
 from offload.worker.peers.shown import Shown
@@ -51,7 +52,7 @@ def chain(num_slots: int) -> Names:
 
 
 def main() -> None:
-    num_slots, slot_bytes = (int(each) for each in sys.argv[1:])
+    num_slots, slot_bytes = (int(each) for each in sys.argv[1:3])
     shape = RegionShape(num_slots, slot_bytes)
     segment = Segment.create(shape.slots_bytes + SealTables.num_bytes(num_slots))
     slots_map = segment.map(0, shape.slots_bytes)
@@ -67,6 +68,9 @@ def main() -> None:
     where = segment.here
     memory = Memory(where.pid, where.fd, where.label, where.nbytes, num_slots)
     shown = Shown(about_rank(NAMESPACE, 0, 1, Share(), slot_bytes, 1, PEER), slots, tables, memory)
+    exposed = expose(slots) if "--nixl" in sys.argv else None
+    if exposed is not None:
+        shown.reachable = exposed.reachable
     shown.begin(Listening(PEER, EPOCH, b""))
     names = chain(num_slots)
     parents = np.roll(names, 1, axis=0)
@@ -79,6 +83,8 @@ def main() -> None:
     print(json.dumps(Served(server.port, plain.getsockname()[1], [*memory_of(memory)])), flush=True)
     sys.stdin.read()
     server.close(10)
+    if exposed is not None:
+        exposed.close()
 
 
 def memory_of(memory: Memory) -> tuple[int, int, str, int, int]:

@@ -89,6 +89,7 @@ def listen_plan(
         peer=peer_name(address),
         key=b"" if fleet.fleet_key_file is None else read_fleet_key(fleet.fleet_key_file),
         tls=fleet.fleet_tls,
+        has_nixl=fleet.has_nixl,
         hash_prompt=hashes_of(vllm_config, kv_cache_config) if parallel.rank == 0 else None,
         has_bags=groups is not None and groups.has_bags,
     )

@@ -65,6 +65,7 @@ def fetch_plan(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: 
         peer=peer_of(vllm_config, fleet) or b"",
         key=b"" if fleet.fleet_key_file is None else read_fleet_key(fleet.fleet_key_file),
         tls=fleet.fleet_tls,
+        has_nixl=fleet.has_nixl,
     )
 
 

@@ -25,6 +25,7 @@ from offload.vllm.plugin import CONNECTOR
 from offload.vllm.replicas import most_replicas
 from offload.vllm.versions import is_on_trial
 from offload.worker.media.resp_check import StoreGoneError
+from offload.worker.peers.nixl import check_nixl
 from offload.worker.pool.host_limits import check_host_memory, host_memory_bytes
 from offload.worker.pool.pin_probe import check_pinning
 
@@ -98,6 +99,8 @@ def check_machine(config: OffloadConfig, num_nodes: int = 1, pool_bytes: int | N
     """
     check_record_trace(config)
     check_fleet_files(config.fleet)
+    if config.fleet.has_nixl:
+        check_nixl()
     if config.fleet.is_in_clear:
         logger.warning("%s", IN_CLEAR)
     if config.pool is not None:

@@ -20,6 +20,7 @@ from offload.worker.media.base import (
 from offload.worker.media.runner import MakeRunner, Runner
 from offload.worker.peers.client import Client, Got, Wanted
 from offload.worker.peers.fleet import Fleet
+from offload.worker.peers.nixl import NixlError
 from offload.worker.peers.peer import Peer, PeerStatus
 from offload.worker.peers.protocol import MOST_EXTENTS, MOST_NAMES, MOST_SLOTS
 from offload.worker.seals import Checksums
@@ -257,7 +258,14 @@ class PeerMedium:
 
 
 def _get(peer: Peer, client: Client, wanted: Wanted) -> Got:
-    return client.get(wanted, peer.near(client))
+    near = peer.near(client)
+    far = peer.far(client) if near is None else None
+    if far is not None:
+        try:
+            return client.get(wanted, far)
+        except NixlError as error:
+            peer.give_up_nixl(error)
+    return client.get(wanted, near)
 
 
 def _wanted(job: MediumJob, indices: range) -> tuple[Wanted, range]:

@@ -13,26 +13,32 @@ from offload.peering.frames import Message, ProtocolError, decoder
 from offload.peering.talk import Talk, hear, say
 from offload.worker.media.base import PoolSlots
 from offload.worker.peers.handshake import call
+from offload.worker.peers.landing import NixlPool
 from offload.worker.peers.link import Link, fill, run
 from offload.worker.peers.near import NearPool, pieces, runs
 from offload.worker.peers.protocol import (
     EPOCH_BYTES,
     About,
+    Check,
     Get,
     Over,
     Ping,
     Probe,
+    Reach,
+    Reachable,
     Release,
     Rows,
     Told,
+    Unchanged,
     ids_in,
     in_bytes,
     sums_in,
 )
 from offload.worker.pool.region_index import SlotRows
-from offload.worker.seals import Checksums, checksums_of
+from offload.worker.seals import BROKEN, Checksums, checksums_of
 
 _TOLD, _ROWS, _OVER = decoder(Told), decoder(Rows), decoder(Over)
+_REACHABLE, _UNCHANGED = decoder(Reachable), decoder(Unchanged)
 HANDSHAKE_SECONDS = 5.0
 _LEAST_BYTES_PER_SECOND = 4 << 20
 """A peer that is slower is given up: what it sends would take longer than it is worth waiting for."""
@@ -78,6 +84,7 @@ class Client:
     Attributes:
         life: of the peer, as it was told last.
         suffix: of what it has; the same.
+        reachable: where its pool is for NIXL, once it was asked.
     """
 
     def __init__(self, link: Link, key: bytes, about: About, pool: PoolSlots) -> None:
@@ -108,6 +115,7 @@ class Client:
         self.memory = welcome.memory
         self.life = PeerLife(welcome.about.peer.hex(), welcome.epoch.hex())
         self.suffix = welcome.suffix
+        self.reachable = Reachable()
 
     def close(self) -> None:
         """Idempotent, and may be called from another thread, which ends what waits."""
@@ -116,6 +124,11 @@ class Client:
     def ping(self) -> None:
         """Learn which life it is in."""
         self._ask(Ping())
+
+    def reach(self) -> Reachable:
+        """Learn where its pool is for whoever reads it by NIXL."""
+        self.reachable = self._run(_asked(Reach(), _REACHABLE))
+        return self.reachable
 
     def probe(self, names: Names, suffix: bytes, *, is_last_wanted: bool = False) -> int:
         """How many leading names it has, or up to the last that it has. Of ``MOST_NAMES`` at most."""
@@ -128,8 +141,11 @@ class Client:
         """What it leases of the chain that ends there is not needed any more."""
         self._ask(Release(tip, bytes.fromhex(epoch) if epoch else bytes(EPOCH_BYTES)))
 
-    def get(self, wanted: Wanted, near: NearPool | None = None) -> Got:
-        """Have extents in the pool's slots; from ``near``, which is this peer's pool, if it is there."""
+    def get(self, wanted: Wanted, near: NearPool | NixlPool | None = None) -> Got:
+        """Have extents in the pool's slots; from ``near``, which is this peer's pool, if it is there.
+
+        Raises NixlError: it cannot be read by NIXL; this client is of use.
+        """
         get = Get(
             in_bytes(wanted.names), wanted.suffix, list(wanted.counts), list(wanted.skips), near is not None
         )
@@ -147,7 +163,11 @@ class Client:
                 raise ProtocolError(f"{num_extents} of {rows.num_extents} extents have not changed")
         else:
             found = SlotRows(ids_in(rows.slots, num_slots), ids_in(rows.generations, num_slots), sums)
-            num_extents, are_right = self._copy(near, found, targets, ends[: rows.num_extents + 1])
+            ends = ends[: rows.num_extents + 1]
+            if isinstance(near, NearPool):
+                num_extents, are_right = self._copy(near, found, targets, ends)
+            else:
+                num_extents, are_right = self._read(near, found, targets, ends)
         num_leading = num_slots if are_right.all() else int(are_right.argmin())
         num_right = int(np.searchsorted(ends[: rows.num_extents + 1], num_leading, side="right")) - 1
         return Got(sums, num_extents, min(num_right, num_extents))
@@ -181,6 +201,21 @@ class Client:
             ]
             num_extents = stays.index(False) if not all(stays) else 0
         return num_extents, are_right
+
+    def _read(self, far: NixlPool, found: SlotRows, targets: Ids, ends: Ids) -> tuple[int, Any]:
+        """Read slots from another machine's memory; as above."""
+        sums = np.zeros(len(targets), dtype=np.uint64)
+        far.check(found.slots)
+        if not len(targets) or found.generations.min() <= BROKEN:
+            return 0, np.zeros(len(targets), dtype=np.bool_)
+        epoch = bytes.fromhex(self.life.epoch)
+        for part in far.copy(found.slots, self._pool, targets):
+            sums[part] = self._sums_of(targets[part])
+        check = Check(epoch, in_bytes(found.slots), in_bytes(found.generations))
+        num_slots = self._run(_asked(check, _UNCHANGED)).num_slots
+        if num_slots > len(targets):
+            raise ProtocolError(f"{num_slots} of {len(targets)} slots have not changed")
+        return int(np.searchsorted(ends, num_slots, side="right")) - 1, sums == found.sums
 
     def _sums_of(self, slots: Ids) -> Checksums:
         return checksums_of(self._pool.addresses(slots)[:, None], [self._pool.slot_bytes])

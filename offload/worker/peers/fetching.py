@@ -12,6 +12,7 @@ from offload.worker.media.runner import MakeRunner, Runner
 from offload.worker.peers.addresses import Addresses, Resolve, resolve
 from offload.worker.peers.client import Dial
 from offload.worker.peers.fleet import Fleet
+from offload.worker.peers.landing import make_landing
 from offload.worker.peers.link import dial
 from offload.worker.peers.listener import about_rank
 from offload.worker.peers.peer import Caller
@@ -32,6 +33,7 @@ class FetchPlan:
             listen.
         key: the fleet's; empty: there is none.
         tls: with what connections are encrypted; None: they are in clear.
+        has_nixl: peers that are elsewhere are read by NIXL if they have it, too.
     """
 
     peers: tuple[str, ...]
@@ -42,6 +44,7 @@ class FetchPlan:
     peer: bytes = b""
     key: bytes = b""
     tls: TlsFiles | None = None
+    has_nixl: bool = False
 
 
 def peer_medium(
@@ -81,7 +84,12 @@ def peer_medium(
         plan.namespace, plan.rank, plan.world_size, share, slots.slot_bytes, plan.columns, plan.peer
     )
     caller = Caller(
-        call or (lambda host, port: dial(host, port, context)), plan.key, about, slots, context is not None
+        call or (lambda host, port: dial(host, port, context)),
+        plan.key,
+        about,
+        slots,
+        context is not None,
+        make_landing(slots.slot_bytes) if plan.has_nixl else None,
     )
     addresses = Addresses(plan.peers, plan.rank, resolve=resolve, clock=clock)
     fleet = Fleet(addresses, caller, clock=clock, has_threads=has_threads)

@@ -147,6 +147,8 @@ class Fleet:
             waits.append(self._lookout)
         for thread in waits:
             thread.join(max(0.0, until - time.monotonic()))
+        if self._caller.landing is not None:
+            self._caller.landing.close()
         return not any(thread.is_alive() for thread in waits)
 
     def check_invariants(self) -> None:

@@ -15,6 +15,7 @@ from offload.peering.tls import server_context
 from offload.worker.media.base import PoolSlots
 from offload.worker.peers.handshake import describe_machine, describe_namespace
 from offload.worker.peers.locator import HashPrompt, Locator
+from offload.worker.peers.nixl import Exposed, expose
 from offload.worker.peers.protocol import About, Memory
 from offload.worker.peers.server import PeerServer, listen
 from offload.worker.peers.shown import Shown, Standing
@@ -39,6 +40,7 @@ class ListenPlan:
         tls: with what connections are encrypted; None: they are in clear.
         hash_prompt: makes prefix hashes of prompts that are asked about; None: another rank is asked.
         has_bags: requests can go on only where there is a bag.
+        has_nixl: peers may read the pool by NIXL, too.
     """
 
     address: Address
@@ -51,6 +53,7 @@ class ListenPlan:
     tls: TlsFiles | None = None
     hash_prompt: HashPrompt | None = None
     has_bags: bool = False
+    has_nixl: bool = False
 
 
 class Door(Protocol):
@@ -104,6 +107,7 @@ class Listener:
         self._executor: Executor | None = None
         self._told: list[AskerFacts] = []
         self._told_at = -math.inf
+        self._exposed: Exposed | None = None
         self.shown: Shown | None = None
         """What peers are shown, once the pool is there."""
 
@@ -130,6 +134,8 @@ class Listener:
         self.shown = Shown(about, slots, tables, memory, adopted)
         if plan.hash_prompt is not None:
             self.shown.locator = Locator(plan.hash_prompt, plan.columns, plan.has_bags)
+        if plan.has_nixl and (exposed := expose(slots)) is not None:
+            self._exposed, self.shown.reachable = exposed, exposed.reachable
         self._door = self._open_door(self.shown)
 
     def tell(self, plan: StepPlan) -> None:
@@ -166,6 +172,8 @@ class Listener:
         if self._executor is not None:
             self._executor.shutdown()
         is_closed = self._door is None or self._door.close(seconds)
+        if self._exposed is not None:
+            self._exposed.close()
         sharing, self._sharing = self._sharing, None
         if sharing is not None and sharing.lasting is None and sharing.segment is not None:
             sharing.segment.close()

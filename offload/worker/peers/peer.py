@@ -13,14 +13,18 @@ from offload.messages import PeerLife, Unused
 from offload.peering.talk import RefusedError
 from offload.worker.media.base import AbsentError, PoolSlots
 from offload.worker.peers.client import Client, Dial
+from offload.worker.peers.landing import Landing, NixlPool
 from offload.worker.peers.near import NearPool
-from offload.worker.peers.protocol import About, Memory
+from offload.worker.peers.nixl import NixlError
+from offload.worker.peers.protocol import About, Memory, Reachable
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE = 0.1, 5.0, 30.0
 PING_SECONDS = 2.0
 MOST_WRONG = 3
+NIXL_PAUSE = 60.0
+"""For so long a peer of which NIXL has failed is asked over TCP."""
 _MOST_IDLE = 8
 
 T = TypeVar("T")
@@ -45,6 +49,7 @@ class Transport(StrEnum):
     MEMORY = "memory"
     TCP = "tcp"
     TLS = "tls"
+    NIXL = "nixl"
 
 
 class PeerStatus(NamedTuple):
@@ -88,6 +93,7 @@ class Caller(NamedTuple):
         about: what they must have in common with this rank.
         pool: whose slots they fill.
         is_tls: whether connections are encrypted.
+        landing: where bytes arrive that NIXL reads; None: it is not used.
     """
 
     dial: Dial
@@ -95,6 +101,7 @@ class Caller(NamedTuple):
     about: About
     pool: PoolSlots
     is_tls: bool = False
+    landing: Landing | None = None
 
 
 @dataclass(slots=True)
@@ -139,6 +146,9 @@ class Peer:
         self._asked_at = 0.0
         self._near: NearPool | None = None
         self._near_of: Memory | None = None
+        self._far: NixlPool | None = None
+        self._far_of: Reachable | None = None
+        self._far_from = 0.0
         self._is_closed = False
         self._num_wrong = 0
 
@@ -156,6 +166,22 @@ class Peer:
         """Its pool as that connection knows it, if that is on this machine and can be had."""
         with self._lock:
             return self._near if client.memory == self._near_of else None
+
+    def far(self, client: Client) -> NixlPool | None:
+        """The same, to be read by NIXL, if that works."""
+        with self._lock:
+            return self._far if client.reachable == self._far_of and self._reads_far else None
+
+    def give_up_nixl(self, error: NixlError) -> None:
+        """It has failed: slots come over TCP for a while."""
+        with self._lock:
+            was, self._far_from = self._reads_far, self._clock() + NIXL_PAUSE
+            self.count.errors += 1
+        if was and not self._is_closed:
+            logger.warning(
+                "the pool of the peer %s comes over TCP for %g s, as NIXL has failed: %s",
+                *(self.address.shown, NIXL_PAUSE, error),
+            )
 
     def tend(self) -> None:
         """Connect, or ask whether it is there, if it is time to. May wait."""
@@ -184,6 +210,8 @@ class Peer:
                     raise
                 except OSError:
                     self._drop_idle()  # these are as old
+            if self._is_closed:
+                raise ConnectionAbortedError("it is being closed")
             return self._with(self._connect(), work)
         except OSError as error:
             self._lost(error)
@@ -203,7 +231,8 @@ class Peer:
         transport = ""
         if is_up:
             over = Transport.TLS if self._caller.is_tls else Transport.TCP
-            transport = Transport.MEMORY if self._near is not None else over
+            far = Transport.NIXL if self._reads_far else over
+            transport = Transport.MEMORY if self._near is not None else far
         return PeerStatus(
             self.address.shown,
             self.life.peer,
@@ -220,6 +249,9 @@ class Peer:
         with self._lock:
             clients, self._idle = list(self._idle.all), _Idle()
             self.state, self._near, self._near_of = PeerState.GONE, None, None
+            far, self._far, self._far_of = self._far, None, None
+        if far is not None:
+            far.forget()
         for client in clients:
             client.close()
 
@@ -267,6 +299,14 @@ class Peer:
             client.close()
             raise ConnectionAbortedError("it is being closed")
         self._map(client.memory)
+        if caller.landing is not None and self.near(client) is None:
+            try:
+                self._meet(client.reach(), caller.landing)
+            except BaseException:
+                with self._lock:
+                    self._idle.all.discard(client)
+                client.close()
+                raise
         return client
 
     def _map(self, memory: Memory | None) -> None:
@@ -282,6 +322,32 @@ class Peer:
                 logger.info("the pool of the peer %s comes over TCP: %s", self.address.shown, error)
         with self._lock:
             self._near, self._near_of = (None, None) if self._is_closed else (near, memory)
+
+    @property
+    def _reads_far(self) -> bool:
+        return self._far is not None and self._clock() >= self._far_from
+
+    def _meet(self, told: Reachable, landing: Landing) -> None:
+        """Have its pool read by NIXL, if it can be."""
+        with self._lock:
+            if told == self._far_of:
+                return
+            old, self._far, self._far_of = self._far, None, told
+        if old is not None:
+            old.forget()
+        try:
+            if not told.metadata:
+                raise NixlError("it has none")
+            far = NixlPool(landing, told, self._caller.pool.slot_bytes)
+        except NixlError as error:
+            logger.warning("the pool of the peer %s is not read by NIXL: %s", self.address.shown, error)
+            return
+        with self._lock:
+            is_wanted = not self._is_closed and self._far is None and self._far_of == told
+            if is_wanted:
+                self._far, self._far_from = far, 0.0
+        if not is_wanted:
+            far.forget()
 
     def _learn(self, client: Client) -> None:
         """It has answered."""

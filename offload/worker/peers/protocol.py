@@ -19,6 +19,8 @@ MOST_NAMES = 8192
 MOST_EXTENTS = 1024
 MOST_SLOTS = 16_384
 """In one ``Get``."""
+MOST_METADATA_BYTES = 64 << 10
+"""Of an agent of NIXL."""
 EPOCH_BYTES = PEER_BYTES = 8
 
 
@@ -122,6 +124,24 @@ class Release(Message, tag=9, array_like=True, frozen=True):
     epoch: Annotated[bytes, Meta(min_length=EPOCH_BYTES, max_length=EPOCH_BYTES)]
 
 
+class Reach(Message, tag=13, array_like=True, frozen=True):
+    """Where is your pool, for one who reads it by NIXL?"""
+
+
+class Check(Message, tag=15, array_like=True, frozen=True):
+    """Do these slots still hold what you have said of them, in that life?
+
+    Attributes:
+        epoch: the life.
+        slots: ``int64[n]``.
+        generations: the same.
+    """
+
+    epoch: Annotated[bytes, Meta(min_length=EPOCH_BYTES, max_length=EPOCH_BYTES)]
+    slots: Annotated[bytes, Meta(max_length=8 * MOST_SLOTS)]
+    generations: Annotated[bytes, Meta(max_length=8 * MOST_SLOTS)]
+
+
 class Told(Message, tag=10, array_like=True, frozen=True):
     """The answer to what asks for no slots.
 
@@ -162,7 +182,29 @@ class Over(Message, tag=12, array_like=True, frozen=True):
     num_extents: Small
 
 
-Question = Ping | Probe | Get | Release
+class Reachable(Message, tag=14, array_like=True, frozen=True):
+    """The answer to a ``Reach``; without metadata, nobody reads it by NIXL.
+
+    Attributes:
+        agent: the name of its agent.
+        metadata: of it, as the library has it.
+        address: of the first slot, in the memory of its owner.
+        num_slots: one after the other.
+    """
+
+    agent: Annotated[str, Meta(max_length=64)] = ""
+    metadata: Annotated[bytes, Meta(max_length=MOST_METADATA_BYTES)] = b""
+    address: Large = 0
+    num_slots: Large = 0
+
+
+class Unchanged(Message, tag=16, array_like=True, frozen=True):
+    """The answer to a ``Check``: so many leading slots do."""
+
+    num_slots: Small
+
+
+Question = Ping | Probe | Get | Release | Reach | Check
 
 
 def names_in(content: bytes) -> Names:

@@ -16,21 +16,26 @@ from offload.worker.peers.holdings import Held
 from offload.worker.peers.locator import MOST_AT_ONCE
 from offload.worker.peers.protocol import (
     About,
+    Check,
     Get,
     Over,
     Ping,
     Probe,
     Question,
+    Reach,
     Release,
     Rows,
     Told,
+    Unchanged,
     Welcome,
     check_get,
+    ids_in,
     in_bytes,
     names_in,
 )
 from offload.worker.peers.shown import Shown
 from offload.worker.pool.region_index import SlotRows
+from offload.worker.seals import BROKEN
 
 _QUESTION, _LOCATE = decoder(Question), decoder(Locate)
 _ASKER = About({}, 0, 0, 0, 0, 0, 0)
@@ -88,8 +93,7 @@ class Session:
         if isinstance(other, Asks):
             yield from self._locate()
             return
-        is_near = bool(other.machine) and other.machine == shown.about.machine
-        memory = shown.memory if is_near else None
+        memory = shown.memory if self._is_near(other) else None
         yield from say(Welcome(shown.about, life.epoch, life.suffix, memory))
         self.other = other
         shown.count.connections += 1
@@ -114,10 +118,18 @@ class Session:
                 begun = self._clock()
                 num_slots = yield from self._get(question, life)
                 asker.nbytes += num_slots * shown.slot_bytes
-                asker.is_near = question.is_near
+                asker.is_near = question.is_near and self._is_near(self.other)
                 asker.seconds += 0.0 if question.is_near else self._clock() - begun
+            elif isinstance(question, Reach):
+                yield from say(shown.reachable)
+            elif isinstance(question, Check):
+                yield from say(Unchanged(self._num_unchanged(question)))
             else:
                 yield from say(Told(life.epoch, life.suffix, self._tell(question, life)))
+
+    def _is_near(self, other: About | None) -> bool:
+        """Whether that one is on this machine; by NIXL others read slots themselves, too."""
+        return other is not None and bool(other.machine) and other.machine == self._shown.about.machine
 
     def _locate(self) -> Talk[None]:
         """Say which prompts the pool has, in small steps: others have their turns in between."""
@@ -190,6 +202,19 @@ class Session:
         self._shown.count.gone += held.num_extents - num_good
         yield from say(Over(num_good))
         return len(rows.slots)
+
+    def _num_unchanged(self, check: Check) -> int:
+        """Leading slots that still hold what was said; whoever asks may say anything."""
+        count = len(check.slots) // 8
+        slots, generations = ids_in(check.slots, count), ids_in(check.generations, count)
+        if not count or slots.min() < 0 or slots.max() >= self._shown.num_slots:
+            return 0
+        are = self._shown.holdings.are_current(SlotRows(slots, generations, _NO_ROWS.sums))
+        are &= generations > BROKEN
+        if not self._shown.shows(check.epoch):
+            return 0
+        self._shown.count.gone += not are.all()
+        return count if are.all() else int(are.argmin())
 
     def _num_current(self, held: Held, counts: list[int]) -> int:
         """Leading extents of which no slot has been filled anew since they were found."""

@@ -13,7 +13,7 @@ from offload.worker.media.base import PoolSlots
 from offload.worker.peers.askers import Askers
 from offload.worker.peers.holdings import Holdings
 from offload.worker.peers.locator import Locator
-from offload.worker.peers.protocol import EPOCH_BYTES, About, Memory
+from offload.worker.peers.protocol import EPOCH_BYTES, About, Memory, Reachable
 from offload.worker.pool.region_index import SlotRows
 from offload.worker.seals import SealTables
 
@@ -34,7 +34,7 @@ class Count:
         self.located = 0
         """Prompts that were asked about."""
         self.slots = 0
-        """Whose bytes were sent, or read by peers on this machine."""
+        """Whose bytes were sent, or read by peers themselves."""
         self.bytes_sent = 0
         self.gone = 0
         """Extents that were found and not there any more when they had been sent."""
@@ -62,7 +62,10 @@ class Shown:
         """
         self.about = about
         self.memory = memory
+        self.reachable = Reachable()
+        """Where peers find it that read it by NIXL; without metadata: they cannot."""
         self.slot_bytes = slots.slot_bytes
+        self.num_slots = slots.num_slots
         self.holdings = Holdings(tables, about.columns)
         self.life = Listening(about.peer, bytes(EPOCH_BYTES), b"")
         """The one that is shown. Before the first step of the engine nothing is in it."""

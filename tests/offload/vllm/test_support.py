@@ -472,6 +472,15 @@ class TestFleets:
         with pytest.raises(ConfigError, match="fleet_key_file is"):
             check_before_start(configure(transfer=transfer))
 
+    def test_a_library_that_is_not_there_is_refused(
+        self, configure: Configure, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "nixl", None)
+        monkeypatch.delitem(sys.modules, "nixl._api", raising=False)
+        transfer = ours(cpu_gib=0.01, peers=["127.0.0.1:7100"], peer_transport="nixl")
+        with pytest.raises(ConfigError, match=r"peer_transport is.*kv-offload\[rdma\]"):
+            check_before_start(configure(transfer=transfer))
+
     def test_prefill_engines_owe_a_delivery_and_others_do_not(self) -> None:
         assert owes_delivery(FleetConfig(role=Role.PREFILL, listen="127.0.0.1:7100"))
         assert not owes_delivery(FleetConfig(role=Role.BOTH, listen="127.0.0.1:7100"))

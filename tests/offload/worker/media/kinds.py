@@ -24,10 +24,12 @@ from offload.worker.media.peers import PeerMedium
 from offload.worker.media.resp_medium import RespMedium, RespOptions
 from offload.worker.media.siblings import SiblingMedium
 from offload.worker.media.store_names import Whose
+from offload.worker.peers.landing import Landing
 from offload.worker.pool.region import RegionPlan, RegionShape
 from offload.worker.pool.siblings import Home, Siblings
 from offload.worker.pool.table import SlotTable
 from tests.mooncake import MooncakeServer
+from tests.nixl import need_nixl
 from tests.offload.worker.media.bench import (
     EXTENT,
     GET,
@@ -212,20 +214,23 @@ class SiblingRegion:
 class PeerRegion:
     """Pools of peers: one for each rank, which those of other ranks and namespaces are refused by."""
 
-    def __init__(self, *, is_near: bool = False, tls: TlsFiles | None = None) -> None:
-        self._near, self._tls = is_near, tls
+    def __init__(self, *, is_near: bool = False, has_nixl: bool = False, tls: TlsFiles | None = None) -> None:
+        self._near, self._nixl, self._tls = is_near, has_nixl, tls
         context = None if tls is None else server_context(tls)
-        self._peer = PeerPool(SLOTS, SLOT, namespace=WHOSE.namespace, is_near=is_near, context=context)
+        self._peer = PeerPool(
+            SLOTS, SLOT, namespace=WHOSE.namespace, is_near=is_near, has_nixl=has_nixl, context=context
+        )
 
     def medium(self, pool: Pool, whose: Whose) -> Medium:
         own = about(whose.namespace, int(whose.rank[0]), slot_bytes=SLOT, is_near=self._near)
         context = None if self._tls is None else client_context(self._tls)
         address = self._peer.address
         address = address._replace(port=address.port - own.rank)  # of rank 0: what answers is the one peer
-        fleet = fleet_of([address], pool.slots, own, context=context)
+        landing = Landing(SLOT) if self._nixl else None
+        fleet = fleet_of([address], pool.slots, own, context=context, landing=landing)
         wait_for(fleet, "connected" if whose == WHOSE else "refused")
         [status] = fleet.statuses()
-        over = "memory" if self._near else "tls" if self._tls else "tcp"
+        over = "memory" if self._near else "nixl" if self._nixl else "tls" if self._tls else "tcp"
         assert status.transport == (over if whose == WHOSE else "")
         return PeerMedium(fleet, pool.slots)
 
@@ -245,10 +250,14 @@ class PeerRegion:
         self._peer.close()
 
 
-def _peers(*, is_near: bool = False, has_tls: bool = False) -> Callable[[Path, Servers], Ground]:
+def _peers(
+    *, is_near: bool = False, has_nixl: bool = False, has_tls: bool = False
+) -> Callable[[Path, Servers], Ground]:
     def begin(path: Path, servers: Servers) -> Ground:
+        if has_nixl:
+            need_nixl()
         tls = make_certificates(path / "tls")["peer"] if has_tls else None
-        region = PeerRegion(is_near=is_near, tls=tls)
+        region = PeerRegion(is_near=is_near, has_nixl=has_nixl, tls=tls)
         return Ground(region.medium, store=region.store, close=region.close)
 
     return begin
@@ -279,6 +288,7 @@ KINDS = {
     "siblings": Kind(OF_OTHERS, _siblings),
     "peers over TCP": Kind(OF_PEERS, _peers()),
     "peers over TLS": Kind(OF_PEERS, _peers(has_tls=True)),
+    "peers by NIXL": Kind(OF_PEERS, _peers(has_nixl=True)),
     "peers on one machine": Kind(OF_PEERS, _peers(is_near=True)),
 }
 

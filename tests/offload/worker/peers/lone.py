@@ -1,9 +1,10 @@
 """A peer in a process of its own, which tests kill:
 
-    python -m tests.offload.worker.peers.lone SLOTS SLOT_BYTES SEED [--near] [--port PORT] [--stall PIECES]
+    python -m tests.offload.worker.peers.lone SLOTS SLOT_BYTES SEED [OPTIONS]
 
 It holds ``names(SLOTS, SEED)`` with ``contents(SLOTS, SLOT_BYTES, SEED)``, says its port, and serves until
-its input ends. ``--stall``: it sends so many slots of an answer, and then nothing more.
+its input ends. ``--near``, ``--nixl`` and ``--port PORT``: as ``PeerPool`` has them. ``--stall PIECES``: it
+sends so many slots of an answer, and then nothing more.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from typing import Any
 
 from offload.fleet_config import Address
 from offload.worker.peers import session
+from tests.nixl import need_nixl
 from tests.offload.worker.peers.pools import PeerPool, contents, names
 
 
@@ -37,11 +39,18 @@ class LonePeer:
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], 60)
         assert ready, "the peer does not start"
-        self.address = Address("127.0.0.1", int(self.process.stdout.readline()))
+        while not (line := self.process.stdout.readline()).strip().isdigit():  # libraries speak there, too
+            assert line, "the peer does not start"
+        self.address = Address("127.0.0.1", int(line))
 
     def stop(self) -> None:
         """It does nothing from now on, and its connections stay."""
         self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        """It does again what it did before ``stop``."""
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         self.process.kill()
@@ -69,15 +78,19 @@ def main() -> None:
     for name in ("slots", "slot_bytes", "seed"):
         parser.add_argument(name, type=int)
     parser.add_argument("--near", action="store_true")
+    parser.add_argument("--nixl", action="store_true")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--stall", type=int)
     options = parser.parse_args()
+    if options.nixl:
+        need_nixl()
     count, size, seed = options.slots, options.slot_bytes, options.seed
     peer = PeerPool(
         count,
         size,
         columns=1,
         is_near=options.near,
+        has_nixl=options.nixl,
         port=options.port,
         peer=b"lone%04d" % seed,
         epoch=os.urandom(8),

@@ -15,7 +15,9 @@ from offload.worker.media.base import PoolSlots
 from offload.worker.peers.addresses import Addresses
 from offload.worker.peers.fleet import Fleet
 from offload.worker.peers.handshake import describe_machine, describe_namespace
+from offload.worker.peers.landing import Landing
 from offload.worker.peers.link import dial
+from offload.worker.peers.nixl import Exposed
 from offload.worker.peers.peer import Caller
 from offload.worker.peers.protocol import About, Memory
 from offload.worker.peers.server import PeerServer, listen
@@ -56,6 +58,7 @@ class PeerPool:
         rank: int = 0,
         columns: int = 0,
         is_near: bool = False,
+        has_nixl: bool = False,
         key: bytes = KEY,
         context: ssl.SSLContext | None = None,
         peer: bytes = PEER,
@@ -78,6 +81,9 @@ class PeerPool:
         memory = Memory(name.pid, name.fd, name.label, name.nbytes, num_slots) if is_near else None
         self.peer = peer
         self.shown = Shown(own, self.slots, self.tables, memory)
+        self._exposed = Exposed(self.slots) if has_nixl else None
+        if self._exposed is not None:
+            self.shown.reachable = self._exposed.reachable
         if epoch is not None:
             self.begin(epoch)
         self.server = PeerServer(listen(HERE._replace(port=port), 0), self.shown, key, context, **server)
@@ -116,6 +122,8 @@ class PeerPool:
 
     def close(self) -> None:
         assert self.server.close(30)
+        if self._exposed is not None:
+            self._exposed.close()
         self.segment.close()
 
 
@@ -126,6 +134,7 @@ def fleet_of(
     *,
     key: bytes = KEY,
     context: ssl.SSLContext | None = None,
+    landing: Landing | None = None,
     **more: Any,
 ) -> Fleet:
     """Of peers at these addresses, all of this machine."""
@@ -133,7 +142,7 @@ def fleet_of(
     def call(host: str, port: int) -> Any:
         return dial(host, port, context, io_seconds=5.0)
 
-    caller = Caller(call, key, own, pool, context is not None)
+    caller = Caller(call, key, own, pool, context is not None, landing)
     return Fleet(Addresses([each.shown for each in addresses], own.rank), caller, **more)
 
 
