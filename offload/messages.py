@@ -206,6 +206,18 @@ class Listening(NamedTuple):
     suffix: bytes
 
 
+class Verdict(NamedTuple):
+    """Whether peers may wait for a prompt.
+
+    Attributes:
+        name: of its last position, or of the bag there, 32 bytes.
+        is_refused: it will not be handed off; else it may be again.
+    """
+
+    name: bytes
+    is_refused: bool
+
+
 @dataclass(slots=True)
 class StepPlan:
     """Scheduler to workers, once a step, the same for every rank."""
@@ -218,6 +230,8 @@ class StepPlan:
     """What a pool that outlives the engine, or that peers read, holds since the last plan."""
     listening: Listening | None = None
     """In the first plan of an engine that listens, and in the first one of each other life."""
+    verdicts: list[Verdict] = field(default_factory=list)
+    """On prompts that peers may be waiting for."""
 
 
 class JobReport(NamedTuple):

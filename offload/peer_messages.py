@@ -90,6 +90,8 @@ class Unused(StrEnum):
     """This engine was reset, and the new weights have no name."""
     OTHER_PROMPT = "other_prompt"
     """It was said of other tokens."""
+    REFUSED = "refused"
+    """That engine does not hand it off, or whoever asked it went away."""
     NOT_THERE = "not_there"
     """It had nothing of it."""
     TOO_SHORT = "too_short"

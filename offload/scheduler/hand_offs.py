@@ -6,12 +6,14 @@ from enum import StrEnum
 from allocator import StorePlan
 from offload.fleet_config import FleetConfig, Role
 from offload.messages import is_private
+from offload.naming import bag_names, rows
 from offload.scheduler.backlog import Pending
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, State
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.leases import Leases
+from offload.scheduler.tiers.names import name_of
 from offload.transfer_params import KVTransferParams, tip_of
 
 
@@ -68,6 +70,7 @@ class HandOffs:
         elif request.num_prompt_tokens < self._block_size:
             refusal = Refusal.SHORT
         self._refusals[request.request_id] = refusal
+        self._tell_peers(request, is_refused=refusal is not None)
         return refusal is None
 
     def ends(self, request: Request) -> bool:
@@ -76,12 +79,13 @@ class HandOffs:
             return False
         refusal = self._refusals.pop(request.request_id)
         if self._engine.state(request) is not State.COMPLETED:  # nobody gets an answer
+            self._tell_peers(request, is_refused=True)
             return False
         life = None if self._lasting is None else self._lasting.life
         if refusal is None and life is not None and is_private(life.suffix):
             refusal = Refusal.RESET
         if refusal is not None:
-            self.refuse(refusal)
+            self.refuse(request, refusal)
         return refusal is None
 
     def must_be_stored(self, pending: Pending, stop: int) -> bool:
@@ -114,23 +118,24 @@ class HandOffs:
             stop = known
         plan = None
         if not stop:
-            self.refuse(Refusal.NOT_STORED)
+            self.refuse(pending.request, Refusal.NOT_STORED)
         elif not self.leases.would_fit(chain, known, stop):
-            self.refuse(Refusal.FULL)
+            self.refuse(pending.request, Refusal.FULL)
         elif known < stop and (breaker.is_outage or not breaker.allows):
-            self.refuse(Refusal.PAUSED)
+            self.refuse(pending.request, Refusal.PAUSED)
         else:
             if known < stop:
                 plan = self._allocator.plan_store(chain, stop, None, pending.keep, must=True)
                 known = known if plan is None else plan.stop
             if known < stop:
-                self.refuse(Refusal.NO_ROOM)
+                self.refuse(pending.request, Refusal.NO_ROOM)
             else:
                 self.grant(chain, stop)
         return plan
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, request: Request, refusal: Refusal) -> None:
         """The request that is over is not handed off."""
+        self._tell_peers(request, is_refused=True)
         self._metrics.count("refused_hand_offs")
         self._answer = KVTransferParams(refused=str(refusal))
 
@@ -153,6 +158,17 @@ class HandOffs:
         """What to tell of the request that is over; None: nothing was asked."""
         answer, self._answer = self._answer, None
         return answer
+
+    def _tell_peers(self, request: Request, *, is_refused: bool) -> None:
+        """Who expects the prompt need not wait for it, or may again."""
+        num_tokens = request.num_prompt_tokens - self._groups.has_bags  # with those nobody goes on at its end
+        last = num_tokens // self._block_size
+        if self._lasting is None or not last:
+            return
+        name = name_of(self._engine.chain(request)[last - 1])
+        if self._groups.has_bags:
+            name = bag_names(rows([name])).tobytes()
+        (self._lasting.refuse if is_refused else self._lasting.expect)(name)
 
     def check_invariants(self) -> None:
         """Nothing is to be told of a request that is not over."""

@@ -6,12 +6,14 @@ from collections.abc import Callable
 import numpy as np
 
 from allocator import StorePlan
-from offload.messages import NAME_BYTES, PRIVATE, SUFFIX_BYTES, Ids, Kept, Listening
+from offload.messages import NAME_BYTES, PRIVATE, SUFFIX_BYTES, Ids, Kept, Listening, StepPlan, Verdict
 from offload.naming import BAG, ROOT, WIDTH_SHIFT, rows
 from offload.scheduler.engine import Request
 from offload.scheduler.tiers.names import names_of
 
 EPOCH_BYTES = 8
+MOST_REFUSED = 4096
+"""Prompts of which peers are told that nobody need wait for them."""
 
 
 class Lasting:
@@ -41,6 +43,8 @@ class Lasting:
         self._draw = draw
         self._is_over = False
         self._news: list[Kept] = []
+        self._verdicts: list[Verdict] = []
+        self._refused: dict[bytes, None] = {}  # the latest ones
         self.life: Listening | None = None
         """The one that peers may read now."""
         self._is_new = False
@@ -49,7 +53,7 @@ class Lasting:
     @property
     def has_news(self) -> bool:
         """Whether workers are yet to be told."""
-        return bool(self._news) or self._is_new
+        return bool(self._news or self._verdicts) or self._is_new
 
     def is_meant(self, request: Request) -> bool:
         """Whether what is stored of it may outlive the engine: hashes have names of adapters, not weights."""
@@ -60,6 +64,27 @@ class Lasting:
         if self._is_over or not len(generations):
             return
         self._news.append(_described(plan, generations))
+
+    def refuse(self, name: bytes) -> None:
+        """The prompt with that last name is not handed off: no peer need wait for it."""
+        if self._peer is None:
+            return
+        self._refused.pop(name, None)
+        self._refused[name] = None
+        if len(self._refused) > MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self._verdicts.append(Verdict(name, True))
+
+    def expect(self, name: bytes) -> None:
+        """The same prompt has begun again, and may be handed off."""
+        if name in self._refused:
+            del self._refused[name]
+            self._verdicts.append(Verdict(name, False))
+
+    def tell(self, plan: StepPlan) -> None:
+        """Put into a plan all that there is to tell."""
+        plan.kept, plan.listening = self.take(), self.take_life()
+        plan.verdicts, self._verdicts = self._verdicts, []
 
     def take(self) -> list[Kept]:
         """What there is to tell."""
@@ -85,6 +110,7 @@ class Lasting:
 
     def _begin(self, suffix: bytes) -> None:
         if self._peer is not None:
+            self._verdicts, self._refused = [], {}
             self.life = Listening(self._peer, self._draw(EPOCH_BYTES), suffix)
             self._is_new = True
 

@@ -235,7 +235,7 @@ class SchedulerSide:
         plan.orders = sorted([*plan.orders, *orders], key=lambda order: order.route.target != POOL)
         self._has_news = self._has_news or bool(plan.orders or had_queue)
         if self._lasting is not None:
-            plan.kept, plan.listening = self._lasting.take(), self._lasting.take_life()
+            self._lasting.tell(plan)
         return plan
 
     def receive(self, report: WorkerReport | None, invalid_block_ids: set[int]) -> None:

@@ -159,7 +159,7 @@ class Stores:
         is_handed_off = self.hand_offs.ends(request)
         if pending is None:
             if is_handed_off:  # reset since it began
-                self.hand_offs.refuse(Refusal.NOT_STORED)
+                self.hand_offs.refuse(request, Refusal.NOT_STORED)
             return []
         tables = self._engine.tables(pending.request_id)
         num_there = self._groups.num_positions(tables) if tables else 0

@@ -11,6 +11,7 @@ import pytest
 from offload.messages import JobReport
 from offload.peer_messages import PeerLife
 from offload.scheduler.jobs import JobLedger
+from offload.scheduler.lasting import Lasting
 from offload.scheduler.leases import Leases
 from offload.scheduler.tiers import peer_fetches, peer_wish
 from offload.scheduler.tiers.fetches import Fetches
@@ -124,6 +125,14 @@ def with_pair(test: Callable[..., None], *arguments: Any, num_ranks: int = 1) ->
     return lambda: test(Pair(num_ranks), *arguments)
 
 
+def nobody_is_told_of_refusals(patch: Patch) -> None:
+    patch.setattr(Lasting, "refuse", lambda *_: None)
+
+
+def refusals_are_for_ever(patch: Patch) -> None:
+    patch.setattr(Lasting, "expect", lambda *_: None)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """``apply`` puts it wrong, and ``caught_by`` says so."""
@@ -133,6 +142,13 @@ class Mutant:
 
 
 REFERENCES, LOST = tests.TestReferences(), tests.TestWhatDoesNotArrive()
+EXPECTS = tests.TestWhoExpectsAPromptIsTold()
+
+
+def with_patient_pair(test: Callable[[Pair], None]) -> Callable[[], None]:
+    return lambda: test(tests.patient_pair())
+
+
 MUTANTS = [
     Mutant(
         generations_are_not_looked_at_again,
@@ -158,6 +174,8 @@ MUTANTS = [
     Mutant(nobody_stops_waiting, with_pair(tests.test_who_expects_what_never_comes_computes)),
     Mutant(tails_are_forgotten, lambda: tests.test_the_tail_is_fetched_whatever_an_extent_is(16)),
     Mutant(names_are_those_of_extents, lambda: tests.test_the_tail_is_fetched_whatever_an_extent_is(16)),
+    Mutant(nobody_is_told_of_refusals, with_patient_pair(EXPECTS.test_that_it_is_refused)),
+    Mutant(refusals_are_for_ever, with_patient_pair(EXPECTS.test_that_it_is_refused_no_longer)),
     Mutant(peers_are_asked_in_each_step, with_pair(tests.test_nobody_is_asked_in_each_step)),
 ]
 

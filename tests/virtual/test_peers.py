@@ -202,6 +202,81 @@ def test_who_expects_what_never_comes_computes(pair: Pair) -> None:
     assert pair.counted("unused_hand_offs") == {Unused.LATE: 1}
 
 
+def patient_pair(model: str = "") -> Pair:
+    """The one that fetches waits for longer than a test lasts."""
+    groups = MODELS[model] if model else ()
+    fleet = {"lease_share": 1.0, "peer_wait_seconds": 100.0}
+    pair = Pair(groups=groups, cpu_slots=4 * SLOTS, fleet=fleet)
+    pair.plainly(OTHER)  # so that they know each other
+    return pair
+
+
+class TestWhoExpectsAPromptIsTold:
+    """Nothing but the word of the peer, or its end, ends the wait."""
+
+    @pytest.fixture(params=["", "window"])
+    def patient(self, request: pytest.FixtureRequest) -> Iterator[Pair]:
+        pair = patient_pair(request.param)
+        yield pair
+        pair.end()
+
+    def turns(self, pair: Pair, request: Any) -> int:
+        return pair.both(lambda: pair.computed.get(request.request_id, 0) > 0)
+
+    def test_that_it_is_refused(self, patient: Pair) -> None:
+        refused = patient.prefill.add(PROMPT, 1, hints={"cpu_offload_store": False})
+        assert self.turns(patient, patient.send()) < 60
+        patient.both(refused.is_finished)
+        assert patient.counted("unused_hand_offs") == {Unused.REFUSED: 1}
+
+    def test_that_it_went_away(self, patient: Pair) -> None:
+        asked = patient.prefill.add(PROMPT, 1)
+        request = patient.send()
+        for _ in range(2):
+            patient.prefill.step()
+            patient.decode.step()
+        patient.prefill.abort(asked.request_id)
+        assert self.turns(patient, request) < 60
+        assert patient.counted("unused_hand_offs") == {Unused.REFUSED: 1}
+
+    def test_that_it_is_refused_no_longer(self, patient: Pair) -> None:
+        serve(patient.prefill, PROMPT, hints={"cpu_offload_store": False})
+        forget_gpu(patient.prefill)
+        asked = patient.prefill.add(PROMPT, 1)
+        patient.prefill.step()
+        request = patient.send()
+        patient.both(request.is_finished)
+        assert asked.is_finished()
+        assert patient.computed[request.request_id] < len(PROMPT) / 4
+        assert patient.counted("received_hand_offs") == {None: 1}
+
+    def test_that_there_is_no_room_for_leases(self) -> None:
+        """It fetches what is there all the same, as nobody evicts it yet."""
+        pair = Pair(fleet={"lease_share": 0.01, "peer_wait_seconds": 100.0})
+        asked, request = pair.prefill.add(PROMPT, 1), pair.send()
+        pair.both(request.is_finished)
+        assert asked.is_finished()
+        assert pair.computed[request.request_id] < len(PROMPT)
+        pair.end()
+
+    @pytest.mark.parametrize("ends", ["dies", "is cut off"])
+    def test_by_nobody_when_the_peer_is_gone(self, patient: Pair, ends: str) -> None:
+        patient.prefill.add(PROMPT, 1)
+        patient.prefill.step()  # so that it has a life, which the reference names
+        request = patient.send()
+        for _ in range(3):
+            patient.prefill.step()
+            patient.decode.step()
+        if ends == "dies":
+            patient.fleet.kill(0)
+        else:
+            patient.fleet.cut_off(0)
+        assert self.turns(patient, request) < 60
+        [reason] = patient.counted("unused_hand_offs")
+        assert reason in (Unused.UNREACHABLE, Unused.OLD_EPOCH, Unused.NOT_THERE)
+        patient.fleet.reach(0)
+
+
 def test_patience_begins_anew_with_each_progress() -> None:
     """All of it takes several times as long as somebody waits for a part of it."""
     pair = Pair(chunk=2 * BLOCK)

@@ -143,7 +143,8 @@ class VirtualNetwork:
         plan = fetch_plan(vllm_config, kv_cache_config, config)
 
         def make_flows(common: Common, facts: "Sequence[TierFacts]") -> Below:
-            return make_peers(FETCH, PROBE, common, facts, limits, extent_bytes)
+            wait_seconds = config.fleet.peer_wait_seconds
+            return make_peers(FETCH, PROBE, common, facts, limits, extent_bytes, wait_seconds)
 
         def make_lanes(pool: PoolParts) -> Any:
             return peer_lanes_of(plan, pool, partial(self._medium, clock))

@@ -8,6 +8,7 @@ import numpy as np
 
 from offload.messages import Names, is_private
 from offload.naming import ROOT
+from offload.peer_messages import Unused
 from offload.worker.media.base import (
     AbsentError,
     BadExtentError,
@@ -164,11 +165,22 @@ class PeerMedium:
         if len(names) == 1 and names[0].tobytes() == ROOT:
             return int(bool(peers))
 
+        refusing: list[Peer] = []
+
+        def probe(client: Client) -> tuple[int, bool]:
+            num_found = client.probe(names, job.suffix, is_last_wanted=job.is_last_wanted)
+            return num_found, client.is_refused
+
         def ask(peer: Peer) -> int:
             peer.count.probes += 1
-            return peer.ask(lambda client: client.probe(names, job.suffix, is_last_wanted=job.is_last_wanted))
+            num_found, is_refused = peer.ask(probe)
+            if is_refused:
+                refusing.append(peer)
+            return num_found
 
         answers = self.fleet.ask(peers, ask, _ASK_SECONDS)
+        if job.life is not None and refusing:
+            raise AbsentError(f"the peer {job.life.peer} does not hand it off", Unused.REFUSED)
         most = max((num_found for _, num_found in answers), default=0)
         if most:
             best = [peer for peer, num_found in answers if num_found == most]

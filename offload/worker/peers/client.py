@@ -85,6 +85,7 @@ class Client:
         life: of the peer, as it was told last.
         suffix: of what it has; the same.
         reachable: where its pool is for NIXL, once it was asked.
+        is_refused: by the last answer, the prompt that was asked about is not handed off.
     """
 
     def __init__(self, link: Link, key: bytes, about: About, pool: PoolSlots) -> None:
@@ -116,6 +117,7 @@ class Client:
         self.life = PeerLife(welcome.about.peer.hex(), welcome.epoch.hex())
         self.suffix = welcome.suffix
         self.reachable = Reachable()
+        self.is_refused = False
 
     def close(self) -> None:
         """Idempotent, and may be called from another thread, which ends what waits."""
@@ -223,6 +225,7 @@ class Client:
     def _ask(self, question: Message) -> Told:
         told: Told = self._run(_asked(question, _TOLD))
         self._learn(told)
+        self.is_refused = told.is_refused
         return told
 
     def _learn(self, told: Told | Rows) -> None:

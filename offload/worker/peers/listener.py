@@ -147,6 +147,8 @@ class Listener:
                 self._executor.submit(self.shown.begin, plan.listening)
             for kept in plan.kept:
                 self._executor.submit(self.shown.keep, kept)
+            if plan.verdicts:
+                self._executor.submit(self.shown.judge, plan.verdicts)
 
     def report_into(self, report: WorkerReport) -> None:
         """Tips of what peers need no more, by the engine's first rank; and how those that ask stand.

@@ -149,11 +149,13 @@ class Told(Message, tag=10, array_like=True, frozen=True):
         epoch: this life.
         suffix: as ``Welcome``.
         num_found: of a ``Probe``: leading names that are there, or those up to the last that is.
+        is_refused: the prompt that ends with its last name is not handed off: no more is to be waited for.
     """
 
     epoch: Annotated[bytes, Meta(min_length=EPOCH_BYTES, max_length=EPOCH_BYTES)]
     suffix: Suffix
     num_found: Small = 0
+    is_refused: bool = False
 
 
 class Rows(Message, tag=11, array_like=True, frozen=True):

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from offload.messages import Listening
+from offload.messages import NAME_BYTES, Listening
 from offload.peering.frames import Refused, decoder, framed
 from offload.peering.locating import Asks, Heard, Locate, Located
 from offload.peering.talk import RefusedError, Talk, hear, say
@@ -125,7 +125,8 @@ class Session:
             elif isinstance(question, Check):
                 yield from say(Unchanged(self._num_unchanged(question)))
             else:
-                yield from say(Told(life.epoch, life.suffix, self._tell(question, life)))
+                is_refused = isinstance(question, Probe) and shown.refuses(question.names[-NAME_BYTES:])
+                yield from say(Told(life.epoch, life.suffix, self._tell(question, life), is_refused))
 
     def _is_near(self, other: About | None) -> bool:
         """Whether that one is on this machine; by NIXL others read slots themselves, too."""

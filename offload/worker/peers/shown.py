@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import PRIVATE, Kept, Listening, is_private
+from offload.messages import PRIVATE, Kept, Listening, Verdict, is_private
 from offload.worker.media.base import PoolSlots
 from offload.worker.peers.askers import Askers
 from offload.worker.peers.holdings import Holdings
@@ -19,6 +19,7 @@ from offload.worker.seals import SealTables
 
 _MOST_RELEASED = 1 << 14
 """Tips that wait for the engine's next step. What is not told ends by time."""
+_MOST_REFUSED = 4096
 
 
 class Count:
@@ -75,6 +76,7 @@ class Shown:
         """Says how much of a prompt is there; None: another rank does."""
         self._adopted = adopted
         self._released: deque[bytes] = deque(maxlen=_MOST_RELEASED)
+        self._refused: dict[bytes, None] = {}  # names of prompts that are not handed off
         num_bytes = slots.num_slots * slots.slot_bytes
         self._bytes = memoryview((ctypes.c_uint8 * num_bytes).from_address(slots.address)).cast("B")
 
@@ -83,6 +85,7 @@ class Shown:
         adopted, self._adopted = self._adopted, None
         self.life = Listening(life.peer, bytes(EPOCH_BYTES), PRIVATE)  # whatever comes of the next line
         self.holdings.clear()
+        self._refused.clear()
         self.life = life
         if adopted is not None and not life.suffix:
             self.keep(adopted)
@@ -91,6 +94,20 @@ class Shown:
         """Slots hold that since this life began. On the thread that writes it down."""
         if not is_private(self.life.suffix):
             self.holdings.keep(kept)
+
+    def judge(self, verdicts: Sequence[Verdict]) -> None:
+        """Peers may, or need not, wait for these prompts. On the thread that writes it down."""
+        refused = self._refused
+        for verdict in verdicts:
+            refused.pop(verdict.name, None)
+            if verdict.is_refused:
+                refused[verdict.name] = None
+        while len(refused) > _MOST_REFUSED:
+            del refused[next(iter(refused))]
+
+    def refuses(self, name: bytes) -> bool:
+        """Whether the prompt that ends there is not handed off, as far as is known."""
+        return name in self._refused
 
     def shows(self, epoch: bytes) -> bool:
         """Whether it is in that life still."""
@@ -125,6 +142,7 @@ class Shown:
         self.holdings.check_invariants()
         self.askers.check_invariants()
         assert len(self._released) <= _MOST_RELEASED, f"{len(self._released)} tips wait"
+        assert len(self._refused) <= _MOST_REFUSED, f"{len(self._refused)} prompts are refused"
 
 
 class Standing(NamedTuple):
