@@ -17,7 +17,6 @@ from offload.worker.peers.landing import NixlPool
 from offload.worker.peers.link import Link, fill, run
 from offload.worker.peers.near import NearPool, pieces, runs
 from offload.worker.peers.protocol import (
-    EPOCH_BYTES,
     About,
     Check,
     Get,
@@ -140,8 +139,11 @@ class Client:
         return num_found
 
     def release(self, tip: bytes, epoch: str) -> None:
-        """What it leases of the chain that ends there is not needed any more."""
-        self._ask(Release(tip, bytes.fromhex(epoch) if epoch else bytes(EPOCH_BYTES)))
+        """What it leases of the chain that ends there is not needed any more.
+
+        ``epoch``: of the life that it leased it in; "": whichever it is in now.
+        """
+        self._ask(Release(tip, bytes.fromhex(epoch or self.life.epoch)))
 
     def get(self, wanted: Wanted, near: NearPool | NixlPool | None = None) -> Got:
         """Have extents in the pool's slots; from ``near``, which is this peer's pool, if it is there.

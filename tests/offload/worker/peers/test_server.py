@@ -233,6 +233,13 @@ def test_names_that_are_there_are_found_in_this_life_alone(peer: PeerPool, pool:
     client.close()
 
 
+def test_a_release_that_names_no_life_is_of_this_one(peer: PeerPool, pool: Pool) -> None:
+    client = client_of(peer, pool)
+    client.release(b"a" * 32, "")
+    assert peer.shown.take_released() == [b"a" * 32]
+    client.close()
+
+
 def test_a_release_is_of_this_life(peer: PeerPool, pool: Pool) -> None:
     client = client_of(peer, pool)
     client.release(b"a" * 32, EPOCH.hex())
