@@ -125,6 +125,16 @@ def with_pair(test: Callable[..., None], *arguments: Any, num_ranks: int = 1) ->
     return lambda: test(Pair(num_ranks), *arguments)
 
 
+def the_pace_of_peers_is_not_learned(patch: Patch) -> None:
+    original = PeerFetches._wait_on
+
+    def wait_on(self: PeerFetches, wish: PeerWish, now: float) -> None:
+        wish.gap = 0.0
+        original(self, wish, now)
+
+    patch.setattr(PeerFetches, "_wait_on", wait_on)
+
+
 def nobody_is_told_of_refusals(patch: Patch) -> None:
     patch.setattr(Lasting, "refuse", lambda *_: None)
 
@@ -174,6 +184,7 @@ MUTANTS = [
     Mutant(nobody_stops_waiting, with_pair(tests.test_who_expects_what_never_comes_computes)),
     Mutant(tails_are_forgotten, lambda: tests.test_the_tail_is_fetched_whatever_an_extent_is(16)),
     Mutant(names_are_those_of_extents, lambda: tests.test_the_tail_is_fetched_whatever_an_extent_is(16)),
+    Mutant(the_pace_of_peers_is_not_learned, tests.test_patience_is_as_long_as_the_peer_takes_for_a_chunk),
     Mutant(nobody_is_told_of_refusals, with_patient_pair(EXPECTS.test_that_it_is_refused)),
     Mutant(refusals_are_for_ever, with_patient_pair(EXPECTS.test_that_it_is_refused_no_longer)),
     Mutant(peers_are_asked_in_each_step, with_pair(tests.test_nobody_is_asked_in_each_step)),

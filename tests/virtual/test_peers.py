@@ -288,6 +288,31 @@ def test_patience_begins_anew_with_each_progress() -> None:
     pair.end()
 
 
+def test_patience_is_as_long_as_the_peer_takes_for_a_chunk() -> None:
+    """Else the last of them would be computed: there is little missing, and it takes as long as others."""
+    pair = Pair(chunk=2 * BLOCK)
+    request, fetched = pair.prefill.add(PROMPT, 1), pair.send()
+    pair.both(fetched.is_finished, 8)
+    assert request.is_finished()
+    assert pair.computed[fetched.request_id] == REST
+    pair.end()
+
+
+def test_a_peer_that_stops_is_not_waited_for_longer_than_all_takes_to_compute() -> None:
+    pair = Pair(chunk=2 * BLOCK)
+    pair.prefill.add(PROMPT, 1)
+    fetched = pair.send()
+    for turn in range(100):
+        if turn % 20 == 0:
+            pair.prefill.step()
+        pair.decode.step()
+    began = pair.decode.clock()
+    step_until(pair.decode, fetched.is_finished)
+    assert pair.decode.clock() - began < 2 * WHOLE * TOKEN_SECONDS + 50 * STEP
+    assert BLOCK < pair.computed[fetched.request_id] < WHOLE
+    pair.end()
+
+
 def test_nobody_is_asked_in_each_step(pair: Pair) -> None:
     """Nor is anything looked for in the pool."""
     looks = []
@@ -371,6 +396,34 @@ class TestReferences:
             pair.decode.drain(500)
             assert pair.released == [request.block_hashes[29]] * len(pair.decode.ranks)
             pair.released.clear()
+
+    def test_a_lease_ends_though_the_reference_names_no_life(self, pair: Pair) -> None:
+        request, leases = pair.prefill.add(PROMPT, 1), pair.prefill.side.stores.hand_offs.leases
+        step_until(pair.prefill, request.is_finished)
+        assert len(leases) == 1
+        fetched = pair.send(**of(PROMPT, request) | {"epoch": None})
+        pair.both(fetched.is_finished)
+        for _ in range(5):
+            pair.decode.add([2], 1)
+            pair.decode.step()
+        pair.prefill.add([1], 1)
+        step_until(pair.prefill, lambda: not len(leases), 5)
+        assert pair.computed[fetched.request_id] == REST
+
+    def test_a_release_that_is_repeated_harms_nobody(self, pair: Pair) -> None:
+        """As when the connection is lost before it is answered. All its leases end, and it stays."""
+        request = pair.prefill.add(PROMPT, 1)
+        step_until(pair.prefill, request.is_finished)
+        again = pair.prefill.add(PROMPT, 1)
+        step_until(pair.prefill, again.is_finished)
+        leases = pair.prefill.side.stores.hand_offs.leases
+        assert len(leases) == 2
+        shown, name = pair.shown()[0], request.block_hashes[62]
+        for _ in range(3):
+            shown.release(shown.life.epoch, name)
+        pair.prefill.add([1], 1)
+        step_until(pair.prefill, lambda: not len(leases), 5)
+        assert pair.ask(**of(PROMPT, request)) == REST
 
 
 class TestWhatDoesNotArrive:

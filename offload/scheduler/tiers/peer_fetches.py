@@ -212,6 +212,7 @@ class PeerFetches(SiblingFetches):
             depth = allocator.usable_depth(chain, len(chain))
         wish.there = max(depth, wish.first)
         if max(wish.there, wish.known) > wish.best:
+            wish.gap = max(wish.gap, now - wish.since if wish.best else 0.0)
             wish.best = max(wish.there, wish.known)
             self._wait_on(wish, now)
         awaited = wish.tried - 1 if self._has_bags else wish.there

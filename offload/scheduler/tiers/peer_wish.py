@@ -36,6 +36,7 @@ class PeerWish:
         tried: the most that were begun to be fetched.
         behind: that were there then.
         since: when there was progress, or it began to wait.
+        gap: the longest time from one progress to the next one: so long takes the peer for a chunk.
         until: it waits for progress no longer than that.
         due: when it is to be looked at again though nothing has changed.
         seen: changes at the last look.
@@ -62,6 +63,7 @@ class PeerWish:
     tried: int = -1
     behind: int = -1
     since: float = 0.0
+    gap: float = 0.0
     until: float = inf
     due: float = 0.0
     seen: int = -1
@@ -87,9 +89,13 @@ class PeerWish:
         return 0 < self.target <= self.there
 
     def seconds(self, prefill: PrefillCost, block_size: int, least: float) -> float:
-        """How long it waits for progress: as long as it takes to compute what is missing."""
-        first, stop = self.there * block_size, self.target * block_size
-        return max(self.factor * prefill.expected(first, stop), least)
+        """How long it waits for progress: as long as it takes to compute what is missing.
+
+        A peer that takes longer for each chunk is given that time, as long as all of it could be computed in.
+        """
+        first, there, stop = (each * block_size for each in (self.first, self.there, self.target))
+        pace = min(self.gap, prefill.expected(first, stop))
+        return max(self.factor * max(prefill.expected(there, stop), pace), least)
 
     def forget_reference(self) -> None:
         """What was said of a peer is void: nobody says anything."""
