@@ -36,6 +36,7 @@ from benchmarks.common.plots import panels
 from benchmarks.common.prompts import draw_tokens
 from benchmarks.common.tables import Column, table
 from offload.testing.engines.client import HttpServer
+from offload.testing.engines.environment import ONE_PROCESS, ONE_PROCESS_FLAGS
 from offload.testing.engines.models import tiny_llama
 from offload.testing.engines.server import ServerProcess, held_port
 from offload.testing.proxies import kv_offload_proxy
@@ -135,6 +136,7 @@ def _started(options: argparse.Namespace) -> Iterator[dict[str, _Asked]]:
         "--max-model-len": longest,
         "--max-num-batched-tokens": options.chunk,
         "--num-gpu-blocks-override": 4 * longest // _BLOCK,
+        **ONE_PROCESS_FLAGS,
     }
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         listen = f"127.0.0.1:{stack.enter_context(held_port()).getsockname()[1]}"
@@ -148,7 +150,7 @@ def _started(options: argparse.Namespace) -> Iterator[dict[str, _Asked]]:
         for name, config in configs.items():
             path = Path(folder) / name
             path.mkdir()
-            servers[name] = stack.enter_context(ServerProcess(path, model, flags, config, {}))
+            servers[name] = stack.enter_context(ServerProcess(path, model, flags, config, ONE_PROCESS))
         https = {name: server.ready().http for name, server in servers.items()}
         decode = [https["decode-1"], https["decode-2"]]
         proxy = kv_offload_proxy([https["prefill"].base_url], [each.base_url for each in decode])

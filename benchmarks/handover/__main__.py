@@ -39,7 +39,7 @@ from benchmarks.common.arguments import add_numbers, parser_of, settings_of
 from benchmarks.common.prompts import draw_tokens
 from benchmarks.common.tables import Column, table
 from offload.testing.engines.client import HttpServer
-from offload.testing.engines.environment import environment_of
+from offload.testing.engines.environment import ONE_PROCESS, ONE_PROCESS_FLAGS, environment_of
 from offload.testing.engines.models import tiny_llama
 from offload.testing.engines.server import ServerProcess, held_port
 
@@ -129,6 +129,7 @@ def _servers(
         "--max-model-len": longest + 64,
         "--max-num-batched-tokens": options.chunk,
         "--num-gpu-blocks-override": 3 * longest // _BLOCK,
+        **ONE_PROCESS_FLAGS,
     }
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         listen = stack.enter_context(held_port()).getsockname()[1]
@@ -140,6 +141,7 @@ def _servers(
         ) -> ServerProcess:
             path = Path(folder) / name
             path.mkdir()
+            variables = {**ONE_PROCESS, **variables}
             return stack.enter_context(ServerProcess(path, model, {**flags, **more}, config, variables))
 
         servers = [start("prefill", prefill, {}), start("decode", decode, {})]

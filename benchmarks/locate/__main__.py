@@ -34,6 +34,7 @@ from benchmarks.common.prompts import draw_tokens
 from benchmarks.common.tables import Column, table
 from offload.peering.locating import ask, ask_in, question_of
 from offload.testing.engines.client import HttpServer
+from offload.testing.engines.environment import ONE_PROCESS, ONE_PROCESS_FLAGS
 from offload.testing.engines.models import tiny_llama
 from offload.testing.engines.server import ServerProcess, held_port
 from offload.worker.peers.link import SocketLink, dial, run
@@ -128,11 +129,12 @@ def _started(options: argparse.Namespace) -> Iterator[_Engine]:
         "--max-model-len": longest,
         "--max-num-batched-tokens": 2048,
         "--num-gpu-blocks-override": 2 * longest // _BLOCK,
+        **ONE_PROCESS_FLAGS,
     }
     with held_port() as held, tempfile.TemporaryDirectory() as folder:
         port = held.getsockname()[1]
         config: dict[str, Any] = {"cpu_gib": 1, "listen": f"127.0.0.1:{port}"}
-        with ServerProcess(Path(folder), model, flags, config, {}) as server:
+        with ServerProcess(Path(folder), model, flags, config, ONE_PROCESS) as server:
             http = server.ready().http
             link = dial("127.0.0.1", port)
             try:

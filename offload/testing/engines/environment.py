@@ -16,6 +16,13 @@ ENVIRONMENT = {
 }
 """Of engines with a tiny model on the CPU backend."""
 
+ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+ONE_PROCESS_FLAGS = {"--distributed-executor-backend": "uni"}
+"""Of servers whose worker is in the process of their scheduler, as on one GPU.
+
+On the CPU backend it is in one of its own otherwise, and each spins while it waits for the other.
+"""
+
 
 def transfer_config(
     extra_config: Mapping[str, Any], connector: str = "CpuOffloadConnector"
