@@ -4,7 +4,7 @@
 
 Real vLLM servers on the CPU backend, a prefill and a decode engine of ours and a pair with vLLM's
 NixlConnector, all of one small model with random weights. Each prompt is new to all of them. The ways take
-turns in each round:
+turns in each round, and the other pair is stopped meanwhile:
 
 - *alone*: the decode engine computes the prompt itself;
 - *one after the other*: the prefill engine answers, then the decode engine is asked with what it returned;
@@ -14,6 +14,9 @@ turns in each round:
 Time to first token counts from the first question to either engine. The *hand-over* is what it takes beyond
 the prefill engine's own answer to such a prompt. *Computed* is what the decode engine computed of the prompt.
 Elapsed seconds, medians. NixlConnector needs the package `nixl`: installed, or in the directory of `--nixl`.
+
+Workers are in the process of their scheduler, as on one GPU. With `--own-processes` they are not, as vLLM has
+it on the CPU backend: there each of the two spins while it waits for the other, and takes a core for that.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import importlib.util
 import json
 import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -63,13 +67,15 @@ class _Asked(NamedTuple):
 class _Pair(NamedTuple):
     prefill: HttpServer
     decode: HttpServer
+    servers: Sequence[ServerProcess]
 
 
 class _Way(NamedTuple):
-    """How a prompt is asked, and who decodes it."""
+    """How a prompt is asked, who decodes it, and the servers that it takes."""
 
     ask: Callable[[list[int]], _Asked]
     decode: HttpServer
+    servers: Sequence[ServerProcess]
 
 
 def _handover_ms(row: Mapping[str, Any]) -> str | None:
@@ -91,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of("handover", __doc__)
     parser.add_argument("--tokens", default="500,1000,2000,4000,8000", help="of prompts, with commas between")
     parser.add_argument("--nixl", help="a directory that has the package nixl")
+    parser.add_argument("--own-processes", action="store_true", help="workers have processes of their own")
     add_numbers(parser, ("rounds", 7, "in which each way has its turn"), ("chunk", 1024, "tokens of a step"))
     options = parser.parse_args(argv)
     try:
@@ -129,19 +136,19 @@ def _servers(
         "--max-model-len": longest + 64,
         "--max-num-batched-tokens": options.chunk,
         "--num-gpu-blocks-override": 3 * longest // _BLOCK,
-        **ONE_PROCESS_FLAGS,
+        **({} if options.own_processes else ONE_PROCESS_FLAGS),
     }
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         listen = stack.enter_context(held_port()).getsockname()[1]
         prefill = {"cpu_gib": 2, "role": "prefill", "listen": f"127.0.0.1:{listen}"}
-        decode = {"cpu_gib": 2, "role": "decode", "peers": [f"127.0.0.1:{listen}"]}
+        decode = {"cpu_gib": 2, "role": "decode", "peers": [f"127.0.0.1:{listen}"], "fetch_gpu_share": 1}
 
         def start(
             name: str, config: Mapping[str, Any] | None, more: Mapping[str, object], **variables: str
         ) -> ServerProcess:
             path = Path(folder) / name
             path.mkdir()
-            variables = {**ONE_PROCESS, **variables}
+            variables = {**({} if options.own_processes else ONE_PROCESS), **variables}
             return stack.enter_context(ServerProcess(path, model, {**flags, **more}, config, variables))
 
         servers = [start("prefill", prefill, {}), start("decode", decode, {})]
@@ -154,7 +161,15 @@ def _servers(
                 with environment_of({"PYTHONPATH": os.pathsep.join(_paths(options.nixl))}):
                     servers.append(start(name, None, config, VLLM_NIXL_SIDE_CHANNEL_PORT=str(port)))
         https = [server.ready().http for server in servers]
-        yield _Pair(*https[:2]), _Pair(*https[2:]) if has_nixl else None
+        try:
+            yield _Pair(*https[:2], servers[:2]), _Pair(*https[2:], servers[2:]) if has_nixl else None
+        finally:
+            _signal(servers, signal.SIGCONT)
+
+
+def _signal(servers: Sequence[ServerProcess], number: signal.Signals) -> None:
+    for server in servers:
+        server.signal(number, everyone=True)
 
 
 def _paths(nixl: str | None) -> list[str]:
@@ -164,12 +179,14 @@ def _paths(nixl: str | None) -> list[str]:
 def _ways(ours: _Pair, nixl: _Pair | None) -> dict[str, _Way]:
     known: dict[str, Any] = {}
     ways = {
-        ALONE: _Way(lambda prompt: _decode(ours.decode, prompt, {}, time.perf_counter()), ours.decode),
-        ONE_AFTER_THE_OTHER: _Way(lambda prompt: _in_turn(ours, prompt, known), ours.decode),
-        CHUNK_BY_CHUNK: _Way(lambda prompt: _at_once(ours, prompt, known), ours.decode),
+        ALONE: _Way(
+            lambda prompt: _decode(ours.decode, prompt, {}, time.perf_counter()), ours.decode, ours.servers
+        ),
+        ONE_AFTER_THE_OTHER: _Way(lambda prompt: _in_turn(ours, prompt, known), ours.decode, ours.servers),
+        CHUNK_BY_CHUNK: _Way(lambda prompt: _at_once(ours, prompt, known), ours.decode, ours.servers),
     }
     if nixl is not None:
-        ways[NIXL] = _Way(lambda prompt: _in_turn(nixl, prompt, {}), nixl.decode)
+        ways[NIXL] = _Way(lambda prompt: _in_turn(nixl, prompt, {}), nixl.decode, nixl.servers)
     return ways
 
 
@@ -181,6 +198,8 @@ def _rows(lengths: Sequence[int], rounds: int, ways: Mapping[str, _Way]) -> list
         computed: dict[str, list[float]] = defaultdict(list)
         for number in range(-_WARM_UP, rounds):
             for name, way in ways.items():
+                _signal([each for other in ways.values() for each in other.servers], signal.SIGSTOP)
+                _signal(way.servers, signal.SIGCONT)
                 before = _computed(way.decode)
                 found = way.ask(draw_tokens(rng, length, _VOCABULARY, first=3))
                 if number >= 0:

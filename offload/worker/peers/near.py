@@ -16,8 +16,6 @@ from offload.worker.pool.segment import Segment, SegmentName, machine
 from offload.worker.seals import BROKEN, SealTables
 
 _PIECE_BYTES = 2 << 20
-_COPIED_BYTES = 512 << 10
-"""There and here: both are in the cache of a processor's core until the checksum is taken."""
 
 
 class NearPool:
@@ -64,7 +62,7 @@ class NearPool:
         size, there, here = pool.slot_bytes, self.slots.address, pool.address
         for start, stop in runs(sources, targets):
             at, to = there + int(sources[start]) * size, here + int(targets[start]) * size
-            for part in pieces(stop - start, size, _COPIED_BYTES):
+            for part in pieces(stop - start, size):
                 offset = part.start * size
                 ctypes.memmove(to + offset, at + offset, (part.stop - part.start) * size)
                 yield slice(start + part.start, start + part.stop)
@@ -79,8 +77,8 @@ def runs(*places: Ids) -> Iterator[tuple[int, int]]:
         yield from pairwise([0, *(np.flatnonzero(is_break) + 1).tolist(), len(places[0])])
 
 
-def pieces(count: int, slot_bytes: int, most_bytes: int = _PIECE_BYTES) -> Iterator[slice]:
-    """So many slots in parts of so many bytes, or one slot: what just came is in the processor's cache."""
-    step = max(1, most_bytes // slot_bytes)
+def pieces(count: int, slot_bytes: int) -> Iterator[slice]:
+    """So many slots in parts of 2 MiB, or one slot: what was just copied is in the processor's cache."""
+    step = max(1, _PIECE_BYTES // slot_bytes)
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
