@@ -549,6 +549,37 @@ class TestWeights:
         assert not pair.asked("probes"), "nobody is asked"
 
 
+def test_a_step_looks_at_a_few_of_many_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them get what the peer has, nevertheless."""
+    num_blocks, many = 4, 100
+    pair = Pair(cpu_slots=2 * many * num_blocks, gpu_blocks=140, max_num_seqs=4)
+    prompts = [tokens(num_blocks * BLOCK + 1, first=1000 * number + 10) for number in range(many)]
+    for prompt in prompts:
+        pair.compute(prompt)
+    looks, most = 0, 0
+    go_on, plan = PeerFetches._go_on, PeerFetches.plan
+
+    def counted(fetches: PeerFetches, *arguments: Any) -> None:
+        nonlocal looks
+        looks += 1
+        go_on(fetches, *arguments)
+
+    def planned(fetches: PeerFetches, *arguments: Any) -> Any:
+        nonlocal looks, most
+        looks = 0
+        orders = plan(fetches, *arguments)
+        most = max(most, looks)
+        return orders
+
+    monkeypatch.setattr(PeerFetches, "_go_on", counted)
+    monkeypatch.setattr(PeerFetches, "plan", planned)
+    requests = [pair.send(prompt) for prompt in prompts]
+    pair.decode.drain(2000)
+    assert [pair.computed[each.request_id] for each in requests] == [1] * many
+    assert 8 < most <= 64, f"a step has looked at {most} of {many}"
+    pair.end()
+
+
 def test_two_that_do_not_fit_together_do_not_wait_for_each_other() -> None:
     """Each brings what there is room for."""
     pair = Pair(peer_limits=TierLimits(least_tokens=1, pool_share=0.25))

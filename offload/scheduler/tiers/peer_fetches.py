@@ -1,6 +1,7 @@
 """The flow from peers into the pool: what they have is fetched while they still compute the rest."""
 
 from collections.abc import Sequence
+from itertools import islice
 from math import inf
 from typing import Any
 
@@ -24,6 +25,8 @@ _AGAIN = 1 / 8
 _SOONEST, _LATEST = 0.005, 0.050
 """Seconds between two such questions, while few requests have any."""
 _FEW = 8
+_LOOKS = 64
+"""Requests that a step looks at: others have their turn in the next ones, or when they are offered."""
 
 
 class PeerFetches(SiblingFetches):
@@ -83,11 +86,15 @@ class PeerFetches(SiblingFetches):
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
         now = self._common.clock()
         self._note_answers()
-        for wish in list(self._quests.values()):
-            if wish.seen != self._num_changes or now >= wish.due:
-                self._go_on(wish, now)
+        changed = (
+            wish for wish in self._quests.values() if wish.seen != self._num_changes or now >= wish.due
+        )
+        for wish in list(islice(changed, _LOOKS)):
+            self._go_on(wish, now)
             if wish.is_done:
                 self._over(wish)
+            else:  # behind those that the next step looks at
+                self._quests[wish.request.request_id] = self._quests.pop(wish.request.request_id)
         self._directory.tidy()
         orders, self._orders = self._orders, []
         return orders
