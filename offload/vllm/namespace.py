@@ -47,7 +47,7 @@ def hash_advice(vllm_config: VllmConfig) -> str | None:
         return None
     return (
         f"prefix_caching_hash_algo is {algorithm}, which may hash the same content otherwise in another "
-        f"process, and then finds nothing below; --prefix-caching-hash-algo {algorithm}_cbor does not"
+        f"process, and then finds nothing there; --prefix-caching-hash-algo {algorithm}_cbor does not"
     )
 
 

@@ -77,8 +77,8 @@ def check_before_start(vllm_config: VllmConfig) -> None:
     """
     config = check_engine(vllm_config)
     if config is not None:
-        advice = hash_advice(vllm_config) if config.tiers or config.pool is not None else None
-        if advice is not None:
+        advice = hash_advice(vllm_config)
+        if advice is not None and _has_others(config):
             logger.info("%s", advice)
         num_nodes = vllm_config.parallel_config.nnodes_within_dp
         check_machine(config, num_nodes, pool_bytes_here(vllm_config, config))
@@ -164,7 +164,7 @@ def check_engine(vllm_config: VllmConfig) -> OffloadConfig | None:
     _check_one_block_fits(vllm_config, config)
     listens_at(vllm_config, config.fleet)
     check_siblings_of_peers(vllm_config, config.fleet)
-    if config.tiers or config.pool is not None or config.fleet.is_used:
+    if _has_others(config):
         check_hashes(vllm_config)
     if config.record_trace is not None and vllm_config.cache_config.block_size:
         dcp = vllm_config.parallel_config.decode_context_parallel_size
@@ -276,6 +276,11 @@ def _check_drafts(vllm_config: VllmConfig) -> None:
             f'the method of --speculative-config is "{speculative.method}", and this release knows what '
             f"{', '.join(DRAFTS)} keep in the KV cache; use one of these, or remove --speculative-config"
         )
+
+
+def _has_others(config: OffloadConfig) -> bool:
+    """Whether other processes, now or later, find this engine's KV by its names."""
+    return bool(config.tiers) or config.pool is not None or config.fleet.is_used
 
 
 def _check_hashes(vllm_config: VllmConfig) -> None:

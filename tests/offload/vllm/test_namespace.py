@@ -356,24 +356,27 @@ def test_others_need_none(model: Path, algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor"])
-@pytest.mark.parametrize("has_tier", [False, True])
+@pytest.mark.parametrize("others", ["nobody", "a tier", "peers"])
 def test_one_line_recommends_hashes_that_are_the_same_everywhere(
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
-    has_tier: bool,
+    others: str,
     algorithm: str,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     register()
     monkeypatch.setattr(support, "check_pinning", lambda: None)
-    tiers = [{"kind": "disk", "path": str(tmp_path), "gib": 1}] if has_tier else []
-    extra = {"cpu_gib": 0.01, "tiers": tiers}
+    tier = {"kind": "disk", "path": str(tmp_path), "gib": 1}
+    more: dict[str, object] = {"a tier": {"tiers": [tier]}, "peers": {"peers": ["127.0.0.1:7100"]}}.get(
+        others, {}
+    )
+    extra = {"cpu_gib": 0.01, **more}
     transfer = {"kv_connector": CONNECTOR, "kv_role": "kv_both", "kv_connector_extra_config": extra}
     with caplog.at_level("INFO", logger="offload"):
         configure(model, kv_transfer_config=transfer, prefix_caching_hash_algo=algorithm)
     advice = [text for text in caplog.messages if "--prefix-caching-hash-algo sha256_cbor" in text]
-    assert len(advice) == (has_tier and algorithm == "sha256")
+    assert len(advice) == (others != "nobody" and algorithm == "sha256")
 
 
 @pytest.mark.parametrize("has_tier", [False, True])
