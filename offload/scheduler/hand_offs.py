@@ -52,11 +52,14 @@ class HandOffs:
         """Requests that are to be handed off, and have begun."""
         return len(self._refusals)
 
+    def arrived(self, request: Request) -> None:
+        """``request`` has come, and waits for its turn: what was said of its prompt before is over."""
+        if self._is_asked(request):
+            self._tell_peers(request, is_refused=False)
+
     def begin(self, request: Request, hints: RequestHints, *, may_store: bool) -> bool:
         """``request`` has blocks for the first time; returns whether all of its prompt is to be stored."""
-        if self._role is Role.DECODE or not (
-            self._role is Role.PREFILL or self._engine.transfer_params(request).do_remote_decode
-        ):
+        if not self._is_asked(request):
             return False
         refusal = None
         if self._lasting is None or self._lasting.life is None:
@@ -131,6 +134,7 @@ class HandOffs:
                 self.refuse(pending.request, Refusal.NO_ROOM)
             else:
                 self.grant(chain, stop)
+                self._tell_peers(pending.request, is_refused=False)
         return plan
 
     def refuse(self, request: Request, refusal: Refusal) -> None:
@@ -158,6 +162,12 @@ class HandOffs:
         """What to tell of the request that is over; None: nothing was asked."""
         answer, self._answer = self._answer, None
         return answer
+
+    def _is_asked(self, request: Request) -> bool:
+        """Whether its prompt is to be handed off, if that can be."""
+        if self._role is Role.DECODE:
+            return False
+        return self._role is Role.PREFILL or self._engine.transfer_params(request).do_remote_decode
 
     def _tell_peers(self, request: Request, *, is_refused: bool) -> None:
         """Who expects the prompt need not wait for it, or may again."""

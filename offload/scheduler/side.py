@@ -159,6 +159,7 @@ class SchedulerSide:
         """``request`` waits for its turn; what it will ask for may be brought nearer meanwhile."""
         self._name_weights(is_last=False)
         self.aside.arrived(request)
+        self.stores.hand_offs.arrived(request)
         if len(self._sources) > 1 and self.adapters.may_load(request):
             hints = self._hints_of(request)
             if hints.may_load(self.block_size):

@@ -250,6 +250,15 @@ class TestWhoExpectsAPromptIsTold:
         assert patient.computed[request.request_id] < len(PROMPT) / 4
         assert patient.counted("received_hand_offs") == {None: 1}
 
+    def test_by_nobody_that_another_request_for_it_is_refused(self, patient: Pair) -> None:
+        """What was handed off is had, and its lease ends."""
+        request = serve(patient.prefill, PROMPT)
+        serve(patient.prefill, PROMPT, hints={"cpu_offload_store": False})
+        assert patient.ask(PROMPT, **of(PROMPT, request)) < len(PROMPT) / 4
+        assert len(patient.released) == 1
+        assert patient.counted("unused_hand_offs") == {}
+        assert patient.counted("received_hand_offs") == {None: 1}
+
     def test_that_there_is_no_room_for_leases(self) -> None:
         """It fetches what is there all the same, as nobody evicts it yet."""
         pair = Pair(fleet={"lease_share": 0.01, "peer_wait_seconds": 100.0})

@@ -125,8 +125,12 @@ class Session:
             elif isinstance(question, Check):
                 yield from say(Unchanged(self._num_unchanged(question)))
             else:
-                is_refused = isinstance(question, Probe) and shown.refuses(question.names[-NAME_BYTES:])
-                yield from say(Told(life.epoch, life.suffix, self._tell(question, life), is_refused))
+                num_found, is_refused = self._tell(question, life), False
+                if isinstance(question, Probe) and num_found * NAME_BYTES < len(question.names):
+                    is_refused = shown.refuses(
+                        question.names[-NAME_BYTES:]
+                    )  # what is there is had all the same
+                yield from say(Told(life.epoch, life.suffix, num_found, is_refused))
 
     def _is_near(self, other: About | None) -> bool:
         """Whether that one is on this machine; by NIXL others read slots themselves, too."""

@@ -1,9 +1,11 @@
 """What peers are shown of this rank's pool: which life it is in, what it holds, and the bytes."""
 
 import ctypes
+import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +22,8 @@ from offload.worker.seals import SealTables
 _MOST_RELEASED = 1 << 14
 """Tips that wait for the engine's next step. What is not told ends by time."""
 _MOST_REFUSED = 4096
+_REFUSED_SECONDS = 10.0
+"""So long a refusal is told: whoever waits asks twenty times a second, and others may ask for it anew."""
 
 
 class Count:
@@ -76,7 +80,9 @@ class Shown:
         """Says how much of a prompt is there; None: another rank does."""
         self._adopted = adopted
         self._released: deque[bytes] = deque(maxlen=_MOST_RELEASED)
-        self._refused: dict[bytes, None] = {}  # names of prompts that are not handed off
+        self._refused: dict[
+            bytes, float
+        ] = {}  # names of prompts that are not handed off, and when that was said
         num_bytes = slots.num_slots * slots.slot_bytes
         self._bytes = memoryview((ctypes.c_uint8 * num_bytes).from_address(slots.address)).cast("B")
 
@@ -101,13 +107,13 @@ class Shown:
         for verdict in verdicts:
             refused.pop(verdict.name, None)
             if verdict.is_refused:
-                refused[verdict.name] = None
+                refused[verdict.name] = time.monotonic()
         while len(refused) > _MOST_REFUSED:
             del refused[next(iter(refused))]
 
     def refuses(self, name: bytes) -> bool:
         """Whether the prompt that ends there is not handed off, as far as is known."""
-        return name in self._refused
+        return time.monotonic() < self._refused.get(name, -inf) + _REFUSED_SECONDS
 
     def shows(self, epoch: bytes) -> bool:
         """Whether it is in that life still."""
