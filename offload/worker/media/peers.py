@@ -274,7 +274,11 @@ def _get(peer: Peer, client: Client, wanted: Wanted) -> Got:
     far = peer.far(client) if near is None else None
     if far is not None:
         try:
-            return client.get(wanted, far)
+            got = client.get(wanted, far)
+            if got.num_right == got.num_extents:
+                peer.nixl_works()
+                return got
+            peer.give_up_nixl(NixlError("it has brought wrong bytes"))
         except NixlError as error:
             peer.give_up_nixl(error)
     return client.get(wanted, near)

@@ -143,10 +143,10 @@ class Landing:
 
     def give_back(self, transfer: Transfer) -> None:
         """It is done, and what has arrived is not needed any more."""
-        self._agent.release(transfer.handle)
+        is_released = self._is_released(transfer)
         with self._lock:
             self._num_used -= 1
-            self._end(transfer)
+            self._end(transfer) if is_released else self._lost.append(transfer)
 
     def give_up(self, transfer: Transfer) -> None:
         """Nobody waits for it any more. Its memory is used again once it is done."""
@@ -183,6 +183,15 @@ class Landing:
         except NixlError:
             return State.FAILED
 
+    def _is_released(self, transfer: Transfer) -> bool:
+        """Have the library forget what is done; if it does not, the memory is not used again."""
+        try:
+            self._agent.release(transfer.handle)
+        except NixlError as error:
+            logger.warning("memory of a transfer that is done is not used again: %s", error)
+            return False
+        return True
+
     def _take(self) -> _Part:
         with self._lock:
             if self._is_closed:
@@ -215,8 +224,7 @@ class Landing:
         late, self._late = self._late, []
         for transfer in late:
             state = self._state(transfer)
-            if state is State.DONE:
-                self._agent.release(transfer.handle)
+            if state is State.DONE and self._is_released(transfer):
                 self._end(transfer)
             else:
                 (self._late if state is State.UNDER_WAY else self._lost).append(transfer)
@@ -250,8 +258,8 @@ class NixlPool:
 
     def __init__(self, landing: Landing, told: Reachable, slot_bytes: int) -> None:
         """Know its agent. Raises NixlError, and ProtocolError."""
-        if told.num_slots < 1:
-            raise ProtocolError("a pool without slots")
+        if told.num_slots < 1 or told.address + told.num_slots * slot_bytes >= 1 << 63:
+            raise ProtocolError(f"{told.num_slots} slots at {told.address}")
         landing.meet(told)
         self._landing = landing
         self._told = told

@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE = 0.1, 5.0, 30.0
 PING_SECONDS = 2.0
 MOST_WRONG = 3
-NIXL_PAUSE = 60.0
-"""For so long a peer of which NIXL has failed is asked over TCP."""
+NIXL_PAUSE, LONGEST_NIXL_PAUSE = 60.0, 3600.0
+"""For so long a peer of which NIXL has failed is asked over TCP; longer each time, as memory may be lost."""
 _MOST_IDLE = 8
 
 T = TypeVar("T")
@@ -149,6 +149,7 @@ class Peer:
         self._far: NixlPool | None = None
         self._far_of: Reachable | None = None
         self._far_from = 0.0
+        self._nixl_pause = NIXL_PAUSE
         self._is_closed = False
         self._num_wrong = 0
 
@@ -175,13 +176,20 @@ class Peer:
     def give_up_nixl(self, error: NixlError) -> None:
         """It has failed: slots come over TCP for a while."""
         with self._lock:
-            was, self._far_from = self._reads_far, self._clock() + NIXL_PAUSE
+            was, pause = self._reads_far, self._nixl_pause
+            if was:
+                self._far_from = self._clock() + pause
+                self._nixl_pause = min(2 * pause, LONGEST_NIXL_PAUSE)
             self.count.errors += 1
         if was and not self._is_closed:
             logger.warning(
                 "the pool of the peer %s comes over TCP for %g s, as NIXL has failed: %s",
-                *(self.address.shown, NIXL_PAUSE, error),
+                *(self.address.shown, pause, error),
             )
+
+    def nixl_works(self) -> None:
+        """It has brought what it was to bring."""
+        self._nixl_pause = NIXL_PAUSE
 
     def tend(self) -> None:
         """Connect, or ask whether it is there, if it is time to. May wait."""

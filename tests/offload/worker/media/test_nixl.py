@@ -18,7 +18,7 @@ from offload.worker.peers.client import Client
 from offload.worker.peers.landing import Landing, NixlPool
 from offload.worker.peers.link import dial
 from offload.worker.peers.nixl import Agent, NixlError, State, check_nixl
-from offload.worker.peers.peer import NIXL_PAUSE
+from offload.worker.peers.peer import LONGEST_NIXL_PAUSE, NIXL_PAUSE
 from offload.worker.peers.protocol import Get, Reachable, Rows
 from offload.worker.peers.session import Session
 from tests.nixl import need_nixl
@@ -171,7 +171,7 @@ def test_wrong_bytes_are_an_error(made: Fixture) -> None:
     assert "wrong bytes" in str(end.error)
 
 
-@pytest.mark.parametrize("lie", ["metadata", "name", "slots"])
+@pytest.mark.parametrize("lie", ["metadata", "name", "slots", "end"])
 def test_who_lies_about_an_agent_is_not_read_by_it(
     made: Fixture, lie: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,12 +181,13 @@ def test_who_lies_about_an_agent_is_not_read_by_it(
         "metadata": replace(true, metadata=bytes(range(256))),
         "name": replace(true, agent="another"),
         "slots": replace(true, num_slots=0),
+        "end": replace(true, address=1 << 62, num_slots=1 << 60),
     }[lie]
     peer.shown.reachable = told
-    if lie == "slots":
+    if lie in ("slots", "end"):
         fleet = fleet_of([peer.address], made.pool.slots, OWN, landing=made.landing)
         wait_for(fleet, "gone")
-        assert "without slots" in fleet.statuses()[0].reason
+        assert "slots at" in fleet.statuses()[0].reason
         assert fleet.close(30)
         return
     medium = made.medium(peer.address, "tcp")
@@ -379,13 +380,42 @@ def test_memory_that_is_lost_is_bounded(made: Fixture, monkeypatch: pytest.Monke
     begin = Agent.begin
     monkeypatch.setattr(Agent, "begin", lambda self, transfer: State.FAILED)
     for job_id in range(20):
-        made.now += NIXL_PAUSE
+        made.now += LONGEST_NIXL_PAUSE
         check(made.pool, run_job(medium, get(job_id)))
         made.landing.check_invariants()
     assert len(made.landing._lost) == 8
     monkeypatch.setattr(Agent, "begin", begin)
-    made.now += NIXL_PAUSE
+    made.now += LONGEST_NIXL_PAUSE
     check(made.pool, run_job(medium, get(20)))
+
+
+def test_memory_that_the_library_does_not_let_go_of_is_not_used_again(
+    made: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(agent: Agent, handle: object) -> None:
+        raise NixlError("no")
+
+    medium = made.medium(made.peer().address)
+    monkeypatch.setattr(Agent, "release", refuse)
+    check(made.pool, run_job(medium, get(1)))
+    made.landing.check_invariants()
+    assert len(made.landing._lost) >= 1
+
+
+def test_a_peer_of_which_nixl_fails_again_is_left_alone_for_longer(
+    made: Fixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    medium = made.medium(made.peer().address)
+    begin = Agent.begin
+    monkeypatch.setattr(Agent, "begin", lambda self, transfer: State.FAILED)
+    for job_id in range(3):
+        check(made.pool, run_job(medium, get(job_id)))
+        made.now += NIXL_PAUSE
+    assert caplog.text.count("as NIXL has failed") == 2, "it was still left alone the third time"
+    monkeypatch.setattr(Agent, "begin", begin)
+    made.now += NIXL_PAUSE
+    check(made.pool, run_job(medium, get(3)))
+    assert medium.statuses()[0].transport == "nixl"
 
 
 # Whether it is there
