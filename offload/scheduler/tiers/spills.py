@@ -115,9 +115,10 @@ class Spills:
         return True
 
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
-        for chain in self._cold_end.due():
+        due = self._cold_end.due()
+        for chain in due:
             self._put(chain)
-        if self._is_left_to_others() or not self._chains:
+        if (self._is_left_to_others() and not due) or not self._chains:
             return []
         orders: list[Order] = []
         for _ in range(min(_LOOKED_AT, len(self._chains))):
