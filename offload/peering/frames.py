@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 from msgspec import Meta, Struct
 
-VERSION = 1
+VERSION = 2
 MOST_FRAME_BYTES = 1 << 20
 """Of a message. Bytes of slots are not in one."""
 HANDSHAKE_BYTES = 4096

@@ -228,12 +228,18 @@ def ids_in(content: bytes, count: int) -> Ids:
     return np.frombuffer(content, dtype="<i8").astype(np.int64)
 
 
+_MOST_UNEVEN = 8
+"""All extents of a question are looked up side by side, as deep as the longest."""
+
+
 def check_get(get: Get) -> int:
     """Refuse a question that does not add up, or asks for too much. How many extents it has."""
     if not len(get.names) == NAME_BYTES * len(get.counts) == NAME_BYTES * len(get.skips):
         raise ProtocolError(f"{len(get.names)} bytes of names of {len(get.counts)} extents")
     if sum(get.counts) > MOST_SLOTS or max(get.skips, default=0) > MOST_SLOTS:
         raise ProtocolError(f"{sum(get.counts)} slots in one question")
+    if max(get.counts, default=0) * len(get.counts) > _MOST_UNEVEN * MOST_SLOTS:
+        raise ProtocolError(f"an extent of {max(get.counts)} slots beside {len(get.counts) - 1} others")
     return len(get.counts)
 
 

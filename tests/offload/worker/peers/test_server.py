@@ -15,13 +15,24 @@ import pytest
 from offload.errors import ConfigError
 from offload.fleet_config import Address, TlsFiles
 from offload.messages import PRIVATE, PeerLife
-from offload.peering.frames import HEAD_BYTES, Begin, Challenge, Proof, Refused, decoder, framed, sealed
+from offload.peering.frames import (
+    HEAD_BYTES,
+    VERSION,
+    Begin,
+    Challenge,
+    Proof,
+    ProtocolError,
+    Refused,
+    decoder,
+    framed,
+    sealed,
+)
 from offload.peering.talk import RefusedError, hear, say
 from offload.peering.tls import client_context, server_context
 from offload.worker.peers.client import Client, Wanted
 from offload.worker.peers.handshake import call
 from offload.worker.peers.link import SocketLink, dial, fill, run
-from offload.worker.peers.protocol import MOST_NAMES, Get, Over, Probe, Rows
+from offload.worker.peers.protocol import MOST_NAMES, Get, Over, Probe, Rows, check_get
 from offload.worker.peers.server import SECONDS, listen
 from offload.worker.peers.session import Stage
 from tests.offload.worker.media.bench import Pool, wait_until
@@ -91,7 +102,7 @@ def test_a_server_without_the_key_is_not_believed(pool: Pool) -> None:
             accepted, _ = listening.accept()
             link = SocketLink(accepted)
             run(hear(decoder(Begin)), link)
-            run(say(Challenge(1, bytes(32))), link)
+            run(say(Challenge(VERSION, bytes(32))), link)
             run(hear(decoder(Proof)), link)
             run(say(Proof(bytes(32))), link)
             link.close()
@@ -293,7 +304,7 @@ def test_a_life_that_ends_while_slots_are_sent_takes_all_of_them(peer: PeerPool,
         sealed(b"hello"),
         framed(Probe(b"", b"", False)),
         framed(Begin(7, bytes(32))),
-        framed(Begin(1, bytes(32))) + framed(Begin(1, bytes(32))),
+        framed(Begin(VERSION, bytes(32))) + framed(Begin(VERSION, bytes(32))),
     ],
     ids=["http", "empty", "huge", "text", "question", "version", "twice"],
 )
@@ -470,3 +481,11 @@ def test_closing_it_leaves_nothing_behind(pool: Pool) -> None:
     assert left() == before
     with pytest.raises(ConnectionRefusedError):
         dial("127.0.0.1", port)
+
+
+def test_a_question_of_one_long_extent_beside_many_is_refused() -> None:
+    """They would be looked up side by side, as deep as the longest."""
+    names = bytes(32 * 1024)
+    assert check_get(Get(names, b"", [16] * 1024, [0] * 1024, False)) == 1024
+    with pytest.raises(ProtocolError, match="beside 1023 others"):
+        check_get(Get(names, b"", [15_000, *[1] * 1023], [0] * 1024, False))
