@@ -177,15 +177,12 @@ class Peer:
         """It has failed: slots come over TCP for a while."""
         with self._lock:
             was, pause = self._reads_far, self._nixl_pause
-            if was:
-                self._far_from = self._clock() + pause
-                self._nixl_pause = min(2 * pause, LONGEST_NIXL_PAUSE)
             self.count.errors += 1
+            if was:
+                self._far_from, self._nixl_pause = self._clock() + pause, min(2 * pause, LONGEST_NIXL_PAUSE)
         if was and not self._is_closed:
-            logger.warning(
-                "the pool of the peer %s comes over TCP for %g s, as NIXL has failed: %s",
-                *(self.address.shown, pause, error),
-            )
+            text = "the pool of the peer %s comes over TCP for %g s, as NIXL has failed: %s"
+            logger.warning(text, self.address.shown, pause, error)
 
     def nixl_works(self) -> None:
         """It has brought what it was to bring."""
