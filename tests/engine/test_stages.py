@@ -136,6 +136,7 @@ def all_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture
 def fleet(all_engines: Fleet) -> Fleet:
+    all_engines.relay.let_go()
     all_engines.revive()
     return all_engines
 
