@@ -1,5 +1,6 @@
 """An engine is killed at each stage of a hand-over: the request ends whole at those that live."""
 
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -33,7 +34,10 @@ from tests.engine.fleets import (
 from tests.engine.relay import Relay
 from tests.engine.server import SIZES, served_model
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif("KV_OFFLOAD_ALL_KINDS" not in os.environ, reason="it takes minutes: in `make soak`"),
+]
 
 _CHUNK = 2 * BLOCK_SIZE
 """Tokens that the engine which prefills computes in a step: a prompt takes it twenty."""
