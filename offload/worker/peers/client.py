@@ -191,20 +191,11 @@ class Client:
     def _copy(self, near: NearPool, found: SlotRows, targets: Ids, ends: Ids) -> tuple[int, Any]:
         """Copy slots from this machine's memory: how many extents were there all the time, and as above."""
         sums = np.zeros(len(targets), dtype=np.uint64)
-        if not near.are_current(found):
-            return 0, np.zeros(len(targets), dtype=np.bool_)
-        for part in near.copy(found.slots, self._pool, targets):
+        ends = ends[: _num_there(near, found, ends) + 1]
+        slots, targets = found.slots[: ends[-1]], targets[: ends[-1]]
+        for part in near.copy(slots, self._pool, targets):
             sums[part] = self._sums_of(targets[part])
-        are_right = sums == found.sums
-        num_extents = len(ends) - 1
-        if not near.are_current(found):  # rarely: then one by one
-            extents = [slice(start, stop) for start, stop in pairwise(ends.tolist())]
-            stays = [
-                near.are_current(SlotRows(found.slots[each], found.generations[each], found.sums[each]))
-                for each in extents
-            ]
-            num_extents = stays.index(False) if not all(stays) else 0
-        return num_extents, are_right
+        return _num_there(near, found, ends), sums == found.sums
 
     def _read(self, far: NixlPool, found: SlotRows, targets: Ids, ends: Ids) -> tuple[int, Any]:
         """Read slots from another machine's memory; as above."""
@@ -236,6 +227,18 @@ class Client:
 
     def _run(self, talk: Talk[Any]) -> Any:
         return run(talk, self._link, time.monotonic() + _PATIENCE_SECONDS)
+
+
+def _num_there(near: NearPool, found: SlotRows, ends: Ids) -> int:
+    """Leading extents of which all slots hold what they were said to hold. Raises ProtocolError."""
+    stop = int(ends[-1])
+    if near.are_current(SlotRows(found.slots[:stop], found.generations[:stop], found.sums[:stop])):
+        return len(ends) - 1
+    for index, (start, stop) in enumerate(pairwise(ends.tolist())):  # rarely
+        part = slice(start, stop)
+        if not near.are_current(SlotRows(found.slots[part], found.generations[part], found.sums[part])):
+            return index
+    return len(ends) - 1
 
 
 def _asked(question: Message, of: Any) -> Talk[Any]:

@@ -491,6 +491,21 @@ def test_slots_that_are_filled_anew_while_they_are_copied_are_not_taken(
     assert end.is_absent
 
 
+def test_slots_that_are_filled_anew_before_they_are_copied_cost_none_before_them(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = made.peer(is_near=True)
+    medium = made.medium(peer.address, own=NEAR)
+    are_current = NearPool.are_current
+
+    def looked_late(self: NearPool, rows: Any) -> bool:
+        peer.tables.fills[7] = -1
+        return are_current(self, rows)
+
+    monkeypatch.setattr(NearPool, "are_current", looked_late)
+    check(made.pool, run_job(medium, get(1)), 7)
+
+
 @pytest.mark.parametrize("slots", [[-1], [SLOTS], [1 << 40]])
 def test_slots_that_are_nowhere_are_not_read(made: Made, slots: list[int], pool: Pool) -> None:
     peer = made.peer(is_near=True)
