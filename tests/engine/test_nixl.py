@@ -13,8 +13,7 @@ import pytest
 from offload.cli import main
 from offload.testing.engines.server import ServerProcess, held_port
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
-from tests.engine.server import SIZES, served_model
-from tests.engine.test_disaggregated import (
+from tests.engine.fleets import (
     NUM_BLOCKS,
     NUM_TOKENS,
     assert_same,
@@ -24,6 +23,7 @@ from tests.engine.test_disaggregated import (
     total,
     wait_for,
 )
+from tests.engine.server import SIZES, served_model
 from tests.nixl import FOLDER, need_nixl
 
 pytestmark = pytest.mark.engine
