@@ -1,6 +1,7 @@
 """Two engines of both roles behind the proxy: conversations move between them, and so does their KV."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -162,6 +163,10 @@ def test_what_operators_are_told_of_both_sides(pair: Pair) -> None:
     assert ", 1 leases of prompts for others" in lines
 
 
+@pytest.mark.skipif(
+    "KV_OFFLOAD_ALL_KINDS" not in os.environ,
+    reason="its answer may end too early beside others: in `make soak`",
+)
 def test_who_drains_gets_nothing_new_and_its_requests_go_on_elsewhere(pair: Pair) -> None:
     """No token comes twice, and none is missing. What it has is still fetched from it."""
     held, first = converse(pair, 200)
