@@ -157,7 +157,7 @@ class Seals:
 
     def num_current(self, slots: Ids, fills: Ids) -> int:
         """How many leading ones of these slots still hold what those store jobs put there."""
-        return _num_leading(self._fills[slots] == fills)
+        return num_leading(self._fills[slots] == fills)
 
     def are_checked(self, slots: Ids) -> bool:
         """Whether some of these slots are looked at when they are loaded."""
@@ -170,7 +170,7 @@ class Seals:
         an earlier engine has filled and nobody has looked at yet.
         """
         if self._are_unproven(slots):
-            num_intact = _num_leading(self._intact(block_ids, slots))
+            num_intact = num_leading(self._intact(block_ids, slots))
             assert self._unproven is not None
             self._unproven[slots[:num_intact]] = False
             return num_intact
@@ -179,7 +179,7 @@ class Seals:
             sample = slice(self._num_samples % SAMPLE_EVERY % max(len(slots), 1), None, SAMPLE_EVERY)
             if self._intact(None if block_ids is None else block_ids[sample], slots[sample]).all():
                 return len(slots)
-        return _num_leading(self._intact(block_ids, slots))
+        return num_leading(self._intact(block_ids, slots))
 
     def check_invariants(self) -> None:
         """A slot has a checksum and a generation."""
@@ -222,8 +222,14 @@ def checksums_of(addresses: Ids, sizes: Sequence[int]) -> Checksums:
     return sums
 
 
-def _num_leading(good: npt.NDArray[np.bool_]) -> int:
+def num_leading(good: npt.NDArray[np.bool_]) -> int:
+    """How many there are before the first that is not."""
     return len(good) if good.all() else int(good.argmin())
+
+
+def num_whole(ends: Ids, num_slots: int) -> int:
+    """How many extents so many leading slots fill; ``ends``: 0, and where each ends, ``int64[n + 1]``."""
+    return int(np.searchsorted(ends, num_slots, side="right")) - 1
 
 
 T = TypeVar("T", int, Ids)

@@ -22,7 +22,7 @@ from offload.worker.media.base import (
 from offload.worker.media.runner import MakeRunner, Runner
 from offload.worker.pool.region_index import SlotRows
 from offload.worker.pool.siblings import OpenSibling, Sibling, Siblings, reading
-from offload.worker.seals import Checksums
+from offload.worker.seals import Checksums, num_leading
 
 _MOST_SLOTS = 1 << 20
 """Of an extent: no sibling keeps any as such."""
@@ -116,7 +116,7 @@ class SiblingMedium:
         found = [sibling.contents.has(job.names) for sibling in siblings]
         if job.is_last_wanted:
             return max(int(np.flatnonzero(each).max(initial=-1)) + 1 for each in found)
-        return max(len(each) if each.all() else int(each.argmin()) for each in found)
+        return max(map(num_leading, found))
 
     def _move(
         self, verb: Verb, number: int, job: MediumJob, indices: range

@@ -3,7 +3,6 @@
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +33,7 @@ from offload.worker.peers.protocol import (
     sums_in,
 )
 from offload.worker.pool.region_index import SlotRows
-from offload.worker.seals import BROKEN, Checksums, checksums_of
+from offload.worker.seals import BROKEN, Checksums, checksums_of, num_leading, num_whole
 
 _TOLD, _ROWS, _OVER = decoder(Told), decoder(Rows), decoder(Over)
 _REACHABLE, _UNCHANGED = decoder(Reachable), decoder(Unchanged)
@@ -154,10 +153,10 @@ class Client:
             in_bytes(wanted.names), wanted.suffix, list(wanted.counts), list(wanted.skips), near is not None
         )
         rows: Rows = self._run(_asked(get, _ROWS))
-        ends = np.cumsum([0, *wanted.counts])
         if rows.num_extents > len(wanted.counts):
             raise ProtocolError(f"{rows.num_extents} of {len(wanted.counts)} extents")
-        num_slots = int(ends[rows.num_extents])
+        ends = np.cumsum([0, *wanted.counts[: rows.num_extents]])
+        num_slots = int(ends[-1])
         sums, targets = sums_in(rows.sums, num_slots), wanted.slots[:num_slots]
         self._learn(rows)
         if near is None:
@@ -167,14 +166,11 @@ class Client:
                 raise ProtocolError(f"{num_extents} of {rows.num_extents} extents have not changed")
         else:
             found = SlotRows(ids_in(rows.slots, num_slots), ids_in(rows.generations, num_slots), sums)
-            ends = ends[: rows.num_extents + 1]
             if isinstance(near, NearPool):
                 num_extents, are_right = self._copy(near, found, targets, ends)
             else:
                 num_extents, are_right = self._read(near, found, targets, ends)
-        num_leading = num_slots if are_right.all() else int(are_right.argmin())
-        num_right = int(np.searchsorted(ends[: rows.num_extents + 1], num_leading, side="right")) - 1
-        return Got(sums, num_extents, min(num_right, num_extents))
+        return Got(sums, num_extents, min(num_whole(ends, num_leading(are_right)), num_extents))
 
     def _receive(self, sums: Checksums, targets: Ids) -> Any:
         """Receive slots where they belong; which of them have the bytes that they should, ``bool[n]``."""
@@ -191,11 +187,10 @@ class Client:
     def _copy(self, near: NearPool, found: SlotRows, targets: Ids, ends: Ids) -> tuple[int, Any]:
         """Copy slots from this machine's memory: how many extents were there all the time, and as above."""
         sums = np.zeros(len(targets), dtype=np.uint64)
-        ends = ends[: _num_there(near, found, ends) + 1]
-        slots, targets = found.slots[: ends[-1]], targets[: ends[-1]]
-        for part in near.copy(slots, self._pool, targets):
+        stop = ends[num_whole(ends, near.num_current(found))]
+        for part in near.copy(found.slots[:stop], self._pool, targets[:stop]):
             sums[part] = self._sums_of(targets[part])
-        return _num_there(near, found, ends), sums == found.sums
+        return num_whole(ends, min(stop, near.num_current(found))), sums == found.sums
 
     def _read(self, far: NixlPool, found: SlotRows, targets: Ids, ends: Ids) -> tuple[int, Any]:
         """Read slots from another machine's memory; as above."""
@@ -210,7 +205,7 @@ class Client:
         num_slots = self._run(_asked(check, _UNCHANGED)).num_slots
         if num_slots > len(targets):
             raise ProtocolError(f"{num_slots} of {len(targets)} slots have not changed")
-        return int(np.searchsorted(ends, num_slots, side="right")) - 1, sums == found.sums
+        return num_whole(ends, num_slots), sums == found.sums
 
     def _sums_of(self, slots: Ids) -> Checksums:
         return checksums_of(self._pool.addresses(slots)[:, None], [self._pool.slot_bytes])
@@ -227,18 +222,6 @@ class Client:
 
     def _run(self, talk: Talk[Any]) -> Any:
         return run(talk, self._link, time.monotonic() + _PATIENCE_SECONDS)
-
-
-def _num_there(near: NearPool, found: SlotRows, ends: Ids) -> int:
-    """Leading extents of which all slots hold what they were said to hold. Raises ProtocolError."""
-    stop = int(ends[-1])
-    if near.are_current(SlotRows(found.slots[:stop], found.generations[:stop], found.sums[:stop])):
-        return len(ends) - 1
-    for index, (start, stop) in enumerate(pairwise(ends.tolist())):  # rarely
-        part = slice(start, stop)
-        if not near.are_current(SlotRows(found.slots[part], found.generations[part], found.sums[part])):
-            return index
-    return len(ends) - 1
 
 
 def _asked(question: Message, of: Any) -> Talk[Any]:

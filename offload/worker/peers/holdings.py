@@ -12,7 +12,7 @@ from offload.messages import NAME_BYTES, Ids, Kept, Names
 from offload.naming import BAG, bag_names, slot_names
 from offload.worker.peers.cells import Cells
 from offload.worker.pool.region_index import SlotRows
-from offload.worker.seals import BROKEN, Checksums, SealTables
+from offload.worker.seals import BROKEN, Checksums, SealTables, num_leading, num_whole
 
 _NUMBER = BAG - 1
 _AT_ONCE = 1 << 14
@@ -108,8 +108,7 @@ class Holdings:
             sums: Checksums = self._tables.sums[slots]
             is_there = (slots >= 0) & (self._tables.fills[slots] == generations)
         ends = np.cumsum([0, *counts])
-        num_leading = len(slots) if is_there.all() else int(is_there.argmin())
-        num_extents = int(np.searchsorted(ends, num_leading, side="right")) - 1
+        num_extents = num_whole(ends, num_leading(is_there))
         part = slice(0, int(ends[num_extents]))
         return Held(num_extents, SlotRows(slots[part], generations[part], sums[part]))
 

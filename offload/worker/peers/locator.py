@@ -11,6 +11,7 @@ from offload.messages import NAME_BYTES, Names
 from offload.naming import bag_names
 from offload.peering.locating import Locate, tokens_in
 from offload.worker.peers.holdings import Holdings
+from offload.worker.seals import num_leading
 
 _SLICE_TOKENS = 1024
 """Hashed in one go. The interpreter is held for about half a millisecond, which a step of the engine may wait
@@ -108,8 +109,7 @@ class Locator:
         """Leading positions that are there; all, where only bags are kept."""
         if not self._columns:
             return len(names)
-        found = holdings.has(names)
-        return len(found) if found.all() else int(found.argmin())
+        return num_leading(holdings.has(names))
 
 
 def _as_names(hashes: Sequence[bytes]) -> Names:

@@ -13,7 +13,7 @@ from offload.worker.peers.protocol import Memory
 from offload.worker.pool.region import RegionShape
 from offload.worker.pool.region_index import SlotRows
 from offload.worker.pool.segment import Segment, SegmentName, machine
-from offload.worker.seals import BROKEN, SealTables
+from offload.worker.seals import BROKEN, SealTables, num_leading
 
 _PIECE_BYTES = 2 << 20
 
@@ -46,13 +46,13 @@ class NearPool:
             self._map, dtype=np.int64, count=memory.num_slots, offset=shape.slots_bytes + 8 * memory.num_slots
         )
 
-    def are_current(self, rows: SlotRows) -> bool:
-        """Whether all of these slots hold what they are said to hold. Raises ProtocolError."""
+    def num_current(self, rows: SlotRows) -> int:
+        """How many leading ones of these slots hold what they are said to hold. Raises ProtocolError."""
         if not len(rows.slots):
-            return True
+            return 0
         if not 0 <= rows.slots.min() <= rows.slots.max() < self.slots.num_slots:
             raise ProtocolError(f"slots to {rows.slots.max()}: it has {self.slots.num_slots}")
-        return bool((self._fills[rows.slots] == rows.generations).all()) and rows.generations.min() > BROKEN
+        return num_leading((self._fills[rows.slots] == rows.generations) & (rows.generations > BROKEN))
 
     def copy(self, sources: Ids, pool: PoolSlots, targets: Ids) -> Iterator[slice]:
         """Copy slots into some of another pool, a part at a time. The interpreter is free meanwhile.

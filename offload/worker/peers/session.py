@@ -35,7 +35,7 @@ from offload.worker.peers.protocol import (
 )
 from offload.worker.peers.shown import Shown
 from offload.worker.pool.region_index import SlotRows
-from offload.worker.seals import BROKEN
+from offload.worker.seals import BROKEN, num_leading, num_whole
 
 _QUESTION, _LOCATE = decoder(Question), decoder(Locate)
 _ASKER = About({}, 0, 0, 0, 0, 0, 0)
@@ -125,12 +125,8 @@ class Session:
             elif isinstance(question, Check):
                 yield from say(Unchanged(self._num_unchanged(question)))
             else:
-                num_found, is_refused = self._tell(question, life), False
-                if isinstance(question, Probe) and num_found * NAME_BYTES < len(question.names):
-                    is_refused = shown.refuses(
-                        question.names[-NAME_BYTES:]
-                    )  # what is there is had all the same
-                yield from say(Told(life.epoch, life.suffix, num_found, is_refused))
+                num_found = self._tell(question, life)
+                yield from say(Told(life.epoch, life.suffix, num_found, self._refuses(question, num_found)))
 
     def _is_near(self, other: About | None) -> bool:
         """Whether that one is on this machine; by NIXL others read slots themselves, too."""
@@ -179,7 +175,13 @@ class Session:
             return 0
         if question.is_last_wanted:
             return int(np.flatnonzero(found).max(initial=-1)) + 1
-        return len(found) if found.all() else int(found.argmin())
+        return num_leading(found)
+
+    def _refuses(self, question: Ping | Probe | Release, num_found: int) -> bool:
+        """Whether the prompt that is asked about is not handed off. What is all there is had all the same."""
+        if not isinstance(question, Probe) or num_found * NAME_BYTES == len(question.names):
+            return False
+        return self._shown.refuses(question.names[-NAME_BYTES:])
 
     def _get(self, get: Get, life: Listening) -> Talk[int]:
         """Returns of how many slots it has had the bytes."""
@@ -219,14 +221,12 @@ class Session:
         if not self._shown.shows(check.epoch):
             return 0
         self._shown.count.gone += not are.all()
-        return count if are.all() else int(are.argmin())
+        return num_leading(are)
 
     def _num_current(self, held: Held, counts: list[int]) -> int:
         """Leading extents of which no slot has been filled anew since they were found."""
-        are = self._shown.holdings.are_current(held.rows)
-        if are.all():
-            return held.num_extents
-        return int(np.searchsorted(np.cumsum(counts[: held.num_extents]), int(are.argmin()), side="right"))
+        ends = np.cumsum([0, *counts[: held.num_extents]])
+        return num_whole(ends, num_leading(self._shown.holdings.are_current(held.rows)))
 
 
 _NO_ROWS = SlotRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), np.empty(0, dtype=np.uint64))

@@ -496,13 +496,13 @@ def test_slots_that_are_filled_anew_before_they_are_copied_cost_none_before_them
 ) -> None:
     peer = made.peer(is_near=True)
     medium = made.medium(peer.address, own=NEAR)
-    are_current = NearPool.are_current
+    num_current = NearPool.num_current
 
-    def looked_late(self: NearPool, rows: Any) -> bool:
+    def looked_late(self: NearPool, rows: Any) -> int:
         peer.tables.fills[7] = -1
-        return are_current(self, rows)
+        return num_current(self, rows)
 
-    monkeypatch.setattr(NearPool, "are_current", looked_late)
+    monkeypatch.setattr(NearPool, "num_current", looked_late)
     check(made.pool, run_job(medium, get(1)), 7)
 
 
