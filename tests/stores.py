@@ -3,10 +3,10 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
+import weakref
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from offload.store_config import StoreAddress
+from offload.testing.engines.server import held_port
 from offload.worker.media.resp import Connection
 from offload.worker.media.store_keeper import ABOUT
 
@@ -50,9 +51,9 @@ class StoreServer:
         self._socket_path = path / "socket"
         self._arguments = arguments
         self.password = password
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        held = held_port()  # also while the server is down
+        weakref.finalize(self, held.close)
+        self.port = int(held.getsockname()[1])
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 

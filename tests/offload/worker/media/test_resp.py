@@ -19,6 +19,7 @@ from offload.errors import ConfigError
 from offload.messages import PRIVATE
 from offload.scheduler.weights import suffix_of
 from offload.store_config import StoreAddress
+from offload.testing.engines.server import held_port
 from offload.worker.media.resp import Connection, LostError, StoreError
 from offload.worker.media.resp_medium import RespMedium, RespOptions
 from offload.worker.media.store_value import value_bytes
@@ -193,20 +194,19 @@ def test_tls(tmp_path: Path, pool: Pool, media: Media) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     certificates(tmp_path)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    files = ["--tls-cert-file", str(tmp_path / "cert.pem"), "--tls-key-file", str(tmp_path / "key.pem")]
-    server = StoreServer(
-        "redis", tmp_path, "--port", "0", "--tls-port", str(port), *files, "--tls-auth-clients", "no"
-    )
-    url = f"rediss://localhost:{port}/1"
-    assert works(media(url, ca_file=str(tmp_path / "cert.pem")), pool)
-    end = run(media(url), probe(1, "A"))
-    assert "certificate" in str(end.error).lower()
-    end = run(media(f"redis://localhost:{port}"), probe(1, "A"))
-    assert end.error is not None
-    server.kill()
+    with held_port() as held:
+        port = held.getsockname()[1]
+        files = ["--tls-cert-file", str(tmp_path / "cert.pem"), "--tls-key-file", str(tmp_path / "key.pem")]
+        server = StoreServer(
+            "redis", tmp_path, "--port", "0", "--tls-port", str(port), *files, "--tls-auth-clients", "no"
+        )
+        url = f"rediss://localhost:{port}/1"
+        assert works(media(url, ca_file=str(tmp_path / "cert.pem")), pool)
+        end = run(media(url), probe(1, "A"))
+        assert "certificate" in str(end.error).lower()
+        end = run(media(f"redis://localhost:{port}"), probe(1, "A"))
+        assert end.error is not None
+        server.kill()
 
 
 # When the server misbehaves
