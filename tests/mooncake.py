@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from offload.mooncake_config import MOONCAKE, MooncakeConfig
+from offload.testing.engines.server import held_port
 from offload.worker.media.mooncake import MooncakeClient
 
 WAIT_SECONDS = 60.0
@@ -74,7 +76,10 @@ class MooncakeServer:
         self._path = path
         self._num_bytes = mib << 20
         self._lease_ms = lease_ms
-        self.port, self._http_port = _free_port(), _free_port()
+        held = [held_port(), held_port()]  # also while the master is down
+        for each in held:
+            weakref.finalize(self, each.close)
+        self.port, self._http_port = (int(each.getsockname()[1]) for each in held)
         self._master: subprocess.Popen[bytes] | None = None
         self._owner: subprocess.Popen[bytes] | None = None
         self._client: MooncakeClient | None = None
@@ -212,10 +217,3 @@ def _length(answer: bytes) -> int:
         if line.startswith(b"content-length:"):
             return len(head) + 4 + int(line.split(b":")[1])
     return 1 << 62
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
