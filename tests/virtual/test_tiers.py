@@ -12,6 +12,7 @@ from offload.errors import OperatorError
 from offload.messages import Route
 from offload.observe.metrics import Metrics
 from offload.scheduler.side import SchedulerSide
+from offload.scheduler.tiers.cold_end import ColdEnd
 from offload.scheduler.tiers.tier import TierLimits
 from offload.settings import Admit
 from offload.testing.media.faulty import MediumFault
@@ -632,6 +633,22 @@ def test_a_step_with_other_jobs_leaves_spills_to_later_ones(cpu_slots: int, num_
     assert spills._num_bytes or spills._directory.num_used
     come_to_rest(engine)
     assert tiered.counts[SPILL] == WHOLE // BLOCK * engine.side._common.slot_bytes
+    engine.close()
+
+
+def test_what_is_about_to_be_evicted_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiered = Tiered(cpu_slots=2048)
+    engine, spills = tiered.engine, tiered.tier.spills
+    step_until(engine, engine.add(PROMPT, 1).is_finished, 10)
+    [chain] = spills._chains.values()
+    due = [[chain]]
+    monkeypatch.setattr(ColdEnd, "due", lambda self: due.pop() if due else [])
+    engine.add(tokens(2 * BLOCK, first=100), 1)
+    before = engine.side.ledger.num_opened
+    engine.step()
+    assert engine.side.ledger.num_opened > before
+    assert spills._num_bytes or spills._directory.num_used
+    come_to_rest(engine)
     engine.close()
 
 

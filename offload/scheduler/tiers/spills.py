@@ -118,7 +118,7 @@ class Spills:
         due = self._cold_end.due()
         for chain in due:
             self._put(chain)
-        if (self._is_left_to_others() and not due) or not self._chains:
+        if self._is_left_to_others(due) or not self._chains:
             return []
         orders: list[Order] = []
         for _ in range(min(_LOOKED_AT, len(self._chains))):
@@ -216,15 +216,16 @@ class Spills:
 
     # Private
 
-    def _is_left_to_others(self) -> bool:
+    def _is_left_to_others(self, due: list[Chain]) -> bool:
         """Whether this step has opened other jobs, and little waits, so that later steps may look at it.
 
-        What goes into a full tier is about to leave the pool, and is never left.
+        What is ``due``, or goes into a full tier, is about to leave the pool, and is never left.
         """
         num_opened, before = self._common.ledger.num_opened, self._num_opened
         self._num_opened = num_opened
         is_left = (
             bool(self._chains)
+            and not due
             and num_opened > before
             and self._num_left < _MOST_LEFT
             and self._num_waiting * _LITTLE <= self._common.allocator.capacity
