@@ -388,7 +388,8 @@ class SchedulerSide:
         return hints
 
     def _advance(self, progress: Progress, report: JobReport) -> None:
-        self._common.account(job := progress.job, report, has_ended=progress.ended)
+        job = progress.job
+        self._common.account(job, report, has_ended=progress.ended)
         if progress.fell_short or (progress.ended and job.num_good < job.num_blocks):
             self._has_losses = True
             if job.flow is self.restores:
