@@ -16,7 +16,9 @@ from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
 from tests.engine.fleets import (
     NUM_BLOCKS,
     NUM_TOKENS,
+    ask,
     assert_same,
+    body_of,
     cold,
     computed,
     prompt_of,
@@ -104,7 +106,7 @@ def test_what_was_prefilled_is_read_by_nixl(pair: Pair, capsys: pytest.CaptureFi
         handed = hand_off(pair.prefill, prompt)
         assert "cpu_offload_from_peer" in handed, handed
         before = computed([pair.decode]), total([pair.decode], "cpu_offload_restored_tokens")
-        answer = answer_to(pair.decode, prompt, handed)
+        answer = ask(pair.decode.http, prompt, kv_transfer_params=handed)
         assert computed([pair.decode]) - before[0] == NUM_TOKENS - num_whole
         assert total([pair.decode], "cpu_offload_restored_tokens") - before[1] == num_whole
         assert_same(answer, cold(pair.prefill.http, prompt))
@@ -115,26 +117,6 @@ def test_what_was_prefilled_is_read_by_nixl(pair: Pair, capsys: pytest.CaptureFi
 
 def hand_off(server: ServerProcess, prompt: list[int]) -> dict[str, Any]:
     """What an engine says when it has computed a prompt for another one."""
-    body = {
-        "prompt": prompt,
-        "temperature": 0,
-        "max_tokens": 1,
-        "kv_transfer_params": {"do_remote_decode": True},
-    }
+    body = body_of(prompt, max_tokens=1, kv_transfer_params={"do_remote_decode": True})
     with server.http.open("/v1/completions", body) as response:
         return dict(json.load(response)["kv_transfer_params"] or {})
-
-
-def answer_to(server: ServerProcess, prompt: list[int], handed: dict[str, Any]) -> dict[str, Any]:
-    """An answer, of an engine that was told where the prompt's KV is."""
-    body = {
-        "prompt": prompt,
-        "temperature": 0,
-        "max_tokens": 4,
-        "ignore_eos": True,
-        "logprobs": 5,
-        "return_token_ids": True,
-        "kv_transfer_params": handed,
-    }
-    with server.http.open("/v1/completions", body) as response:
-        return dict(json.load(response)["choices"][0])
