@@ -206,6 +206,10 @@ class Listening(NamedTuple):
     suffix: bytes
 
 
+MOST_REFUSED = 4096
+"""Prompts of which peers are told that nobody need wait for them."""
+
+
 class Verdict(NamedTuple):
     """Whether peers may wait for a prompt.
 

@@ -53,6 +53,10 @@ class PeerFacts(NamedTuple):
     errors: int
 
 
+MOST_ASKERS = 256
+"""That are remembered on a rank, and told of; as many as can be connected at once."""
+
+
 class AskerFacts(NamedTuple):
     """Workers to scheduler, now and then: one who fetches from a rank. Counts are since the start.
 

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from offload.observe.metrics import Metrics
-from offload.peer_messages import AskerFacts
-
-_MOST_ASKERS = 256
+from offload.peer_messages import MOST_ASKERS, AskerFacts
 
 
 class Askers:
@@ -21,7 +19,7 @@ class Askers:
         """Ranks tell. O(these)."""
         for fact in facts:
             key = (fact.host, fact.peer)
-            if key not in self._facts and len(self._facts) >= _MOST_ASKERS:
+            if key not in self._facts and len(self._facts) >= MOST_ASKERS:
                 self._forget_one()
             of_asker = self._facts.setdefault(key, {})
             before = of_asker.get(fact.rank)
@@ -50,7 +48,7 @@ class Askers:
         for key, by_rank in self._facts.items():
             for rank, fact in by_rank.items():
                 assert (fact.rank, (fact.host, fact.peer)) == (rank, key), f"{fact} is filed under {key}"
-        assert len(self._facts) <= _MOST_ASKERS, f"{len(self._facts)} askers"
+        assert len(self._facts) <= MOST_ASKERS, f"{len(self._facts)} askers"
 
     def _forget_one(self) -> None:
         """One that is not connected any more, and the one that came first if all are."""

@@ -6,14 +6,22 @@ from collections.abc import Callable
 import numpy as np
 
 from allocator import StorePlan
-from offload.messages import NAME_BYTES, PRIVATE, SUFFIX_BYTES, Ids, Kept, Listening, StepPlan, Verdict
+from offload.messages import (
+    MOST_REFUSED,
+    NAME_BYTES,
+    PRIVATE,
+    SUFFIX_BYTES,
+    Ids,
+    Kept,
+    Listening,
+    StepPlan,
+    Verdict,
+)
 from offload.naming import BAG, ROOT, WIDTH_SHIFT, rows
 from offload.scheduler.engine import Request
 from offload.scheduler.tiers.names import names_of
 
 EPOCH_BYTES = 8
-MOST_REFUSED = 4096
-"""Prompts of which peers are told that nobody need wait for them."""
 
 
 class Lasting:

@@ -1,25 +1,15 @@
 """Who asks this rank, and what each of them has had."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
-from offload.peer_messages import AskerFacts
-
-MOST_ASKERS = 256
-"""That are remembered; as many as can be connected at once."""
+from offload.peer_messages import MOST_ASKERS, AskerFacts
 
 
 @dataclass(slots=True, eq=False)
 class Asker:
     """An engine that fetches from this rank, or several of one machine that do not listen themselves.
 
-    Attributes:
-        host: from where.
-        peer: its id, 16 hexadecimal digits; "": it does not listen.
-        connections: that it has now.
-        questions: that it has asked.
-        nbytes: of slots that were sent to it, or that it may have read here.
-        seconds: that sending them took.
-        is_near: it reads them itself, on this machine.
+    It has what ``AskerFacts`` has behind the rank, in that order.
     """
 
     host: str
@@ -64,19 +54,7 @@ class Askers:
 
     def facts(self, rank: int) -> list[AskerFacts]:
         """What there is to tell of each, to the scheduler's side."""
-        return [
-            AskerFacts(
-                rank,
-                each.host,
-                each.peer,
-                each.connections,
-                each.questions,
-                each.nbytes,
-                each.seconds,
-                each.is_near,
-            )
-            for each in list(self._askers.values())
-        ]
+        return [AskerFacts(rank, *astuple(each)) for each in list(self._askers.values())]
 
     def check_invariants(self) -> None:
         """No more are remembered than may be, and each is filed where it belongs."""

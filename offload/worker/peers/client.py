@@ -16,6 +16,7 @@ from offload.worker.peers.landing import NixlPool
 from offload.worker.peers.link import Link, fill, run
 from offload.worker.peers.near import NearPool, pieces, runs
 from offload.worker.peers.protocol import (
+    LEAST_BYTES_PER_SECOND,
     About,
     Check,
     Get,
@@ -38,8 +39,6 @@ from offload.worker.seals import BROKEN, Checksums, checksums_of, num_leading, n
 _TOLD, _ROWS, _OVER = decoder(Told), decoder(Rows), decoder(Over)
 _REACHABLE, _UNCHANGED = decoder(Reachable), decoder(Unchanged)
 HANDSHAKE_SECONDS = 5.0
-_LEAST_BYTES_PER_SECOND = 4 << 20
-"""A peer that is slower is given up: what it sends would take longer than it is worth waiting for."""
 _PATIENCE_SECONDS = 5.0
 """Beside that."""
 
@@ -175,7 +174,7 @@ class Client:
     def _receive(self, sums: Checksums, targets: Ids) -> Any:
         """Receive slots where they belong; which of them have the bytes that they should, ``bool[n]``."""
         size, found = self._pool.slot_bytes, np.zeros(len(sums), dtype=np.uint64)
-        until = time.monotonic() + _PATIENCE_SECONDS + len(sums) * size / _LEAST_BYTES_PER_SECOND
+        until = time.monotonic() + _PATIENCE_SECONDS + len(sums) * size / LEAST_BYTES_PER_SECOND
         for start, stop in runs(targets):
             for part in pieces(stop - start, size):
                 here = slice(start + part.start, start + part.stop)

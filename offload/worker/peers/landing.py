@@ -21,13 +21,12 @@ from offload.peering.frames import ProtocolError
 from offload.worker.media.base import PoolSlots
 from offload.worker.peers.near import pieces, runs
 from offload.worker.peers.nixl import Agent, NixlError, State, places_of
-from offload.worker.peers.protocol import Reachable
+from offload.worker.peers.protocol import LEAST_BYTES_PER_SECOND, Reachable
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = 5.0
 """A transfer that has not ended by then is given up: beside what its bytes take."""
-_LEAST_BYTES_PER_SECOND = 4 << 20
 _PART_BYTES = 4 << 20
 _MOST_BYTES = 256 << 20
 _LEAST_PARTS = 8
@@ -276,7 +275,7 @@ class NixlPool:
         Yields which of them were just copied, while they are in the processor's cache.
         """
         landing, size = self._landing, self._slot_bytes
-        until = time.monotonic() + PATIENCE_SECONDS + len(sources) * size / _LEAST_BYTES_PER_SECOND
+        until = time.monotonic() + PATIENCE_SECONDS + len(sources) * size / LEAST_BYTES_PER_SECOND
         begun: deque[tuple[slice, Transfer]] = deque()
         try:
             for start in range(0, len(sources), landing.part_slots):

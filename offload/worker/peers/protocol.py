@@ -21,6 +21,8 @@ MOST_SLOTS = 16_384
 """In one ``Get``."""
 MOST_METADATA_BYTES = 64 << 10
 """Of an agent of NIXL."""
+LEAST_BYTES_PER_SECOND = 4 << 20
+"""A peer that is slower is given up: what it sends would take longer than it is worth waiting for."""
 EPOCH_BYTES = PEER_BYTES = 8
 
 

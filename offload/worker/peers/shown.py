@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import PRIVATE, Kept, Listening, Verdict, is_private
+from offload.messages import MOST_REFUSED, PRIVATE, Kept, Listening, Verdict, is_private
 from offload.worker.media.base import PoolSlots
 from offload.worker.peers.askers import Askers
 from offload.worker.peers.holdings import Holdings
@@ -21,7 +21,6 @@ from offload.worker.seals import SealTables
 
 _MOST_RELEASED = 1 << 14
 """Tips that wait for the engine's next step. What is not told ends by time."""
-_MOST_REFUSED = 4096
 _REFUSED_SECONDS = 10.0
 """So long a refusal is told: whoever waits asks twenty times a second, and others may ask for it anew."""
 
@@ -108,7 +107,7 @@ class Shown:
             refused.pop(verdict.name, None)
             if verdict.is_refused:
                 refused[verdict.name] = time.monotonic()
-        while len(refused) > _MOST_REFUSED:
+        while len(refused) > MOST_REFUSED:
             del refused[next(iter(refused))]
 
     def refuses(self, name: bytes) -> bool:
@@ -148,7 +147,7 @@ class Shown:
         self.holdings.check_invariants()
         self.askers.check_invariants()
         assert len(self._released) <= _MOST_RELEASED, f"{len(self._released)} tips wait"
-        assert len(self._refused) <= _MOST_REFUSED, f"{len(self._refused)} prompts are refused"
+        assert len(self._refused) <= MOST_REFUSED, f"{len(self._refused)} prompts are refused"
 
 
 class Standing(NamedTuple):
