@@ -22,7 +22,6 @@ import json
 import random
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,11 +33,9 @@ from benchmarks.common import report
 from benchmarks.common.arguments import add_numbers, parser_of, settings_of
 from benchmarks.common.plots import panels
 from benchmarks.common.prompts import draw_tokens
+from benchmarks.common.servers import Servers
 from benchmarks.common.tables import Column, table
 from offload.testing.engines.client import HttpServer
-from offload.testing.engines.environment import ONE_PROCESS, ONE_PROCESS_FLAGS
-from offload.testing.engines.models import tiny_llama
-from offload.testing.engines.server import ServerProcess, held_port
 from offload.testing.proxies import kv_offload_proxy
 
 __all__ = ["main"]
@@ -121,41 +118,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextlib.contextmanager
 def _started(options: argparse.Namespace) -> Iterator[dict[str, _Asked]]:
     longest = options.prompt_tokens + 1024
-    model = tiny_llama(
-        hidden_size=256,
-        layers=8,
-        heads=8,
-        kv_heads=8,
-        vocab_size=_VOCABULARY,
-        max_position_embeddings=2 * longest,
-        with_tokenizer=True,
-    )
-    flags: dict[str, object] = {
-        "--dtype": "float32",
-        "--block-size": _BLOCK,
-        "--max-model-len": longest,
-        "--max-num-batched-tokens": options.chunk,
-        "--num-gpu-blocks-override": 4 * longest // _BLOCK,
-        **ONE_PROCESS_FLAGS,
-    }
-    with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
-        listen = f"127.0.0.1:{stack.enter_context(held_port()).getsockname()[1]}"
+    with Servers(
+        longest, block=_BLOCK, vocabulary=_VOCABULARY, step_tokens=options.chunk, gpu_tokens=4 * longest
+    ) as started:
+        listen = f"127.0.0.1:{started.port()}"
         configs: dict[str, dict[str, Any]] = {
             "prefill": {"cpu_gib": 1, "role": "prefill", "listen": listen},
             "decode-1": {"cpu_gib": 1, "role": "decode", "peers": [listen], "peer_wait_seconds": 30},
             "decode-2": {"cpu_gib": 1, "role": "decode", "peers": [listen], "peer_wait_seconds": 30},
             "one": {"cpu_gib": 1},
         }
-        servers = {}
-        for name, config in configs.items():
-            path = Path(folder) / name
-            path.mkdir()
-            servers[name] = stack.enter_context(ServerProcess(path, model, flags, config, ONE_PROCESS))
+        servers = {name: started.start(name, config) for name, config in configs.items()}
         https = {name: server.ready().http for name, server in servers.items()}
         decode = [https["decode-1"], https["decode-2"]]
         proxy = kv_offload_proxy([https["prefill"].base_url], [each.base_url for each in decode])
-        stack.enter_context(proxy.running())
-        yield {ONE: _Asked(https["one"], [https["one"]]), FLEET: _Asked(HttpServer(proxy.url), decode)}
+        with proxy.running():
+            yield {ONE: _Asked(https["one"], [https["one"]]), FLEET: _Asked(HttpServer(proxy.url), decode)}
 
 
 # A round

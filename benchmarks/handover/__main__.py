@@ -30,22 +30,20 @@ import random
 import signal
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import report
 from benchmarks.common.arguments import add_numbers, parser_of, settings_of
 from benchmarks.common.prompts import draw_tokens
+from benchmarks.common.servers import Servers
 from benchmarks.common.tables import Column, table
 from offload.testing.engines.client import HttpServer
-from offload.testing.engines.environment import ONE_PROCESS, ONE_PROCESS_FLAGS, environment_of
-from offload.testing.engines.models import tiny_llama
-from offload.testing.engines.server import ServerProcess, held_port
+from offload.testing.engines.environment import environment_of
+from offload.testing.engines.server import ServerProcess
 
 __all__ = ["main"]
 
@@ -121,45 +119,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _servers(
     longest: int, options: argparse.Namespace, has_nixl: bool
 ) -> Iterator[tuple[_Pair, _Pair | None]]:
-    model = tiny_llama(
-        hidden_size=256,
-        layers=8,
-        heads=8,
-        kv_heads=8,
-        vocab_size=_VOCABULARY,
-        max_position_embeddings=2 * longest,
-        with_tokenizer=True,
-    )
-    flags: dict[str, object] = {
-        "--dtype": "float32",
-        "--block-size": _BLOCK,
-        "--max-model-len": longest + 64,
-        "--max-num-batched-tokens": options.chunk,
-        "--num-gpu-blocks-override": 3 * longest // _BLOCK,
-        **({} if options.own_processes else ONE_PROCESS_FLAGS),
-    }
-    with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
-        listen = stack.enter_context(held_port()).getsockname()[1]
-        prefill = {"cpu_gib": 2, "role": "prefill", "listen": f"127.0.0.1:{listen}"}
-        decode = {"cpu_gib": 2, "role": "decode", "peers": [f"127.0.0.1:{listen}"], "fetch_gpu_share": 1}
-
-        def start(
-            name: str, config: Mapping[str, Any] | None, more: Mapping[str, object], **variables: str
-        ) -> ServerProcess:
-            path = Path(folder) / name
-            path.mkdir()
-            variables = {**({} if options.own_processes else ONE_PROCESS), **variables}
-            return stack.enter_context(ServerProcess(path, model, {**flags, **more}, config, variables))
-
-        servers = [start("prefill", prefill, {}), start("decode", decode, {})]
+    with Servers(
+        longest + 64,
+        block=_BLOCK,
+        vocabulary=_VOCABULARY,
+        step_tokens=options.chunk,
+        gpu_tokens=3 * longest,
+        is_one_process=not options.own_processes,
+    ) as started:
+        listen = f"127.0.0.1:{started.port()}"
+        servers = [
+            started.start("prefill", {"cpu_gib": 2, "role": "prefill", "listen": listen}),
+            started.start(
+                "decode", {"cpu_gib": 2, "role": "decode", "peers": [listen], "fetch_gpu_share": 1}
+            ),
+        ]
         if has_nixl:
             for name, role in (("nixl-prefill", "kv_producer"), ("nixl-decode", "kv_consumer")):
-                port = stack.enter_context(held_port()).getsockname()[1]
-                config = {
-                    "--kv-transfer-config": json.dumps({"kv_connector": "NixlConnector", "kv_role": role})
-                }
+                config = {"kv_connector": "NixlConnector", "kv_role": role}
+                variables = {"VLLM_NIXL_SIDE_CHANNEL_PORT": str(started.port())}
                 with environment_of({"PYTHONPATH": os.pathsep.join(_paths(options.nixl))}):
-                    servers.append(start(name, None, config, VLLM_NIXL_SIDE_CHANNEL_PORT=str(port)))
+                    flags = {"--kv-transfer-config": json.dumps(config)}
+                    servers.append(started.start(name, None, flags, variables))
         https = [server.ready().http for server in servers]
         try:
             yield _Pair(*https[:2], servers[:2]), _Pair(*https[2:], servers[2:]) if has_nixl else None

@@ -21,22 +21,18 @@ import json
 import random
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import report
 from benchmarks.common.arguments import add_numbers, parser_of, settings_of
 from benchmarks.common.prompts import draw_tokens
+from benchmarks.common.servers import Servers
 from benchmarks.common.tables import Column, table
 from offload.peering.locating import ask, ask_in, question_of
 from offload.testing.engines.client import HttpServer
-from offload.testing.engines.environment import ONE_PROCESS, ONE_PROCESS_FLAGS
-from offload.testing.engines.models import tiny_llama
-from offload.testing.engines.server import ServerProcess, held_port
 from offload.worker.peers.link import SocketLink, dial, run
 
 __all__ = ["main"]
@@ -114,34 +110,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 @contextlib.contextmanager
 def _started(options: argparse.Namespace) -> Iterator[_Engine]:
     longest = max(options.tokens) + _ANSWER + 64
-    model = tiny_llama(
+    with Servers(
+        longest,
+        block=_BLOCK,
+        vocabulary=_VOCABULARY,
+        step_tokens=2048,
+        gpu_tokens=2 * longest,
         hidden_size=64,
         layers=2,
         heads=2,
-        kv_heads=2,
-        vocab_size=_VOCABULARY,
-        max_position_embeddings=2 * longest,
-        with_tokenizer=True,
-    )
-    flags: dict[str, object] = {
-        "--dtype": "float32",
-        "--block-size": _BLOCK,
-        "--max-model-len": longest,
-        "--max-num-batched-tokens": 2048,
-        "--num-gpu-blocks-override": 2 * longest // _BLOCK,
-        **ONE_PROCESS_FLAGS,
-    }
-    with held_port() as held, tempfile.TemporaryDirectory() as folder:
-        port = held.getsockname()[1]
-        config: dict[str, Any] = {"cpu_gib": 1, "listen": f"127.0.0.1:{port}"}
-        with ServerProcess(Path(folder), model, flags, config, ONE_PROCESS) as server:
-            http = server.ready().http
-            link = dial("127.0.0.1", port)
-            try:
-                run(ask_in(b""), link)
-                yield _Engine(http, link)
-            finally:
-                link.close()
+    ) as started:
+        port = started.port()
+        server = started.start("engine", {"cpu_gib": 1, "listen": f"127.0.0.1:{port}"})
+        http = server.ready().http
+        link = dial("127.0.0.1", port)
+        try:
+            run(ask_in(b""), link)
+            yield _Engine(http, link)
+        finally:
+            link.close()
 
 
 def _prompt_row(engine: _Engine, size: int, prompts: Sequence[list[int]]) -> dict[str, Any]:
