@@ -224,7 +224,7 @@ _ROWS = [
     ("seals", f"{_SEALS}.num_intact", "self._num_samples += 1", "pass"),
     ("seals", f"{_SEALS}.num_intact", ".all()", ".any()"),
     ("seals", f"{_SEALS}._checksums", "if self.of_blocks", "if not self.of_blocks"),
-    ("seals", "offload.worker.seals:_num_leading", "int(good.argmin())", "int(good.sum())"),
+    ("seals", "offload.worker.seals:num_leading", "int(good.argmin())", "int(good.sum())"),
     ("seals", f"{_TRANSFER}.submit", "self._seals.unseal(targets)", "pass"),
     ("seals", f"{_TRANSFER}._start", "self._checker.check(job, num_wanted)", "pass"),
     (

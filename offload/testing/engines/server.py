@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -23,6 +24,8 @@ START_SECONDS = 600.0
 """After which a server that does not answer is given up; a busy machine takes minutes."""
 _STOP_SECONDS = 120.0
 _GRACE_SECONDS = 30.0
+_PORTS_GIVEN_OUT = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT, _NUM_PORTS_TRIED = 10_000, 100
 _ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -66,12 +69,23 @@ def environment(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
 def held_port() -> socket.socket:
     """A socket bound to a port that nobody else gets, but for a server that is told to use it.
 
-    A server sets SO_REUSEADDR as well, and this socket does not listen: all connections are the server's.
+    Whoever asks the system for any port, or connects, gets one from its range of such ports: this one is
+    below. A server sets SO_REUSEADDR, and this socket does not listen: all connections are the server's.
+
+    Raises:
+        OSError: all ports below the range that were tried are taken.
     """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    return held
+    first_given_out = int(_PORTS_GIVEN_OUT.read_text().split()[0])
+    for port in random.SystemRandom().sample(range(_FIRST_PORT, first_given_out), _NUM_PORTS_TRIED):
+        held = socket.socket()
+        try:
+            held.bind(("", port))  # at no address, and not beside anybody who holds it, too
+        except OSError:
+            held.close()
+            continue
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return held
+    raise OSError(f"none of {_NUM_PORTS_TRIED} ports from {_FIRST_PORT} to {first_given_out} is free")
 
 
 class ServerProcess:
