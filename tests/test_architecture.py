@@ -109,6 +109,7 @@ STATEFUL = {
     "offload.worker.peers.holdings.Holdings",
     "offload.worker.peers.locator.Locator",
     "offload.worker.peers.peer.Peer",
+    "offload.worker.peers.shortcuts.Shortcuts",
     "offload.worker.peers.server.PeerServer",
     "offload.worker.peers.session.Session",
     "offload.worker.peers.shown.Shown",

@@ -156,8 +156,8 @@ class _Bench:
         for medium, transport in ((self.near, "memory"), (self.far, "tcp"), (self.nixl, over)):
             peers = _until_up(medium)
             for peer in peers if transport != "memory" else []:
-                peer._map(None)
-                peer._map = lambda memory: None  # type: ignore[method-assign]
+                peer._shortcuts.map(None)
+                peer._shortcuts.map = lambda memory: None  # type: ignore[method-assign]
                 peer._drop_idle()
                 peer.ask(lambda client: client.ping())
             assert medium.statuses()[0].transport == transport, medium.statuses()

@@ -16,15 +16,14 @@ from offload.worker.peers.client import Client, Dial
 from offload.worker.peers.landing import Landing, NixlPool
 from offload.worker.peers.near import NearPool
 from offload.worker.peers.nixl import NixlError
-from offload.worker.peers.protocol import About, Memory, Reachable
+from offload.worker.peers.protocol import About
+from offload.worker.peers.shortcuts import Shortcuts
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE, REFUSED_PAUSE = 0.1, 5.0, 30.0
 PING_SECONDS = 2.0
 MOST_WRONG = 3
-NIXL_PAUSE, LONGEST_NIXL_PAUSE = 60.0, 3600.0
-"""For so long a peer of which NIXL has failed is asked over TCP; longer each time, as memory may be lost."""
 _MOST_IDLE = 8
 
 T = TypeVar("T")
@@ -144,12 +143,7 @@ class Peer:
         self._reason = ""
         self._pause, self._until = 0.0, 0.0
         self._asked_at = 0.0
-        self._near: NearPool | None = None
-        self._near_of: Memory | None = None
-        self._far: NixlPool | None = None
-        self._far_of: Reachable | None = None
-        self._far_from = 0.0
-        self._nixl_pause = NIXL_PAUSE
+        self._shortcuts = Shortcuts(address.shown, caller.pool.slot_bytes, clock)
         self._is_closed = False
         self._num_wrong = 0
 
@@ -165,28 +159,20 @@ class Peer:
 
     def near(self, client: Client) -> NearPool | None:
         """Its pool as that connection knows it, if that is on this machine and can be had."""
-        with self._lock:
-            return self._near if client.memory == self._near_of else None
+        return self._shortcuts.near(client.memory)
 
     def far(self, client: Client) -> NixlPool | None:
         """The same, to be read by NIXL, if that works."""
-        with self._lock:
-            return self._far if client.reachable == self._far_of and self._reads_far else None
+        return self._shortcuts.far(client.reachable)
 
     def give_up_nixl(self, error: NixlError) -> None:
         """It has failed: slots come over TCP for a while."""
-        with self._lock:
-            was, pause = self._reads_far, self._nixl_pause
-            self.count.errors += 1
-            if was:
-                self._far_from, self._nixl_pause = self._clock() + pause, min(2 * pause, LONGEST_NIXL_PAUSE)
-        if was and not self._is_closed:
-            text = "the pool of the peer %s comes over TCP for %g s, as NIXL has failed: %s"
-            logger.warning(text, self.address.shown, pause, error)
+        self.count.errors += 1
+        self._shortcuts.give_up_nixl(error)
 
     def nixl_works(self) -> None:
         """It has brought what it was to bring."""
-        self._nixl_pause = NIXL_PAUSE
+        self._shortcuts.nixl_works()
 
     def tend(self) -> None:
         """Connect, or ask whether it is there, if it is time to. May wait."""
@@ -236,8 +222,8 @@ class Peer:
         transport = ""
         if is_up:
             over = Transport.TLS if self._caller.is_tls else Transport.TCP
-            far = Transport.NIXL if self._reads_far else over
-            transport = Transport.MEMORY if self._near is not None else far
+            far = Transport.NIXL if self._shortcuts.is_far else over
+            transport = Transport.MEMORY if self._shortcuts.is_near else far
         return PeerStatus(
             self.address.shown,
             self.life.peer,
@@ -253,10 +239,8 @@ class Peer:
         self._is_closed = True
         with self._lock:
             clients, self._idle = list(self._idle.all), _Idle()
-            self.state, self._near, self._near_of = PeerState.GONE, None, None
-            far, self._far, self._far_of = self._far, None, None
-        if far is not None:
-            far.forget()
+            self.state = PeerState.GONE
+        self._shortcuts.close()
         for client in clients:
             client.close()
 
@@ -265,6 +249,7 @@ class Peer:
         with self._lock:
             assert set(self._idle.clients) <= self._idle.all, "an idle connection is not known"
             assert len(self._idle.clients) <= _MOST_IDLE, f"{len(self._idle.clients)} idle connections"
+        self._shortcuts.check_invariants()
         assert 0.0 <= self._pause <= REFUSED_PAUSE, f"a pause of {self._pause} s"
 
     # Private
@@ -303,56 +288,16 @@ class Peer:
         if self._is_closed:
             client.close()
             raise ConnectionAbortedError("it is being closed")
-        self._map(client.memory)
+        self._shortcuts.map(client.memory)
         if caller.landing is not None and self.near(client) is None:
             try:
-                self._meet(client.reach(), caller.landing)
+                self._shortcuts.meet(client.reach(), caller.landing)
             except BaseException:
                 with self._lock:
                     self._idle.all.discard(client)
                 client.close()
                 raise
         return client
-
-    def _map(self, memory: Memory | None) -> None:
-        """Have its pool mapped, if it is on this machine."""
-        with self._lock:
-            if memory == self._near_of:
-                return
-        near = None
-        if memory is not None:
-            try:
-                near = NearPool(memory, self._caller.pool.slot_bytes)
-            except OSError as error:
-                logger.info("the pool of the peer %s comes over TCP: %s", self.address.shown, error)
-        with self._lock:
-            self._near, self._near_of = (None, None) if self._is_closed else (near, memory)
-
-    @property
-    def _reads_far(self) -> bool:
-        return self._far is not None and self._clock() >= self._far_from
-
-    def _meet(self, told: Reachable, landing: Landing) -> None:
-        """Have its pool read by NIXL, if it can be."""
-        with self._lock:
-            if told == self._far_of:
-                return
-            old, self._far, self._far_of = self._far, None, told
-        if old is not None:
-            old.forget()
-        try:
-            if not told.metadata:
-                raise NixlError("it has none")
-            far = NixlPool(landing, told, self._caller.pool.slot_bytes)
-        except NixlError as error:
-            logger.warning("the pool of the peer %s is not read by NIXL: %s", self.address.shown, error)
-            return
-        with self._lock:
-            is_wanted = not self._is_closed and self._far is None and self._far_of == told
-            if is_wanted:
-                self._far, self._far_from = far, 0.0
-        if not is_wanted:
-            far.forget()
 
     def _learn(self, client: Client) -> None:
         """It has answered."""
@@ -380,7 +325,7 @@ class Peer:
                 self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
             self._reason = str(error) or type(error).__name__
             self._until = self._clock() + self._pause
-            self._near, self._near_of = None, None
+        self._shortcuts.unmap()
         if was is not self.state and self.state is not PeerState.SELF and not self._is_closed:
             logger.warning(
                 "the peer %s is %s: %s. It is tried again every %g s; requests are served without it",

@@ -18,9 +18,9 @@ from offload.worker.peers.client import Client
 from offload.worker.peers.landing import Landing, NixlPool
 from offload.worker.peers.link import dial
 from offload.worker.peers.nixl import Agent, NixlError, State, check_nixl
-from offload.worker.peers.peer import LONGEST_NIXL_PAUSE, NIXL_PAUSE
 from offload.worker.peers.protocol import Get, Reachable, Rows
 from offload.worker.peers.session import Session
+from offload.worker.peers.shortcuts import LONGEST_NIXL_PAUSE, NIXL_PAUSE
 from tests.nixl import need_nixl
 from tests.offload.worker.media.bench import Pool, ends, wait_until
 from tests.offload.worker.media.bench import run as run_job
