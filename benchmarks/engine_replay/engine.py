@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,13 +47,27 @@ class TimeModel:
     """How long things take on the GPU that is not there.
 
     A step takes ``step_seconds`` + tokens computed / ``tokens_per_second``; a block takes ``block_bytes`` /
-    ``link_bytes_per_second`` in each direction, one copy after the other.
+    ``link_bytes_per_second`` in each direction, one copy after the other. A token with ``double_at`` tokens
+    before it takes twice as long as the first one of a prompt, and so on in proportion.
     """
 
     step_seconds: float = 0.010
     tokens_per_second: float = 20_000.0
     block_bytes: float = 2 << 20
     link_bytes_per_second: float = 25e9
+    double_at: float = math.inf
+
+    def seconds(self, output: SchedulerOutput) -> float:
+        """What a step takes, as it was scheduled. O(requests)."""
+        num_tokens = output.total_num_scheduled_tokens
+        if self.double_at < math.inf:
+            cached = output.scheduled_cached_reqs
+            begun = [(new.req_id, new.num_computed_tokens) for new in output.scheduled_new_reqs]
+            begun += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+            for req_id, before in begun:
+                own = output.num_scheduled_tokens[req_id]
+                num_tokens += own * (before + own / 2) / self.double_at
+        return self.step_seconds + num_tokens / self.tokens_per_second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +243,7 @@ class ReplayEngine:
             worker.start_load_kv(None)
         num_tokens = output.total_num_scheduled_tokens
         if num_tokens:
-            self.clock.now += model.step_seconds + num_tokens / model.tokens_per_second
+            self.clock.now += model.seconds(output)
         else:
             events = [event for event in (self._copier.next_end, next_arrival) if event is not None]
             if output.preempted_req_ids or not events:  # a preempted request may go on at once

@@ -52,6 +52,13 @@ class Pace(NamedTuple):
     seconds: float = 0.0
 
 
+class Booking(NamedTuple):
+    """When a copy ends, and how long it takes once the link is free."""
+
+    end: float
+    seconds: float
+
+
 class Link:
     """One copy after another each way, all ways at once. `pace` is asked at every copy."""
 
@@ -62,14 +69,19 @@ class Link:
 
     def book(self, way: Hashable, size: float) -> float:
         """Copy `size` bytes as soon as the link is free that way. Returns when that will have ended."""
+        return self.booked(way, size).end
+
+    def booked(self, way: Hashable, size: float) -> Booking:
+        """The same, and how long the copy itself takes."""
         pace = self._pace()
-        begin = max(self._free_at.get(way, 0.0), self.clock.now)
-        self._free_at[way] = begin + size / pace.bytes_per_second
-        return self._free_at[way] + pace.seconds
+        seconds = size / pace.bytes_per_second
+        self._free_at[way] = max(self._free_at.get(way, 0.0), self.clock.now) + seconds
+        return Booking(self._free_at[way] + pace.seconds, seconds + pace.seconds)
 
 
 class _Task(NamedTuple):
     end: float
+    seconds: float
     job_id: int
     route: Route
     batch: CopyBatch
@@ -96,8 +108,8 @@ class PacedCopier:
             self._inner.fence(route)
 
     def submit(self, job_id: int, route: Route, batch: CopyBatch) -> None:
-        end = self._link.book(route, int(batch.sizes.sum()) * self._scale)
-        self._tasks.append(_Task(end, job_id, route, batch))
+        booking = self._link.booked(route, int(batch.sizes.sum()) * self._scale)
+        self._tasks.append(_Task(*booking, job_id, route, batch))
         self._copy_until(self._link.clock.now)  # a link without limit is no slower than none
 
     def poll(self) -> list[CopyEnd]:
@@ -130,6 +142,6 @@ class PacedCopier:
         self._tasks = [task for task in self._tasks if task.end > now]
         for task in due:
             if self._inner is None:
-                self._ended.append(CopyEnd(task.job_id, len(task.batch.sizes), None))
+                self._ended.append(CopyEnd(task.job_id, len(task.batch.sizes), None, task.seconds))
             else:
                 self._inner.submit(task.job_id, task.route, task.batch)

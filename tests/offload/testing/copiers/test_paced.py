@@ -54,3 +54,12 @@ def test_closing_copies_what_is_still_on_its_way() -> None:
     copier.submit(1, STORE, batch_to(target, 0, 100))
     assert copier.close(seconds=1.0)
     assert target.tolist() == SOURCE.tolist()
+
+
+def test_a_copy_says_how_long_it_took_once_the_link_was_free() -> None:
+    clock = VirtualClock()
+    copier = PacedCopier(Link(clock, lambda: Pace(10.0, seconds=2.0)))
+    copier.submit(1, STORE, batch_to(SOURCE, 0, 30))
+    copier.submit(2, STORE, batch_to(SOURCE, 30, 70))
+    clock.wait_until(100.0)
+    assert [(end.job_id, end.seconds) for end in copier.poll()] == [(1, 5.0), (2, 9.0)]
