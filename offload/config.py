@@ -11,10 +11,10 @@ from typing import Any
 
 from evictor import available_policies
 from offload.errors import ConfigError
-from offload.fleet_config import FLEET_KEYS, NO_FLEET, FleetConfig
+from offload.fleet_config import FLEET_KEYS, NO_FLEET, FleetConfig, Role
 from offload.pool_config import SharedMemoryConfig, read_pool
 from offload.settings import GIB
-from offload.tier_config import TierConfig, read_tiers
+from offload.tier_config import DiskConfig, TierConfig, read_tiers
 
 DEFAULT_POLICY = "hazard"
 AUTO = "auto"
@@ -106,6 +106,13 @@ class OffloadConfig:
             raise ConfigError(
                 f'record_trace is {self.record_trace!r}; name a file to write, such as "/tmp/trace.jsonl"'
             )
+
+    @property
+    def fetches_from_nobody(self) -> bool:
+        """Whether it is to decode what others prefill, and can have their KV from nowhere."""
+        has_siblings = self.pool is not None and self.pool.siblings
+        has_store = any(not isinstance(tier, DiskConfig) for tier in self.tiers)
+        return self.fleet.role is Role.DECODE and not (self.fleet.peers or has_store or has_siblings)
 
     @property
     def cpu_bytes(self) -> int:

@@ -103,6 +103,11 @@ def check_machine(config: OffloadConfig, num_nodes: int = 1, pool_bytes: int | N
         check_nixl()
     if config.fleet.is_in_clear:
         logger.warning("%s", IN_CLEAR)
+    if config.fetches_from_nobody:
+        logger.warning(
+            'role is "decode", and there is nobody to fetch KV from: this engine computes all prompts. Give '
+            "peers, or a tier that engines share"
+        )
     if config.pool is not None:
         look_for_room(config.pool.root, pool_bytes or config.cpu_bytes, config.pool.num_bytes)
     for tier in config.tiers:

@@ -134,6 +134,24 @@ def test_answers_are_stored_or_not_or_it_is_learned(given: bool | str, stored: b
     assert OffloadConfig(cpu_gib=8, store_decode_blocks=given).store_answers is stored
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_alone"),
+    [
+        ({"role": "decode"}, True),
+        ({"role": "decode", "listen": "127.0.0.1:7100"}, True),
+        ({"role": "decode", "tiers": [{"kind": "disk", "path": "/var/cache/kv", "gib": 1}]}, True),
+        ({"role": "decode", "peers": ["127.0.0.1:7100"]}, False),
+        ({"role": "decode", "tiers": [{"kind": "redis", "url": "redis://localhost"}]}, False),
+        ({"role": "decode", "pool": {"kind": "shared-memory", "path": "/dev/shm/kv"}}, False),
+        ({"role": "both"}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_who_decodes_needs_somebody_to_fetch_from(settings: dict[str, Any], is_alone: bool) -> None:
+    assert OffloadConfig.from_mapping({"cpu_gib": 8, **settings}).fetches_from_nobody is is_alone
+
+
 def test_settings_cannot_be_changed() -> None:
     config = OffloadConfig(cpu_gib=8)
     with pytest.raises(FrozenInstanceError):
