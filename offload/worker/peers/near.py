@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
+import xxhash
 
 from offload.messages import Ids
 from offload.peering.frames import ProtocolError
@@ -13,9 +14,10 @@ from offload.worker.peers.protocol import Memory
 from offload.worker.pool.region import RegionShape
 from offload.worker.pool.region_index import SlotRows
 from offload.worker.pool.segment import Segment, SegmentName, machine
-from offload.worker.seals import BROKEN, SealTables, num_leading
+from offload.worker.seals import BROKEN, Checksums, SealTables, checksums_of, num_leading
 
-_PIECE_BYTES = 2 << 20
+PIECE_BYTES = 512 << 10
+"""What is copied at once. It and its source fit into the cache of one core."""
 
 
 class NearPool:
@@ -54,18 +56,34 @@ class NearPool:
             raise ProtocolError(f"slots to {rows.slots.max()}: it has {self.slots.num_slots}")
         return num_leading((self._fills[rows.slots] == rows.generations) & (rows.generations > BROKEN))
 
-    def copy(self, sources: Ids, pool: PoolSlots, targets: Ids) -> Iterator[slice]:
-        """Copy slots into some of another pool, a part at a time. The interpreter is free meanwhile.
+    def copy(self, sources: Ids, pool: PoolSlots, targets: Ids) -> Checksums:
+        """Copy slots into some of another pool; returns checksums of what arrived there.
 
-        Yields which of them were just copied, while they are in the processor's cache.
+        Bytes are summed while they are in the processor's cache. The interpreter is free meanwhile.
         """
         size, there, here = pool.slot_bytes, self.slots.address, pool.address
+        sums = np.empty(len(targets), dtype=np.uint64)
         for start, stop in runs(sources, targets):
             at, to = there + int(sources[start]) * size, here + int(targets[start]) * size
             for part in pieces(stop - start, size):
                 offset = part.start * size
+                found = slice(start + part.start, start + part.stop)
+                if size > PIECE_BYTES:
+                    sums[found] = _copied(at + offset, to + offset, size)
+                    continue
                 ctypes.memmove(to + offset, at + offset, (part.stop - part.start) * size)
-                yield slice(start + part.start, start + part.stop)
+                sums[found] = checksums_of(pool.addresses(targets[found])[:, None], [size])
+        return sums
+
+
+def _copied(at: int, to: int, num_bytes: int) -> int:
+    """Copy one large slot; returns its checksum."""
+    checksum = xxhash.xxh3_64()
+    for start in range(0, num_bytes, PIECE_BYTES):
+        count = min(PIECE_BYTES, num_bytes - start)
+        ctypes.memmove(to + start, at + start, count)
+        checksum.update((ctypes.c_char * count).from_address(to + start))
+    return checksum.intdigest()
 
 
 def runs(*places: Ids) -> Iterator[tuple[int, int]]:
@@ -78,7 +96,7 @@ def runs(*places: Ids) -> Iterator[tuple[int, int]]:
 
 
 def pieces(count: int, slot_bytes: int) -> Iterator[slice]:
-    """So many slots in parts of 2 MiB, or one slot: what was just copied is in the processor's cache."""
-    step = max(1, _PIECE_BYTES // slot_bytes)
+    """So many slots in parts of 512 KiB, or one slot: what was just copied is in the processor's cache."""
+    step = max(1, PIECE_BYTES // slot_bytes)
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))

@@ -22,6 +22,7 @@ from offload.worker.media.base import MediumEnd, MediumJob, Verb
 from offload.worker.media.lane import PeerLane, PoolParts, peer_lanes
 from offload.worker.media.peers import PeerMedium, Whereabouts
 from offload.worker.peers import fleet as fleet_module
+from offload.worker.peers import near as near_module
 from offload.worker.peers import peer as peer_module
 from offload.worker.peers.addresses import Addresses
 from offload.worker.peers.fleet import Fleet
@@ -473,6 +474,19 @@ def mapped_segments() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:kv-offload")
 
 
+@pytest.mark.parametrize("piece_bytes", [3000, SLOT, 3 * SLOT - 1])
+def test_slots_are_copied_in_pieces_of_any_size(
+    made: Made, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(near_module, "PIECE_BYTES", piece_bytes)
+    peer = made.peer(is_near=True)
+    medium = made.medium(peer.address, own=NEAR)
+    check(made.pool, run_job(medium, get(1)))
+    peer.tables.sums[7] += 1
+    end = run_job(medium, get(2))
+    assert end.num_good == 7, "what is summed is what has come"
+
+
 def test_slots_that_are_filled_anew_while_they_are_copied_are_not_taken(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,9 +495,10 @@ def test_slots_that_are_filled_anew_while_they_are_copied_are_not_taken(
     medium = made.medium(peer.address, own=NEAR)
     copy = NearPool.copy
 
-    def copy_late(self: NearPool, sources: Any, pool: Any, targets: Any) -> Iterator[slice]:
-        yield from copy(self, sources, pool, targets)
+    def copy_late(self: NearPool, sources: Any, pool: Any, targets: Any) -> Any:
+        sums = copy(self, sources, pool, targets)
         peer.tables.fills[7] = -1
+        return sums
 
     monkeypatch.setattr(NearPool, "copy", copy_late)
     end = run_job(medium, get(1))
