@@ -7,7 +7,7 @@ from allocator.block_allocator import CpuOffloadingBlockAllocator
 from allocator.errors import AllocatorError, CapacityError, ChainError, StalePlanError
 from allocator.hashing import hash_chain
 from allocator.node import Pin
-from allocator.plans import BagEvicted, BagStored, Event, Evicted, Hit, Stored, StorePlan, UncachedRun
+from allocator.plans import BagEvicted, BagStored, Event, Evicted, Hit, Note, Stored, StorePlan, UncachedRun
 from allocator.replay import Served, serve
 from allocator.slot_pool import Slots
 
@@ -22,6 +22,7 @@ __all__ = [
     "Event",
     "Evicted",
     "Hit",
+    "Note",
     "Pin",
     "Served",
     "Slots",

@@ -12,7 +12,7 @@ from allocator.leases import Leases
 from allocator.node import Node, Pin, Place
 from allocator.pins import Pins
 from allocator.planning import Planning
-from allocator.plans import Event, Hit, StorePlan, UncachedRun
+from allocator.plans import Event, Hit, Note, StorePlan, UncachedRun
 from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
 from allocator.room import Room
@@ -223,7 +223,7 @@ class CpuOffloadingBlockAllocator:
         hints: KeepHints | None = None,
         num_bag: int | None = None,
         must: bool = False,
-        note: object = None,
+        note: Note | None = None,
     ) -> StorePlan | None:
         """Give slots to the unknown ones of the first ``stop`` positions of ``chain``, and to a bag.
 
@@ -236,7 +236,7 @@ class CpuOffloadingBlockAllocator:
             hints: how to keep all of the chain.
             num_bag: slots of the bag of a checkpoint at ``stop``, where it needs one; perhaps 0.
             must: evict whatever may be evicted, also what is worth more.
-            note: of ``StorePlan``.
+            note: makes the note of the ``StorePlan``; None: it has none.
 
         Returns:
             What to copy where: a run that begins at the first unknown position. It is shorter than asked for

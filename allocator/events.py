@@ -44,7 +44,7 @@ class EventLog:
             if plan.hashes:
                 self.record(Stored(plan.hashes, plan.parent_hash, plan.note))
             if plan.bag is not None:
-                self.record(BagStored(plan.stop, self._hashes_of_bag(plan)))
+                self.record(BagStored(plan.stop, self._hashes_of_bag(plan), plan.note))
 
     def evicted(self, removed: Removed) -> None:
         """These left, all of them resident, and their bags with them."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from allocator.node import Node, Place
-from allocator.plans import StorePlan
+from allocator.plans import Note, StorePlan
 from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
 from allocator.room import Room
@@ -39,7 +39,7 @@ class Planning:
         hints: KeepHints | None,
         num_bag: int | None,
         must: bool,
-        note: object,
+        note: Note | None,
     ) -> StorePlan | None:
         """See ``CpuOffloadingBlockAllocator.plan_store``."""
         place = self._tree.find(chain, stop)
@@ -71,7 +71,8 @@ class Planning:
             end, data = Place(node, place.depth), data[: num_stored * width]
             node = self._ranking.append(end, hashes, data, slots, next_hash, admission)
         bag = self._begin_bag(node, stop, num_bag) if self._tree.has_checkpoints else None
-        plan = self._stores.begin(place.depth, hashes, slots, lead, bag, note)
+        told = None if note is None else note(place.depth, place.depth + len(hashes))
+        plan = self._stores.begin(place.depth, hashes, slots, lead, bag, told)
         if self._ranking.loose:
             self._room.trim_loose()
         return plan

@@ -1,6 +1,6 @@
 """What crosses the allocator's border: hits, plans and events. Immutable, plain data."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ class StorePlan(NamedTuple):
         slots: where each goes, ``int64[len(hashes), columns]``.
         lead: prefix hashes of a few positions right before ``start``; none only at the start of a chain.
         bag: where the bag of the checkpoint at ``stop`` goes, ``int64[num_bag]``; None without one.
-        note: what the caller wants to be told with the event ``Stored``.
+        note: what the caller wants to be told with the events ``Stored`` and ``BagStored``.
     """
 
     plan_id: int
@@ -56,6 +56,10 @@ class StorePlan(NamedTuple):
     def parent_hash(self) -> bytes | None:
         """Prefix hash of position ``start - 1``, None at the start of a chain."""
         return self.lead[-1] if self.lead else None
+
+
+Note = Callable[[int, int], object]
+"""Called with the position where a plan starts and the one where it stops: makes its note."""
 
 
 class UncachedRun(NamedTuple):
@@ -100,10 +104,12 @@ class BagStored(NamedTuple):
     Attributes:
         depth: of the checkpoint, in positions.
         hashes: of the last positions before it, as many as the allocator was told to name.
+        note: of its plan.
     """
 
     depth: int
     hashes: list[bytes]
+    note: object = None
 
 
 class BagEvicted(NamedTuple):

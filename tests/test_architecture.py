@@ -61,6 +61,7 @@ STATEFUL = {
     "offload.scheduler.restore_index.RestoreIndex",
     "offload.scheduler.restores.Restores",
     "offload.scheduler.side.SchedulerSide",
+    "offload.scheduler.spelling.SlotTokens",
     "offload.scheduler.stores.Stores",
     "offload.scheduler.tiers.announced.Announced",
     "offload.scheduler.tiers.beliefs.Beliefs",

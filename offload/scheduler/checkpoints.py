@@ -84,6 +84,7 @@ class Checkpoints:
         self._allocator = common.allocator
         self._engine = common.engine
         self._groups = common.engine.groups
+        self._note_of = common.note_of
         self._num_volatile = common.engine.drafts.num_volatile_blocks
         self._passing: list[tuple[Pending, Candidate]] = []
         self._states: Mapping[str, Mapping[int, States]] = {}
@@ -142,6 +143,7 @@ class Checkpoints:
             The plan, and GPU blocks for its bag. None: it is not worth it, or not possible.
         """
         groups, chain, depth = self._groups, pending.chain, candidate.depth
+        note = self._note_of(pending.request)
         known = self._allocator.known_depth(chain, depth)
         if known < min(depth, pending.last_checkpoint) and not must:  # it was stored before, and was evicted
             return None
@@ -151,12 +153,14 @@ class Checkpoints:
             return None
         if num_blocks > num_holdable:
             num_first = min(num_holdable // groups.columns, depth - known) if groups.columns else 0
-            plan = self._allocator.plan_store(chain, known + num_first, None, pending.keep, must=must)
+            plan = self._allocator.plan_store(
+                chain, known + num_first, None, pending.keep, must=must, note=note
+            )
             return None if plan is None else (plan, [])
         bag = self._bag(pending, candidate)
         if len(bag) < num_bag or not self._engine.ids(bag).all():
             return None
-        plan = self._allocator.plan_store(chain, depth, None, pending.keep, num_bag, must)
+        plan = self._allocator.plan_store(chain, depth, None, pending.keep, num_bag, must, note)
         if plan is None:
             return None
         pending.last_checkpoint = max(pending.last_checkpoint, depth)

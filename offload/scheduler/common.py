@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from allocator import CpuOffloadingBlockAllocator, StorePlan
+from allocator import CpuOffloadingBlockAllocator, Note, StorePlan
 from offload.messages import Ids, JobReport, Route
 from offload.observe.metrics import Metrics
 from offload.scheduler.arrivals import Arrivals
@@ -13,6 +13,7 @@ from offload.scheduler.engine import Engine, Request
 from offload.scheduler.flow import Flow, Job
 from offload.scheduler.jobs import JobLedger
 from offload.scheduler.lasting import Lasting
+from offload.scheduler.spelling import SlotTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Common:
         filled_by: for every slot the job that filled it, ``int64[slots]``.
         arrivals: what is on its way into the pool from below.
         costs: what was measured.
+        tokens: that slots hold KV of, as far as KV events are to tell of it.
         lasting: told what the pool holds if it outlives the engine.
         record_events: whether to list what enters and leaves places.
     """
@@ -46,6 +48,7 @@ class Common:
     filled_by: Ids
     arrivals: Arrivals
     costs: Costs
+    tokens: SlotTokens
     lasting: Lasting | None = None
     record_events: bool = False
 
@@ -74,7 +77,18 @@ class Common:
         """Whether what is stored of that request may outlive the engine."""
         return self.lasting is not None and self.lasting.is_meant(request)
 
-    def note_kept(self, plan: StorePlan) -> None:
-        """That plan was committed, and what it fills may outlive the engine."""
-        if self.lasting is not None:
+    def note_of(self, request: Request) -> Note | None:
+        """Has a plan for that request spelled, as its events are to be; None: there are none.
+
+        The spelling also has what the bag at the end of the plan is of.
+        """
+        if not self.record_events:
+            return None
+        spelled, reach = self.engine.spelled, self.engine.groups.reach
+        return lambda start, stop: spelled(request, max(0, min(start, stop - reach)), stop)
+
+    def committed(self, plan: StorePlan, *, is_lasting: bool = True) -> None:
+        """That plan was; what it fills may outlive the engine if it ``is_lasting``."""
+        self.tokens.keep(plan)
+        if is_lasting and self.lasting is not None:
             self.lasting.committed(plan, self.filled_by[plan.all_slots])

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from offload.messages import Ids
 from offload.scheduler.groups import GpuBlocks, Groups
 from offload.scheduler.hints import RequestHints
+from offload.scheduler.spelling import Spelling
 from offload.transfer_params import KVTransferParams
 
 
@@ -122,6 +123,11 @@ class Engine(Protocol):
 
     def chain(self, request: Any) -> Sequence[bytes]:
         """Prefix hashes of a request's chain positions; grows with the request."""
+
+    def spelled(self, request: Any, start: int, stop: int) -> Spelling | None:
+        """What the hashes of these chain positions are made of. O(tokens), in C, and O(positions) for those
+        that need more than token ids. None: that is not known.
+        """
 
     def tables(self, request_id: str) -> Sequence[GpuBlocks]:
         """The blocks that a request has now, by cache group; none after a preemption."""

@@ -138,6 +138,7 @@ class ShortStored(NamedTuple):
     num_positions: int
     name: bytes
     parent: bytes | None
+    note: object = None
 
 
 TierEvent = Event | ShortStored
@@ -148,7 +149,7 @@ class BelowEvents(NamedTuple):
 
     Attributes:
         take: events since the last call, oldest first. Hashes of positions are names of extents. A bag has
-            one hash, of the last position before it.
+            one hash, of the last position before it. Notes are a ``Spelling`` of what an event tells of.
         is_listing: whether there are more to come, without anything that happens.
         positions: of an extent.
         is_shared: others write there, too: events tell of what this engine writes.

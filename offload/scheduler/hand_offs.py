@@ -39,6 +39,7 @@ class HandOffs:
         """None yet."""
         self._allocator = common.allocator
         self._engine = common.engine
+        self._note_of = common.note_of
         self._groups = common.engine.groups
         self._metrics = common.metrics
         self._lasting = common.lasting
@@ -128,7 +129,8 @@ class HandOffs:
             self.refuse(pending.request, Refusal.PAUSED)
         else:
             if known < stop:
-                plan = self._allocator.plan_store(chain, stop, None, pending.keep, must=True)
+                note = self._note_of(pending.request)
+                plan = self._allocator.plan_store(chain, stop, None, pending.keep, must=True, note=note)
                 known = known if plan is None else plan.stop
             if known < stop:
                 self.refuse(pending.request, Refusal.NO_ROOM)

@@ -37,6 +37,7 @@ from offload.scheduler.jobs import JobLedger
 from offload.scheduler.lasting import Lasting
 from offload.scheduler.offer import ASIDE, COMING, NOTHING, Offer, Why
 from offload.scheduler.restores import Restores
+from offload.scheduler.spelling import SlotTokens
 from offload.scheduler.stores import Stores
 from offload.scheduler.weights import Weights
 from offload.transfer_params import KVTransferParams
@@ -102,6 +103,7 @@ class SchedulerSide:
         if adoption is not None or peer is not None:
             self._lasting = Lasting(peer, outlives=adoption is not None)
         self.metrics = Metrics()
+        filled_by = np.full(num_slots, -1, dtype=np.int64) if adoption is None else adoption.generations
         self._common = common = Common(
             self.allocator,
             self.ledger,
@@ -111,9 +113,10 @@ class SchedulerSide:
             block_size,
             slot_bytes,
             block_bytes,
-            filled_by=np.full(num_slots, -1, dtype=np.int64) if adoption is None else adoption.generations,
+            filled_by=filled_by,
             arrivals=Arrivals(self.allocator, int(engine.num_blocks * config.fetch_gpu_share)),
             costs=(costs := Costs(clock)),
+            tokens=SlotTokens(filled_by, block_size),
             lasting=self._lasting,
             record_events=record_events,
         )

@@ -229,6 +229,7 @@ class Stores:
         """Every store has slots of its own, and no more of them begin in a step than may."""
         for part in (self.answers, self.backlog, self.holds, self.checkpoints, self.hand_offs):
             part.check_invariants()
+        self._common.tokens.check_invariants()
         assert 0 <= self._num_ended_left <= _ENDED_AT_ONCE, f"{self._num_ended_left} may begin"
         num_held = sum(len(job.blocks) for job in self._ledger.of(self))
         assert num_held == self.holds.num_held, f"{num_held} blocks in jobs, {self.holds.num_held} are held"
@@ -300,7 +301,8 @@ class Stores:
             return []
         limit = self._limit(pending) // self._groups.columns
         must = self.hand_offs.must_be_stored(pending, stop)
-        plan = self._allocator.plan_store(pending.chain, stop, limit, pending.keep, must=must)
+        note = self._common.note_of(pending.request)
+        plan = self._allocator.plan_store(pending.chain, stop, limit, pending.keep, must=must, note=note)
         if plan is None:
             self.backlog.declined(pending)
             return []
@@ -332,7 +334,8 @@ class Stores:
         if known > pending.start:  # another request has stored it
             self._drop_first(known - pending.start, None)
         limit = self._limit() // self._groups.columns
-        plan = self._allocator.plan_store(pending.chain, stop, limit, pending.keep) if known < stop else None
+        note = self._common.note_of(pending.request)
+        plan = self._allocator.plan_store(pending.chain, stop, limit, pending.keep, note=note)
         num_planned = len(plan.hashes) if plan is not None else 0
         orders = [] if plan is None else [self._begin(pending, plan, self.backlog.take(num_planned))]
         if known + num_planned < stop and num_planned < limit:
@@ -385,8 +388,8 @@ class Stores:
             self.breaker.succeeded(job.job_id)
             if not self._allocator.commit(store.plan):
                 self.holds.count_unstored(num_left, "reset" if store.is_dropped else "cut_off")
-            elif store.is_lasting:
-                self._common.note_kept(store.plan)
+            else:
+                self._common.committed(store.plan, is_lasting=store.is_lasting)
             return
         self._allocator.abort(store.plan)
         self.holds.count_unstored(num_left, "outage")

@@ -17,6 +17,7 @@ from offload.messages import Ids
 from offload.scheduler.engine import Adapter, Drafts, State, States
 from offload.scheduler.groups import GpuBlocks, Group, Groups, Kind
 from offload.scheduler.hints import RequestHints
+from offload.scheduler.spelling import Spelling
 from offload.transfer_params import KVTransferParams
 
 
@@ -90,7 +91,8 @@ class MemoryRequest:
         self.state = State.OTHER
         self._num_answer = len(answer)
         self._block_size = block_size
-        self._hashes = hash_chain([*prompt, *answer], block_size)
+        self.token_ids = [*prompt, *answer]
+        self._hashes = hash_chain(self.token_ids, block_size)
         self.block_hashes = self._hashes[: self.num_tokens // block_size]
 
     def __repr__(self) -> str:
@@ -168,6 +170,11 @@ class MemoryEngine:
     def chain(self, request: MemoryRequest) -> list[bytes]:
         """Its prefix hashes."""
         return request.block_hashes
+
+    def spelled(self, request: MemoryRequest, start: int, stop: int) -> Spelling:
+        """Its token ids of these positions."""
+        size = self.groups.position_tokens
+        return Spelling(request.token_ids[start * size : stop * size], size)
 
     def table(self, request_id: str) -> GpuBlocks:
         """The blocks that a request has now, by chain position."""

@@ -2,16 +2,19 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.request import RequestStatus
 
 from offload.messages import Ids
 from offload.scheduler.engine import Drafts, State, States
 from offload.scheduler.groups import GpuBlocks, Groups
 from offload.scheduler.hints import RequestHints
+from offload.scheduler.spelling import Spelling
 from offload.transfer_params import KVTransferParams
 from offload.vllm.groups import cached_groups
 from offload.vllm.request_hints import hints_of
@@ -32,6 +35,7 @@ _STATES = {
 }
 _block_id = attrgetter("block_id")
 
+_as_told = getattr(kv_cache_utils, "to_event_extra_keys", list)  # some releases hash them as they are told
 _ENDING = "_handle_shutdown"
 """Of vLLM's engine core: asks for work only when it has been told to end."""
 _FRAMES = 8
@@ -113,6 +117,23 @@ class VllmEngine:
         """Prefix hashes of a request's chain positions; grows with the request."""
         hashes: list[bytes] = request.block_hashes
         return hashes if self._hash_stride == 1 else _PositionHashes(hashes, self._hash_stride)
+
+    def spelled(self, request: "Request", start: int, stop: int) -> Spelling | None:
+        """What the hashes of these positions are made of. Extra keys are as vLLM's own events have them."""
+        size = self.groups.position_tokens
+        token_ids: list[int] = request.all_token_ids[start * size : stop * size]
+        if len(token_ids) != (stop - start) * size:
+            return None
+        keys, lora = None, request.lora_request
+        if lora or request.mm_features or request.cache_salt or request.prompt_embeds is not None:
+            keys_of = kv_cache_utils.generate_block_hash_extra_keys
+            bounds = range(start * size, (stop + 1) * size, size)
+            keys = _as_told([keys_of(request, *ends, 0)[0] for ends in pairwise(bounds)])
+        if keys is not None and not any(keys):
+            keys = None
+        if lora is None:
+            return Spelling(token_ids, size, keys)
+        return Spelling(token_ids, size, keys, lora.adapter_id, lora.name)
 
     def tables(self, request_id: str) -> Sequence[GpuBlocks]:
         """The blocks that a request has now, by cache group; none after a preemption."""

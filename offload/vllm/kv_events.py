@@ -15,6 +15,7 @@ from offload.messages import NAME_BYTES
 from offload.scheduler.flow import ShortStored, TierEvent
 from offload.scheduler.groups import Kind
 from offload.scheduler.side import SchedulerSide
+from offload.scheduler.spelling import Spelling
 from offload.vllm.groups import EventGroup
 
 MAX_HASHES = 1 << 14
@@ -22,6 +23,7 @@ MAX_HASHES = 1 << 14
 
 _EVENT_COST = 32  # an event of its own costs as much as so many hashes
 _INT_BYTES = 8
+_UNSPELLED = Spelling((), 1)
 _OF_BAGS = (BagStored, BagEvicted)
 _AT_ONCE = (*_OF_BAGS, ShortStored)
 
@@ -44,13 +46,14 @@ STORE_PLACE = EventPlace("STORAGE", "REMOTE")
 
 
 class _Part(NamedTuple):
-    """Hashes of one chain that groups have, or have no longer."""
+    """Hashes of one chain that groups have, or have no longer; ``spelling``: of just these, if known."""
 
     groups: Sequence[EventGroup]
     block_size: int
     hashes: Sequence[bytes]
     is_stored: bool
     parent: bytes | None = None
+    spelling: Spelling | None = None
 
 
 class _BagBlocks:
@@ -68,10 +71,15 @@ class _BagBlocks:
         parts = []
         before = len(bag.hashes) - len(hashes) - 1
         parent = bag.hashes[before] if before >= 0 else None
+        is_spelled = self._group.block_size == self._position_tokens
+        spelling = bag.note if is_spelled and isinstance(bag.note, Spelling) else None
+        num_left = len(hashes)
         for is_known, run in groupby(hashes, key=self._num_bags.__contains__):
             blocks = list(run)
+            num_left -= len(blocks)
             if not is_known:
-                parts.append(_Part(self.groups, self._group.block_size, blocks, True, parent))
+                own = None if spelling is None else spelling.ending(len(blocks), num_left)
+                parts.append(_Part(self.groups, self._group.block_size, blocks, True, parent, own))
             parent = blocks[-1]
         self._num_bags.update(hashes)
         return parts
@@ -127,6 +135,9 @@ class KvEventStream:
     a hash are there. With full attention that is a position, though blocks of the group may be smaller.
     With windows and states it is a block. Of several in a position the last one is published: hashes of the
     others are not known here. What several bags have is published once, and removed with the last of them.
+
+    Token ids are those of all blocks of an event, where these are known. They are not for blocks shorter than
+    a position, whose hashes are not in one chain here, and for bags below the pool.
 
     A tier's unit is the extent: its hash is that of its last block, and its size the tokens of all of them. A
     bag there is such a unit for each group, with as many tokens as the group needs.
@@ -215,7 +226,10 @@ class KvEventStream:
                 room -= sum((len(part.hashes) + _EVENT_COST) * len(part.groups) for part in of_bag)
             elif isinstance(event, ShortStored):
                 num_tokens = event.num_positions * self._position_tokens
-                parts.append(_Part(self._prefix_groups, num_tokens, [event.name], True, event.parent))
+                spelling = event.note if isinstance(event.note, Spelling) else None
+                parts.append(
+                    _Part(self._prefix_groups, num_tokens, [event.name], True, event.parent, spelling)
+                )
                 room -= (1 + _EVENT_COST) * num_groups
             elif num_groups:
                 parts.append(self._of_positions(event, room // num_groups or 1))
@@ -234,7 +248,12 @@ class KvEventStream:
         if isinstance(event, Evicted):
             return _Part(self._prefix_groups, self._unit_tokens, hashes, False)
         parent = event.hashes[begun - 1] if begun else event.parent_hash
-        return _Part(self._prefix_groups, self._unit_tokens, hashes, True, parent)
+        spelling = None
+        if isinstance(event.note, Spelling):  # that of a plan may begin before its positions
+            num = self._unit_tokens // self._position_tokens
+            num_behind = len(event.hashes) - begun - len(hashes)
+            spelling = event.note.ending(len(hashes) * num, num_behind * num)
+        return _Part(self._prefix_groups, self._unit_tokens, hashes, True, parent, spelling)
 
     def _of_bag(self, event: BagStored | BagEvicted) -> tuple[BagStored, list[_Part]]:
         """The bag, and what to publish of it."""
@@ -295,9 +314,10 @@ class KvEvents:
             return event
         match event:
             case Stored():
-                return Stored([each[:size] for each in event.hashes], _cut(event.parent_hash, size))
+                hashes = [each[:size] for each in event.hashes]
+                return Stored(hashes, _cut(event.parent_hash, size), event.note)
             case ShortStored():
-                return ShortStored(event.num_positions, event.name[:size], _cut(event.parent, size))
+                return event._replace(name=event.name[:size], parent=_cut(event.parent, size))
             case BagStored():
                 return BagStored(event.depth, [each[:size] for each in event.hashes])
             case BagEvicted():
@@ -311,14 +331,16 @@ def _cut(prefix_hash: bytes | None, size: int) -> bytes | None:
 
 
 def _stored(group: EventGroup, part: _Part, hashes: list[Any], place: EventPlace) -> BlockStored:
+    spelling = part.spelling or _UNSPELLED
     return BlockStored(
         block_hashes=hashes,
         parent_block_hash=None if part.parent is None else maybe_convert_block_hash(BlockHash(part.parent)),
-        token_ids=[],
+        token_ids=list(spelling.token_ids),
         block_size=part.block_size,
-        lora_id=None,
+        lora_id=spelling.lora_id,
         medium=place.medium,
-        lora_name=None,
+        lora_name=spelling.lora_name,
+        extra_keys=None if spelling.extra_keys is None else list(spelling.extra_keys),
         group_idx=group.group_id,
         kv_cache_spec_kind=group.kind,
         kv_cache_spec_sliding_window=group.window,

@@ -107,6 +107,22 @@ AREAS = {
             "tests/virtual/test_offers.py",
         ],
     ),
+    "spelling": Area(
+        [
+            "allocator.events",
+            "allocator.planning",
+            "offload.scheduler.common",
+            "offload.scheduler.spelling",
+            "offload.scheduler.tiers.told",
+            "offload.vllm.engine",
+            "offload.vllm.kv_events",
+        ],
+        [
+            "tests/offload/scheduler/test_spelling.py",
+            "tests/offload/scheduler/tiers/test_told.py",
+            "tests/virtual/test_event_tokens.py",
+        ],
+    ),
     "ledger": Area(["offload.scheduler.jobs"], ["tests/offload/scheduler/test_jobs_machine.py"]),
     "amounts": Area(["offload.scheduler.amounts"], ["tests/offload/scheduler/test_amounts.py"]),
     "hints": Area(

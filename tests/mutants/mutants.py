@@ -36,6 +36,10 @@ _ARRIVALS = "offload.scheduler.arrivals:Arrivals"
 _CANDIDATES = "offload.scheduler.checkpoints:candidates"
 _PASSED = "offload.scheduler.checkpoints:Checkpoints"
 _HITS = "offload.scheduler.hits:Hits"
+_TOKENS = "offload.scheduler.spelling:SlotTokens"
+_SPELLING = "offload.scheduler.spelling:Spelling"
+_STREAM = "offload.vllm.kv_events:KvEventStream"
+_BAG_BLOCKS = "offload.vllm.kv_events:_BagBlocks"
 _WAITING = "offload.scheduler.waiting:Waiting"
 
 _ROWS = [
@@ -281,6 +285,24 @@ _ROWS = [
     ("chained", f"{_SEALS}.coming", "newest < fills", "newest <= fills"),
     ("chained", f"{_SEALS}.coming", "np.where(found > BROKEN, found, _failed(found))", "found"),
     ("chained", f"{_SEALS}.fail", "slots[self._fills[slots] == BROKEN]", "slots"),
+    ("spelling", "offload.scheduler.common:Common.note_of", "min(start, stop - reach)", "start"),
+    ("spelling", f"{_TOKENS}.keep", "self._rows[slots[is_plain]] = rows[is_plain]", "pass"),
+    ("spelling", f"{_TOKENS}.keep", "is_plain &=", "_ ="),
+    ("spelling", f"{_TOKENS}.keep", "spelling.lora_name is not None", "False"),
+    (
+        "spelling",
+        f"{_TOKENS}.keep",
+        "spelling.ending(len(plan.hashes))",
+        "spelling.part(0, len(plan.hashes))",
+    ),
+    ("spelling", f"{_TOKENS}.of", "not np.array_equal(self._jobs[slots], self._filled_by[slots])", "False"),
+    ("spelling", f"{_SPELLING}.ending", "self.num_positions - num_behind", "self.num_positions"),
+    ("spelling", f"{_SPELLING}.part", "self.extra_keys[start:stop]", "self.extra_keys"),
+    ("spelling", "offload.vllm.engine:VllmEngine.spelled", "start * size :", "stop * size - size :"),
+    ("spelling", "offload.vllm.engine:VllmEngine.spelled", "or request.cache_salt", ""),
+    ("spelling", f"{_STREAM}._of_positions", "len(event.hashes) - begun - len(hashes)", "0"),
+    ("spelling", f"{_BAG_BLOCKS}.add", "num_left -= len(blocks)", "pass"),
+    ("spelling", "offload.scheduler.tiers.told:ExtentsNote.part", "(index - self.first)", "index"),
 ]
 
 MUTANTS = {area: [Edit(*row[1:]) for row in rows] for area, rows in groupby(_ROWS, key=lambda row: row[0])}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from allocator import Note
 from offload.messages import Extents, Ids
 from offload.scheduler.tiers.names import Path
 
@@ -68,11 +69,11 @@ class Contents(Protocol):
         """That is over."""
 
     def write(
-        self, names: Sequence[bytes], stop: int, limit: int, path: Path | None = None
+        self, names: Sequence[bytes], stop: int, limit: int, note: Note | None = None
     ) -> Writing | None:
         """Begin to write unknown ones of the first ``stop`` extents, ``limit`` at most; None: it has none.
 
-        ``path``: whose names these are; None: all are whole extents.
+        ``note``: makes an ``ExtentsNote`` of those that are written, for events.
         """
 
     def extents(self, writing: Any, job_id: int, starts: Ids) -> Extents:

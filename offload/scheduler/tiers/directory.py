@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from allocator import CpuOffloadingBlockAllocator, Event, Pin, StorePlan
+from allocator import CpuOffloadingBlockAllocator, Event, Note, Pin, StorePlan
 from evictor import make_policy
 from offload.messages import EPOCH_SHIFT, NAMED, PRIVATE, Extents, Ids, Names, TierFacts, is_private
 from offload.naming import ROOT, as_bytes, bag_names, rows
 from offload.scheduler.tiers.named_places import NamedPlaces, as_row
 from offload.scheduler.tiers.names import Path, name_of, names_of
 from offload.scheduler.tiers.recovery import Agreed, agree, chains
+from offload.scheduler.tiers.told import ExtentsNote
 
 
 class Reading(NamedTuple):
@@ -164,10 +165,10 @@ class Directory:
         reading.life.unpin(reading.pin)
 
     def write(
-        self, names: Sequence[bytes], stop: int, limit: int, path: Path | None = None
+        self, names: Sequence[bytes], stop: int, limit: int, note: Note | None = None
     ) -> Writing | None:
         """Give places to the unknown ones of the first ``stop`` extents, ``limit`` at most; None: to none."""
-        plan = self._allocator.plan_store(names, stop, limit, note=path)
+        plan = self._allocator.plan_store(names, stop, limit, note=note)
         if plan is None:
             return None
         return Writing(self._allocator, plan, self._place_of[plan.slots[:, 0]])
@@ -332,7 +333,7 @@ class Directory:
             sizes = dict(zip(as_bytes(kept.extents.names), num_slots, strict=True))
             for names in kept.names():
                 path = self._path_from(names, [sizes[name] for name in names])
-                self._allocator.adopting.adopt(names, path)
+                self._allocator.adopting.adopt(names, ExtentsNote(path))
         self._note_ends(kept.extents.names, kept.extents.parents)
         taken = kept.extents.places  # a fresh allocator has handed out its slots in ascending order
         self._is_kept[taken] = True

@@ -99,7 +99,7 @@ class Fetches:
             self._wishes[request_id] = Wish(stop, num_usable)
             self._ahead[request_id] = num_slots
             self._fetched.num_ahead += num_slots
-            self._begin(chain, ahead)
+            self._begin(request, chain, ahead)
 
     def offer(self, request: Request, num_local: int, hints: RequestHints) -> Offer | None:
         """A request waits for what it can use of the tier, and goes on with what that brought."""
@@ -128,7 +128,7 @@ class Fetches:
             return self._coming_to(chain, first, wish.stop)
         if num_usable > wish.behind and self._is_worth(chain, num_usable, first, wish.stop):
             self._wishes[request_id] = wish._replace(behind=num_usable)
-            if self._begin(chain, wish.stop):
+            if self._begin(request, chain, wish.stop):
                 return self._coming_to(chain, first, wish.stop)
         self._wishes[request_id] = NO_WISH
         return None
@@ -271,21 +271,21 @@ class Fetches:
             and self._pace.is_worth(there, end, self._num_slots(chain, stop) * common.slot_bytes)
         )
 
-    def _begin(self, chain: Sequence[bytes], stop: int) -> bool:
+    def _begin(self, request: Request, chain: Sequence[bytes], stop: int) -> bool:
         """Open jobs for what the pool lacks of the first ``stop`` positions, as far as there is room."""
         common, grid = self._common, self._grid
         batch = Batch(common.clock())
         most = min(self._most_filling, _MOST_BYTES // common.slot_bytes)
         if self._has_bags:
             if self._num_slots(chain, stop) <= most - self._num_coming:
-                self._begin_checkpoint(chain, stop, batch)
+                self._begin_checkpoint(request, chain, stop, batch)
             return batch.num_left > 0
         path = self._prefix_path(chain, stop)
         if not (stop := path.stop):
             return False
         part = max(1, self._part_slots // grid.slots) * grid.positions
         while (room := (most - self._num_coming) // grid.columns) >= self._least_positions:
-            plan = common.allocator.plan_store(chain, stop, min(part, room))
+            plan = common.allocator.plan_store(chain, stop, min(part, room), note=common.note_of(request))
             if plan is None:
                 break
             self._open(plan, path, batch)
@@ -296,12 +296,12 @@ class Fetches:
         names = self._grid.names(chain, stop)
         return self._grid.path(chain, self._directory.depth(names) * self._grid.positions)
 
-    def _begin_checkpoint(self, chain: Sequence[bytes], stop: int, batch: Batch) -> None:
+    def _begin_checkpoint(self, request: Request, chain: Sequence[bytes], stop: int, batch: Batch) -> None:
         """All of what it takes to go on there, or nothing."""
         allocator, path = self._common.allocator, self._path(chain, stop)
         if self._directory.depth(path.names) < len(path.names):
             return
-        plan = allocator.plan_store(chain, stop, num_bag=path.num_bag)
+        plan = allocator.plan_store(chain, stop, None, None, path.num_bag, note=self._common.note_of(request))
         if plan is None:
             return
         if plan.stop == stop and (plan.bag is not None or not path.num_bag):
@@ -364,7 +364,7 @@ class Fetches:
     def _commit(self, fetch: Fetch) -> None:
         """All jobs have ended, and none was given up."""
         if self._common.allocator.commit(fetch.plan):
-            self._common.note_kept(fetch.plan)
+            self._common.committed(fetch.plan)
 
     def _end(self, job: Job[Fetch]) -> None:
         fetch, common = job.task, self._common

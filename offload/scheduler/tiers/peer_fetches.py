@@ -282,7 +282,7 @@ class PeerFetches(SiblingFetches):
             wish.reason = Unused.CHEAPER_TO_COMPUTE
             return
         wish.is_worth, self._begun = True, wish
-        if self._begin(chain, stop):
+        if self._begin(wish.request, chain, stop):
             wish.tried, wish.behind = max(wish.tried, stop), there
             wish.is_coming, wish.is_blocked = True, False
             if not wish.has_asked:
@@ -322,6 +322,7 @@ class PeerFetches(SiblingFetches):
         if not num_positions or allocator.resident_depth(chain[: plan.start]) < plan.start:
             allocator.abort(plan)
         elif allocator.commit(plan):
+            self._common.tokens.keep(plan)
             allocator.drop(chain, plan.start + num_positions)
 
     def _end(self, job: Job[Fetch]) -> None:

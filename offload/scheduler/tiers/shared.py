@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from allocator import Note
 from offload.messages import PRIVATE, SUFFIX_BYTES, Extents, Ids
 from offload.naming import bag_names, rows
 from offload.peer_messages import PeerLife
@@ -35,7 +36,7 @@ class SharedReading(NamedTuple):
 class SharedWriting(NamedTuple):
     """Extents ``start <= i < stop`` of a chain, that are written unless they are there, behind ``parent``.
 
-    ``path``: of ``Contents.write``.
+    ``note``: made by that of ``Contents.write``.
     """
 
     names: Sequence[bytes]
@@ -43,7 +44,7 @@ class SharedWriting(NamedTuple):
     stop: int
     suffix: bytes
     parent: bytes | None
-    path: Path | None
+    note: object
 
 
 class SharedDirectory:
@@ -132,7 +133,7 @@ class SharedDirectory:
         """Nothing keeps it there meanwhile."""
 
     def write(
-        self, names: Sequence[bytes], stop: int, limit: int, path: Path | None = None
+        self, names: Sequence[bytes], stop: int, limit: int, note: Note | None = None
     ) -> SharedWriting | None:
         start = self.known_depth(names[:stop])
         stop = min(stop, start + limit)
@@ -141,7 +142,8 @@ class SharedDirectory:
         if start == stop:
             return None
         parent = names[start - 1] if start else None
-        writing = SharedWriting(names[start:stop], start, stop, self._suffix, parent, path)
+        told = None if note is None else note(start, stop)
+        writing = SharedWriting(names[start:stop], start, stop, self._suffix, parent, told)
         self._writing.update(dict.fromkeys(writing.names, inf))
         return writing
 
@@ -157,7 +159,7 @@ class SharedDirectory:
         if is_good:
             self._beliefs.believe(writing.names)
             if self._announced is not None:
-                self._announced.announce(writing.names, writing.parent, writing.path)
+                self._announced.announce(writing.names, writing.parent, writing.note)
 
     def drop(self, names: Sequence[bytes], index: int) -> int:
         return self._forget(names, index, KEEP_SECONDS)

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from offload.scheduler.tiers.budget import WriteBudget
 from offload.scheduler.tiers.cold_end import MOST_POOLS, Chain, ColdEnd
 from offload.scheduler.tiers.contents import Contents, Writing
 from offload.scheduler.tiers.names import Grid, Path
+from offload.scheduler.tiers.told import ExtentsNote
 from offload.settings import Admit
 
 MOST_BYTES = 64 << 20
@@ -292,7 +294,8 @@ class Spills:
             num_bytes = (num_names - num_below) * extent_bytes
             common.metrics.count("route_refused_bytes", num_bytes, self.route)
             return None
-        writing = directory.write(path.names, num_names, most, path)
+        note = partial(self._note, chain, path) if common.record_events else None
+        writing = directory.write(path.names, num_names, most, note)
         if writing is None:
             return None
         first, last = writing.start, writing.stop
@@ -311,6 +314,16 @@ class Spills:
         places = np.repeat(extents.places, np.diff(edges))
         part = Part(job.job_id, 0, len(slots))
         return Order(self.route, [part], slots, places, common.filled_by[slots], None, extents)
+
+    def _note(self, chain: Chain, path: Path, first: int, last: int) -> ExtentsNote:
+        """For events about extents ``first <= i < last``. O(tokens), in C, if token ids are known."""
+        positions, allocator = self._grid.positions, self._common.allocator
+        start, stop = min(first * positions, path.stop), min(last * positions, path.stop)
+        if start == stop:
+            return ExtentsNote(path)
+        pin = allocator.pin(chain.hashes, start, stop)
+        allocator.unpin(pin)
+        return ExtentsNote(path, self._common.tokens.of(pin.slots[:, 0]), first)
 
     def _num_own(self, chain: Chain, path: Path, num_below: int) -> int:
         """Extents of a path up to the last that did not come from another tier: others are written there."""

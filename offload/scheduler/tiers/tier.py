@@ -28,7 +28,7 @@ from offload.scheduler.tiers.probes import WAIT_SECONDS, Probes
 from offload.scheduler.tiers.shared import SharedDirectory
 from offload.scheduler.tiers.siblings import SiblingDirectory, SiblingFetches
 from offload.scheduler.tiers.spills import Spills
-from offload.scheduler.tiers.told import ToldExtents, kept_path
+from offload.scheduler.tiers.told import ToldExtents, kept_path, spelled
 from offload.settings import Admit
 from offload.tier_config import SHUTDOWN_SECONDS
 
@@ -225,7 +225,7 @@ def _grid_by_name(common: Common, facts: Sequence[TierFacts], extent_bytes: int)
 def _turned(take: Callable[[], list[Event]], grid: Grid, groups: Groups) -> Callable[[], Sequence[TierEvent]]:
     """Events of extents, in words of positions and bags where there are bags."""
     if not groups.has_bags:
-        return take
+        return lambda: list(spelled(take(), grid.positions))
     told = ToldExtents(grid.positions)
     return lambda: list(told.turned(take()))
 
@@ -263,6 +263,8 @@ def _flows(
     limits: TierLimits,
 ) -> tuple[Spills, Fetches]:
     """The flow down and the flow up."""
+    if common.record_events and grid.columns:
+        common.tokens.want()
     spills = Spills(spill, common, contents, grid, budget, limits.admit, limits.shutdown_seconds)
     fetches = Fetches(
         fetch,

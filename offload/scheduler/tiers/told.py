@@ -2,19 +2,51 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from allocator import BagEvicted, BagStored, Event, Evicted, Stored
 from offload.naming import bag_name
 from offload.scheduler.flow import ShortStored, TierEvent
 from offload.scheduler.groups import Groups
+from offload.scheduler.spelling import Spelling
 from offload.scheduler.tiers.names import Grid, Path
+
+
+class ExtentsNote(NamedTuple):
+    """What the events about extents say beside their names.
+
+    Attributes:
+        path: that these are names of.
+        spelling: of their positions, from the extent ``first`` on; None: it is not known.
+        first: index of an extent.
+    """
+
+    path: Path
+    spelling: Spelling | None = None
+    first: int = 0
+
+    def part(self, index: int, num: int, positions: int) -> Spelling | None:
+        """Of the prefix extents ``index`` and behind it, ``num`` of them, each of so many positions."""
+        if self.spelling is None:
+            return None
+        start = (index - self.first) * positions
+        return self.spelling.part(start, min(start + num * positions, self.spelling.num_positions))
+
+
+def spelled(events: Iterable[Event], positions: int) -> Iterator[Event]:
+    """The same, each with the spelling of just its extents. All are whole: of so many positions."""
+    for event in events:
+        if isinstance(event, Stored) and isinstance(event.note, ExtentsNote):
+            first = event.note.path.names.index(event.hashes[0])
+            event = event._replace(note=event.note.part(first, len(event.hashes), positions))
+        yield event
 
 
 class ToldExtents:
     """Turns events about names of extents into those about positions and bags.
 
     A bag is there with the last of its extents, as all before that are, and gone with that, which goes first.
-    Each event ``Stored`` has the path as its note that its names are of.
+    Each event ``Stored`` has an ``ExtentsNote``.
     """
 
     def __init__(self, positions: int) -> None:
@@ -36,16 +68,18 @@ class ToldExtents:
         assert len(ends) == len(set(ends)), f"{len(ends) - len(set(ends))} checkpoints are told twice"
 
     def _stored(self, event: Stored) -> Iterator[TierEvent]:
-        path, names = event.note, event.hashes
-        assert isinstance(path, Path), f"{names} are of no path"
+        note, names = event.note, event.hashes
+        assert isinstance(note, ExtentsNote), f"{names} are of no path"
+        path = note.path
         first = path.names.index(names[0])
         num_whole = path.stop // self._positions if self._positions else 0
         whole = names[: max(0, num_whole - first)]
         if whole:
-            yield Stored(whole, event.parent_hash)
+            yield Stored(whole, event.parent_hash, note.part(first, len(whole), self._positions))
         if first <= num_whole < min(path.num_prefix, first + len(names)):
             parent = path.names[num_whole - 1] if num_whole else None
-            yield ShortStored(path.stop % self._positions, path.names[num_whole], parent)
+            last = note.part(num_whole, 1, self._positions)
+            yield ShortStored(path.stop % self._positions, path.names[num_whole], parent, last)
         bags = names[max(0, path.num_prefix - first) :]
         self._bags.update(dict.fromkeys(bags))
         if bags and bags[-1] == path.names[-1]:

@@ -18,6 +18,7 @@ from offload.scheduler.jobs import JobLedger
 from offload.scheduler.offer import NOTHING, Offer, Why
 from offload.scheduler.restore import LoadPart, Restore
 from offload.scheduler.restores import Restores
+from offload.scheduler.spelling import SlotTokens
 from offload.testing.memory_engine import Kv, MemoryEngine, MemoryRequest
 from tests.strategies import thorough
 
@@ -53,6 +54,7 @@ class RestoresMachine(RuleBasedStateMachine):
             fills,
             arrivals,
             Costs(lambda: 0.0),
+            SlotTokens(fills, 1),
         )
         self.restores = Restores(common, first_part=first_part, step_tokens=64)
         self.breaker = self.restores.breaker

@@ -16,6 +16,7 @@ from offload.scheduler.costs import Costs
 from offload.scheduler.engine import State
 from offload.scheduler.flow import Job
 from offload.scheduler.jobs import JobLedger
+from offload.scheduler.spelling import SlotTokens
 from offload.scheduler.store import Store
 from offload.scheduler.stores import Stores
 from offload.testing.memory_engine import Kv, MemoryEngine, MemoryRequest, MemoryStep
@@ -49,6 +50,7 @@ class StoresMachine(RuleBasedStateMachine):
             fills,
             arrivals,
             Costs(lambda: self.now),
+            SlotTokens(fills, BLOCK),
         )
         adapters = Adapters(self.allocator, self.engine)
         self.stores = Stores(common, adapters, OffloadConfig(cpu_gib=1), step_tokens=64)
