@@ -50,6 +50,8 @@ STATEFUL = {
     "offload.scheduler.aside.Aside",
     "offload.scheduler.backlog.Backlog",
     "offload.scheduler.breaker.CircuitBreaker",
+    "offload.scheduler.miniatures.Miniatures",
+    "offload.scheduler.other_sizes.OtherSizes",
     "offload.scheduler.carryover.Carryover",
     "offload.scheduler.checkpoints.Checkpoints",
     "offload.scheduler.hand_offs.HandOffs",

@@ -21,7 +21,7 @@ class MetricSpec(NamedTuple):
         return self.label == ROUTE
 
 
-ROUTE, REASON, PEER = "route", "reason", "peer"
+ROUTE, REASON, PEER, SIZE = "route", "reason", "peer", "size"
 """Labels."""
 
 METRICS = (
@@ -48,6 +48,19 @@ METRICS = (
     MetricSpec("refused_hand_offs", True, "Prompts that were not leased although they should have been."),
     MetricSpec("expired_leases", True, "Leases that ended before a peer said that it had all of it."),
     MetricSpec("served_bytes", True, "Bytes of KV that other engines fetched from here, all ranks."),
+    MetricSpec("asked_tokens", True, "Tokens of prompts, in full blocks."),
+    MetricSpec(
+        "missed_tokens_at_size",
+        True,
+        "Of these, tokens that a pool of so many times this size would not have had; estimated.",
+        label=SIZE,
+    ),
+    MetricSpec(
+        "hit_rate_at_size",
+        False,
+        "Part of asked_tokens that a pool of so many times this size would have had of late; estimated.",
+        label=SIZE,
+    ),
     MetricSpec("leased_blocks", False, "Blocks of the CPU pool that leases keep there."),
     MetricSpec("pool_blocks", False, "Blocks the CPU pool can hold."),
     MetricSpec("pool_used_blocks", False, "Blocks of the CPU pool that are not free."),

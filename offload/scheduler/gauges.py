@@ -5,14 +5,18 @@ from typing import Any
 
 from offload.scheduler.common import Common
 from offload.scheduler.flow import Flow
+from offload.scheduler.other_sizes import OtherSizes
 from offload.scheduler.stores import Stores
 
 
 class Gauges:
     """Shows how one scheduler's side stands, whenever metrics are taken."""
 
-    def __init__(self, common: Common, stores: Stores, flows: Sequence[Flow[Any]]) -> None:
+    def __init__(
+        self, common: Common, stores: Stores, flows: Sequence[Flow[Any]], other_sizes: OtherSizes
+    ) -> None:
         """Show what does not change, and that nothing is paused."""
+        self._other_sizes = other_sizes
         self._common = common
         self._stores = stores
         self._flows = flows
@@ -32,6 +36,7 @@ class Gauges:
         self._num_evicted_seen = allocator.num_evicted
         num_used = allocator.capacity - allocator.num_free
         metrics.show("pool_used_blocks", num_used)
+        self._other_sizes.show()
         metrics.show("pool_used_tokens", common.engine.groups.tokens_in(num_used))
         metrics.show("leased_blocks", allocator.leases.num_slots)
         metrics.show("jobs_in_flight", len(ledger))

@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from allocator import CpuOffloadingBlockAllocator
-from evictor import HintedPolicy, make_policy
 from offload.config import OffloadConfig
 from offload.messages import EPOCH_SHIFT, POOL, Fingerprint, JobReport, PoolFacts, StepPlan, WorkerReport
 from offload.observe.metrics import Metrics
@@ -36,6 +34,8 @@ from offload.scheduler.hints import RequestHints
 from offload.scheduler.jobs import JobLedger
 from offload.scheduler.lasting import Lasting
 from offload.scheduler.offer import ASIDE, COMING, NOTHING, Offer, Why
+from offload.scheduler.other_sizes import OtherSizes
+from offload.scheduler.pool import make_allocator
 from offload.scheduler.restores import Restores
 from offload.scheduler.spelling import SlotTokens
 from offload.scheduler.stores import Stores
@@ -87,17 +87,9 @@ class SchedulerSide:
         self.block_size = block_size
         self.weights = Weights() if weights is None else weights
         self._clock = clock
-        policy = make_policy(config.eviction_policy, num_slots, clock)
         adoption = adopt(kept, num_slots, engine.groups) if kept else None
-        self.allocator = CpuOffloadingBlockAllocator(
-            num_slots,
-            columns=engine.groups.columns,
-            bag_slots=engine.groups.bag_slots,
-            policy=HintedPolicy(policy, int(num_slots * config.hinted_share), clock),
-            record_events=record_events,
-            bag_reach=engine.groups.reach + 1,  # events tell what comes before the first block, too
-            order=None if adoption is None else adoption.order,
-        )
+        order = None if adoption is None else adoption.order
+        self.allocator = make_allocator(config, engine.groups, num_slots, clock, record_events, order)
         self.ledger = JobLedger(num_ranks, 0 if adoption is None else adoption.epoch << EPOCH_SHIFT)
         self._lasting: Lasting | None = None
         if adoption is not None or peer is not None:
@@ -151,7 +143,8 @@ class SchedulerSide:
         self._hints: dict[str, RequestHints] = {}  # of requests that have asked, until they are over
         self._fingerprint = fingerprint
         self._next = StepPlan(fingerprint)
-        self._gauges = Gauges(common, self.stores, self.flows)
+        self._other_sizes = OtherSizes.of(common, self.stores.answers, config)
+        self._gauges = Gauges(common, self.stores, self.flows, self._other_sizes)
         self._is_ending = False  # the engine shuts down, and tiers know
         self._has_losses = False  # a job of the report at hand fell short, so something left the pool
         self._has_news = True  # something may have changed a figure since the last take_metrics
@@ -212,6 +205,7 @@ class SchedulerSide:
             if self.adapters.admit(request):
                 self._let_go_of_adapter(request)
                 may_store = False
+            self._other_sizes.admitted(request)
             kind = self.stores.arrived(request, num_local)
             hints = self._hints_of(request)
             keep = hints.to_keep(self._clock())
@@ -231,6 +225,7 @@ class SchedulerSide:
         if self.restores.tidy():
             self.stores.backlog.plan_anew()
         self._has_news |= self.allocator.tidy()
+        self._other_sizes.step()
         self.costs.prefill.step(step.total_num_scheduled_tokens, lambda: self._engine.mean_depth(step))
         plan, self._next = self._next, StepPlan(self._fingerprint)
         had_queue = self.stores.backlog.num_queued > 0
@@ -266,6 +261,7 @@ class SchedulerSide:
         """``request`` is over, in whatever state; its blocks are freed next. What its client is told."""
         self._local_tokens.pop(request.request_id, None)
         self._hints.pop(request.request_id, None)
+        self._other_sizes.finish(request)
         self.aside.finish(request.request_id)
         self.adapters.finish(request.request_id)
         was_admitted = request.request_id in self._admitted
@@ -282,6 +278,7 @@ class SchedulerSide:
     def reset(self) -> None:
         """Forget all KV: weights may have changed. Nothing computed before this is ever stored."""
         self.allocator.reset()
+        self._other_sizes.reset()
         if self._lasting is not None:
             self._lasting.reset()
         for flow in self.flows:
@@ -317,7 +314,7 @@ class SchedulerSide:
     def check_invariants(self) -> None:
         """All parts agree, and nobody is known who is not known here. O(pool); for tests."""
         own = (self.ledger, self.adapters, self.metrics, self.costs, self._gauges, self.weights, self.aside)
-        for part in (self.allocator, self.askers, *own):
+        for part in (self.allocator, self.askers, self._other_sizes, *own):
             part.check_invariants()
         for flow in self.flows:
             flow.check_invariants()
@@ -339,6 +336,7 @@ class SchedulerSide:
             "requests": [*self._admitted, *self._local_tokens, *self._hints, *self.aside.left_over()],
             "pins": self.allocator.num_pins,
             "owners of uncached blocks": self.allocator.num_owners,
+            "requests in other sizes": self._other_sizes.left_over(),
         }
         for flow in self.flows:
             left |= flow.left_over()

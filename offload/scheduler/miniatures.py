@@ -1,0 +1,205 @@
+"""What pools of other sizes would find, learned from small pools that see a sample of what is asked for."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from allocator import CpuOffloadingBlockAllocator
+from evictor import make_policy
+
+SIZES = (0.5, 1, 2, 4)
+"""Of the pools that are told of, in sizes of the real one."""
+
+MOST_POSITIONS = 512
+"""Of the miniature that stands for the real pool."""
+
+_HALF_LIFE = 600.0  # seconds after which what was seen counts half
+_SHARE = 0.004  # of the thread's time that may be spent here
+_FREE_SECONDS = 0.005  # that may be spent before a share of anything is known
+_MOST_WAITING = 256  # sampled chains; beyond it the sample is halved
+_TIDY_AFTER = 16  # chains
+
+
+class _Sampled(NamedTuple):
+    """What of a request is in the sample.
+
+    Attributes:
+        chain: prefix hashes of positions that are in it, in order.
+        num_asked: leading ones that it has asked for; what is behind them it has computed.
+    """
+
+    chain: list[bytes]
+    num_asked: int
+
+
+class Miniatures:
+    """Four small pools with the policy of the real one. What they miss says what pools of four sizes miss.
+
+    A position is in the sample if its prefix hash is below a threshold. So it is in it for every request, and
+    what a chain has in the sample is a chain again: the hash still stands for all that comes before. Whoever
+    shares the beginning of a chain shares that of its sample. A miniature is therefore a prefix-closed pool,
+    smaller by the rate of the sample, that sees reuse after as many of its own sizes as a real one would.
+
+    Only misses are counted from the sample. How much was asked for is known. A block that everybody has,
+    such as the first of a shared prompt, weighs much in a sample or is not in it. But it is not missed.
+
+    What it costs is held to a share of the thread's time, by its own clock: chains wait until there is time,
+    and if too many wait the sample is halved. Then the miniatures begin anew.
+    """
+
+    def __init__(
+        self,
+        num_positions: int,
+        policy: str,
+        clock: Callable[[], float],
+        timer: Callable[[], float] = time.thread_time,
+        most_positions: int = MOST_POSITIONS,
+    ) -> None:
+        """Begin with empty pools.
+
+        Args:
+            num_positions: that the real pool has room for, 1 at least.
+            policy: of the real pool; see ``evictor.available_policies()``.
+            clock: in seconds.
+            timer: seconds that the thread has worked.
+            most_positions: of the miniature of the real pool; it has fewer if the real pool has.
+        """
+        self._policy = policy
+        self._clock = clock
+        self._timer = timer
+        self._began = timer()
+        self._spent = 0.0
+        self._waiting: deque[_Sampled] = deque()
+        self._num_asked = 0.0  # positions, of late
+        self._num_missed = [0.0] * len(SIZES)  # the same, by size
+        self._new_asked = 0
+        self._new_missed = [0.0] * len(SIZES)
+        self._num_served = 0
+        self._seen_at = clock()
+        self._most_positions = most_positions
+        self._num_positions = num_positions
+        self._pools: list[CpuOffloadingBlockAllocator] = []
+        self.rate = 1.0
+        """Part of all positions that is in the sample."""
+        self._threshold = np.uint64(0)
+        self.resize(num_positions)
+
+    def resize(self, num_positions: int) -> None:
+        """The real pool has room for so many now. The miniatures begin anew."""
+        self._num_positions = num_positions
+        self._begin(min(1.0, self._most_positions / num_positions))
+
+    def sample(self, chain: Sequence[bytes]) -> list[bytes]:
+        """Those of a chain's positions that are in the sample, in order. Loops over the chain in C only."""
+        if not chain:
+            return []
+        if self.rate == 1.0:
+            return list(chain)
+        words = np.frombuffer(b"".join(chain), dtype=np.uint64).reshape(len(chain), -1)[:, 0]
+        return list(map(chain.__getitem__, np.flatnonzero(words <= self._threshold).tolist()))
+
+    def asked(self, chain: Sequence[bytes]) -> list[bytes]:
+        """A request asks for ``chain``, and computes what it lacks. Returns what of it is in the sample."""
+        began = self._timer()
+        sampled = self.sample(chain)
+        self._new_asked += len(chain)
+        self._wait(_Sampled(sampled, len(sampled)))
+        self._spent += self._timer() - began
+        return sampled
+
+    def computed(self, sampled: Sequence[bytes], more: Sequence[bytes]) -> None:
+        """A request has computed and stored ``more`` behind its prompt; see ``asked`` for ``sampled``."""
+        began = self._timer()
+        behind = self.sample(more)
+        if behind:
+            self._wait(_Sampled([*sampled, *behind], 0))
+        self._spent += self._timer() - began
+
+    def step(self) -> None:
+        """Serve chains that wait, oldest first, as far as there is time for that."""
+        while self._waiting and self._has_time():
+            began = self._timer()
+            self._serve(self._waiting.popleft())
+            self._spent += self._timer() - began
+
+    def take(self) -> tuple[int, list[float]]:
+        """Positions that were asked for since the last call, and how many of them each size has missed."""
+        taken = self._new_asked, self._new_missed
+        self._fade()
+        self._num_asked += self._new_asked
+        self._num_missed = [old + new for old, new in zip(self._num_missed, self._new_missed, strict=True)]
+        self._new_asked, self._new_missed = 0, [0.0] * len(SIZES)
+        return taken
+
+    def hit_rates(self) -> list[float]:
+        """Of each size, of late, 0 to 1; all 0 at first. What was asked for long ago counts less."""
+        return [
+            min(1.0, max(0.0, 1 - missed / max(self._num_asked, missed, 1))) for missed in self._num_missed
+        ]
+
+    def reset(self) -> None:
+        """All KV is forgotten."""
+        self._begin(self.rate)
+
+    @property
+    def seconds(self) -> float:
+        """Of the thread's time that were spent here, since the start."""
+        return self._spent
+
+    def check_invariants(self) -> None:
+        """Every pool is whole, and bounded; nothing is missed that was not asked for at a rate of 1."""
+        assert 0 < self.rate <= 1, f"a sample of {self.rate}"
+        assert len(self._waiting) <= _MOST_WAITING, f"{len(self._waiting)} chains wait"
+        for size, pool in zip(SIZES, self._pools, strict=True):
+            pool.check_invariants()
+            assert pool.capacity <= max(1, math.ceil(size * self._most_positions)), f"{pool.capacity} slots"
+            assert not pool.num_filling, f"{pool.num_filling} slots are being filled"
+        assert min([*self._num_missed, *self._new_missed]) >= 0, f"{self._num_missed} missed"
+
+    # Private
+
+    def _begin(self, rate: float) -> None:
+        self.rate = rate
+        self._threshold = np.uint64(min(int(rate * 2**64), 2**64 - 1))
+        self._waiting.clear()
+        self._pools = []
+        for size in SIZES:
+            capacity = max(1, round(self._num_positions * rate * size))
+            policy = make_policy(self._policy, capacity, self._clock)
+            self._pools.append(CpuOffloadingBlockAllocator(capacity, policy=policy))
+
+    def _wait(self, sampled: _Sampled) -> None:
+        if not sampled.chain:
+            return
+        if len(self._waiting) >= _MOST_WAITING:
+            self._begin(self.rate / 2)
+        else:
+            self._waiting.append(sampled)
+
+    def _has_time(self) -> bool:
+        return self._spent < _FREE_SECONDS + _SHARE * (self._timer() - self._began)
+
+    def _serve(self, sampled: _Sampled) -> None:
+        chain, num_asked = sampled
+        self._num_served += 1
+        for index, pool in enumerate(self._pools):
+            if num_asked:
+                depth = pool.resident_depth(chain)
+                pool.touch(chain)
+                self._new_missed[index] += (num_asked - depth) / self.rate
+            plan = pool.plan_store(chain, len(chain))
+            if plan is not None:
+                pool.commit(plan)
+            if self._num_served % _TIDY_AFTER == 0:
+                pool.tidy()
+
+    def _fade(self) -> None:
+        now = self._clock()
+        factor = 0.5 ** ((now - self._seen_at) / _HALF_LIFE)
+        self._seen_at = now
+        self._num_asked *= factor
+        self._num_missed = [each * factor for each in self._num_missed]
