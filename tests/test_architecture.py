@@ -84,6 +84,8 @@ STATEFUL = {
     "offload.scheduler.waiting.Waiting",
     "offload.proxy.asking.Doors",
     "offload.proxy.history.History",
+    "offload.proxy.kv_index.EngineIndex",
+    "offload.proxy.kv_streams.KvStreams",
     "offload.proxy.members.Member",
     "offload.proxy.members.Members",
     "offload.proxy.tokens.Tokens",
@@ -170,6 +172,9 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.proxy.asking._Door",  # by Doors
     "offload.proxy.core.Core",  # by what it is made of
     "offload.proxy.events.Events",  # bytes that nobody has taken yet
+    "offload.proxy.kv_index.Prompt",  # of one choice, and does not change but for what was made already
+    "offload.proxy.kv_index._Place",  # by EngineIndex
+    "offload.proxy.kv_streams._Stream",  # by KvStreams
     "offload.proxy.exchange.Exchange",  # the client's connection
     "offload.proxy.faults.AnswerError",  # does not change
     "offload.proxy.faults.ClientError",  # does not change
@@ -378,6 +383,7 @@ def test_what_is_required_is_imported_and_what_is_imported_is_required() -> None
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     required = {re.split(r"\W", each.replace("-", "_"))[0] for each in project["dependencies"]}
     proxy = {re.split(r"\W", each.replace("-", "_"))[0] for each in project["optional-dependencies"]["proxy"]}
+    proxy = {"zmq" if each == "pyzmq" else each for each in proxy}
     modules = [module for module in OURS if not may_import(module, "vllm")]
     others = {*sys.stdlib_module_names, *PACKAGES, "torch", "matplotlib"}
     assert tops([each for each in modules if not is_in(each, "offload.proxy")]) - others == required

@@ -13,7 +13,7 @@ from offload.proxy.exchange import error_answer
 from offload.proxy.faults import ClientError
 from offload.proxy.health import drain
 from offload.proxy.members import Member
-from offload.proxy.settings import check_near, engine_url, fleet_address
+from offload.proxy.settings import KvSource, check_near, engine_url, fleet_address, kv_source
 from offload.proxy.turns import decode_object
 
 __all__ = ["Admin"]
@@ -25,7 +25,7 @@ class Admin:
     | path | what it does |
     | --- | --- |
     | ``GET /engines`` | how all engines are |
-    | ``POST /engines`` | ``{"url", "role", "fleet"}``: one more, and where it can be asked, if it can |
+    | ``POST /engines`` | ``{"url", "role", "fleet", "kv_events"}``: one more, and where it says what it has |
     | ``POST /engines/drain`` | ``{"url"}``: nothing new begins there; what runs goes on elsewhere in time |
     | ``POST /engines/resume`` | ``{"url"}``: it is used again |
     | ``POST /engines/remove`` | ``{"url"}``: it is forgotten; what runs goes on elsewhere at once |
@@ -69,12 +69,14 @@ class Admin:
 
     async def _add(self, request: web.Request) -> web.StreamResponse:
         fields = decode_object(await request.read())
-        role, address = fields.get("role", "both"), _address_in(fields)
+        role, address, source = fields.get("role", "both"), _address_in(fields), _source_in(fields)
         if address is not None:
             check_near(address, self._core.settings.fleet_key, '"fleet"')
         member = self._core.members.add(_url_in(fields), role if isinstance(role, str) else repr(role)[:80])
         if address is not None:
             self._core.trees.add(member.url, address)
+        if source is not None:
+            self._core.events.add(member.url, source)
         return web.json_response(self._told(member))
 
     async def _drain(self, request: web.Request) -> web.StreamResponse:
@@ -95,6 +97,7 @@ class Admin:
         member = self._core.members.remove(_url_in(decode_object(await request.read())))
         self._core.history.forget(member.url)
         self._core.trees.remove(member.url)
+        await self._core.events.remove(member.url)
         return web.json_response(self._told(member))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
@@ -118,6 +121,7 @@ class Admin:
             "prompt_tokens": member.prompt_tokens,
             "peer": member.peer,
             "fleet": None if address is None else address.shown,
+            "kv_events": self._core.events.told(member.url),
             "failures": member.num_failures,
         }
 
@@ -129,6 +133,17 @@ def _address_in(fields: dict[str, Any]) -> Address | None:
     if not isinstance(address, str):
         raise ClientError(400, 'give {"fleet": "10.0.0.1:7000"}, as the engine has it in listen')
     return fleet_address(address, '"fleet"')
+
+
+def _source_in(fields: dict[str, Any]) -> KvSource | None:
+    ends = fields.get("kv_events")
+    if ends is None:
+        return None
+    if not isinstance(ends, list) or not all(isinstance(each, str) for each in ends):
+        raise ClientError(
+            400, 'give {"kv_events": ["tcp://10.0.0.1:5557"]}, and the replay endpoint behind it'
+        )
+    return kv_source(ends, '"kv_events"')
 
 
 def _url_in(fields: dict[str, Any]) -> str:

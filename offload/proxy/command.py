@@ -10,7 +10,7 @@ from typing import Any
 
 from offload.errors import OffloadError, ProxyError
 from offload.fleet_config import TlsFiles, read_fleet_key
-from offload.proxy.settings import ProxySettings, engine_url, fleet_address, read_key
+from offload.proxy.settings import ProxySettings, engine_url, fleet_address, kv_source, read_key
 
 __all__ = ["add_proxy_command"]
 
@@ -39,6 +39,7 @@ _NUMBERS: tuple[tuple[str, type, str], ...] = (
     ("history_tokens", int, "up to which it is remembered which engine has which prompts"),
     ("tokenized_tokens", int, "token ids of prompts that are kept"),
     ("tokenize_seconds", float, "that the policy waits for an engine to tokenize a prompt"),
+    ("index_blocks", int, "of each engine that are known by KV events"),
     ("locate_seconds", float, "that the policy waits for engines to say how much of a prompt they have"),
 )
 
@@ -90,6 +91,15 @@ def add_proxy_command(commands: Any) -> None:
         metavar=("URL", "HOST:PORT"),
         help="where an engine listens for its fleet, as it has it in listen: policy prefix asks there",
     )
+    proxy.add_argument(
+        "--kv-events",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("URL", "ENDPOINT"),
+        help="an engine, where it publishes KV events, and its replay endpoint if it has one: policy prefix "
+        "knows by these what it has",
+    )
     proxy.add_argument("--fleet-key-file", help="the file that engines have as fleet_key_file")
     proxy.add_argument(
         "--fleet-tls",
@@ -123,6 +133,9 @@ def settings_of(options: argparse.Namespace) -> ProxySettings:
         is_sequential=options.sequential,
         passed=tuple(options.passed),
         fleet=tuple((engine_url(url), fleet_address(address, "--fleet")) for url, address in options.fleet),
+        kv_events=tuple(
+            (engine_url(url), kv_source(ends, "--kv-events")) for url, *ends in options.kv_events
+        ),
         fleet_key=b"" if options.fleet_key_file is None else read_fleet_key(options.fleet_key_file),
         fleet_tls=None
         if options.fleet_tls is None

@@ -10,6 +10,7 @@ import msgspec
 
 from offload.proxy.faults import EngineError
 from offload.proxy.history import History
+from offload.proxy.kv_streams import KvStreams
 from offload.proxy.members import Leg, Member, Members
 from offload.proxy.metrics import ProxyMetrics
 from offload.proxy.policies import Fleet, LeastLoad, Policy, Request, Route
@@ -37,11 +38,27 @@ class Core:
         self.history = History(settings.history_tokens)
         self.tokens = Tokens(settings, members, self.upstreams, self.metrics, self.now)
         self.trees = EngineTrees(settings, self.upstreams, self.metrics)
+        self.events = KvStreams(settings, self.metrics)
+        self._follows = False
         self._policy = policy
         if callable(attach := getattr(policy, "attach", None)):
-            attach(Sources(self.tokens.of, self.history.depths, (self.trees,)))
+            attach(Sources(self.tokens.of, self.history.depths, (self.events, self.trees)))
+            self._follows = True
         self._fallback = LeastLoad()
         self._warned: set[tuple[str, ...]] = set()
+
+    async def open(self) -> None:
+        """Connect to engines, and follow their events if the policy wants to know what they have."""
+        await self.upstreams.open()
+        if self._follows:
+            self.events.open()
+
+    async def close(self) -> None:
+        """Let go of all of them."""
+        await self.tokens.close()
+        await self.events.close()
+        await self.trees.close()
+        await self.upstreams.close()
 
     @staticmethod
     def now() -> float:
@@ -195,6 +212,7 @@ class Core:
             self.metrics.ejections.labels(member.url).inc()
             if error.is_dead:
                 self.history.forget(member.url)  # it comes back with nothing, if it does
+                self.events.forget(member.url)
             logger.warning("engine %s is left alone for a while: %s", member.url, error)
 
 

@@ -29,6 +29,7 @@ class ProxyMetrics:
         self.fallbacks = self._counter("policy_fallbacks", "requests whose policy made no choice", "reason")
         self.tokenized = self._counter("tokenized", "prompts that the policy wanted token ids of", "outcome")
         self.located = self._counter("located", "prompts that engines were asked about", "answers")
+        self.kv_events = self._counter("kv_event_messages", "messages of engines' KV events", "outcome")
         self.first_byte = self._histogram("first_byte_seconds", "to the first byte of an answer", "path")
         self.seconds = self._histogram("request_seconds", "to the end of an answer", "path")
         self.waited = self._histogram("prefill_seconds", "of prefill legs", "outcome")

@@ -28,7 +28,7 @@ class Sources(NamedTuple):
     Attributes:
         token_ids: of a prompt; None: they are not to be had within ``--tokenize-seconds``.
         depths: leading tokens that engines have had, by URL, as far as the proxy remembers.
-        trees: of engines that can be asked themselves, by ``--fleet``.
+        trees: of engines that tell by events, by ``--kv-events``; of those that can be asked, by ``--fleet``.
     """
 
     token_ids: Callable[[Request], Awaitable[Sequence[int] | None]]

@@ -49,7 +49,7 @@ class Proxy:
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self.core = Core(self._settings, Members(self._settings.engines, loop.time), self._policy)
-        await self.core.upstreams.open()
+        await self.core.open()
         try:
             await self._listen()
         except BaseException:
@@ -65,9 +65,7 @@ class Proxy:
                 await self._watch
         for runner in self._runners:
             await runner.cleanup()
-        await self.core.tokens.close()
-        await self.core.trees.close()
-        await self.core.upstreams.close()
+        await self.core.close()
 
     async def _listen(self) -> None:
         settings, admin = self._settings, Admin(self.core)

@@ -1,16 +1,34 @@
 """Options of ``kv-offload proxy``, checked before it listens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from offload.errors import ProxyError
 from offload.fleet_config import Address, TlsFiles, read_address
 
-__all__ = ["ROLES", "ProxySettings", "check_near", "engine_url", "fleet_address", "read_key"]
+__all__ = [
+    "ROLES",
+    "KvSource",
+    "ProxySettings",
+    "check_near",
+    "engine_url",
+    "fleet_address",
+    "kv_source",
+    "read_key",
+]
 
 ROLES = ("prefill", "decode", "both")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class KvSource(NamedTuple):
+    """Where an engine publishes KV events, and where it sends those again that were missed; None: nowhere."""
+
+    endpoint: str
+    replay: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +64,8 @@ class ProxySettings:
         fleet: where rank 0 of engines listens for the fleet, by URL: these can be asked.
         fleet_key: of the fleet; empty: it has none.
         fleet_tls: with what questions to engines are encrypted; None: they are in clear.
+        kv_events: where engines publish them, by URL: policies know by these what engines have.
+        index_blocks: of each engine that are known by events.
         passed: further paths that are passed on to engines.
     """
 
@@ -79,6 +99,8 @@ class ProxySettings:
     fleet: tuple[tuple[str, Address], ...] = ()
     fleet_key: bytes = b""
     fleet_tls: TlsFiles | None = None
+    kv_events: tuple[tuple[str, KvSource], ...] = ()
+    index_blocks: int = 1 << 18
     passed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -133,6 +155,7 @@ class ProxySettings:
             ("max_header_bytes", 1 << 10, 1 << 20),
             ("history_tokens", 0, 1 << 40),
             ("tokenized_tokens", 0, 1 << 40),
+            ("index_blocks", 1, 1 << 30),
         ):
             value = getattr(self, name)
             if not least <= value <= most:
@@ -148,6 +171,15 @@ class ProxySettings:
                     f"--fleet {url} is none of the engines; give it as --prefill, --decode or --both"
                 )
             check_near(address, self.fleet_key, "--fleet")
+        for url, _ in self.kv_events:
+            if url not in urls:
+                raise ProxyError(
+                    f"--kv-events {url} is none of the engines; give it as --prefill, --decode or --both"
+                )
+        if len(dict(self.kv_events)) < len(self.kv_events):
+            raise ProxyError(
+                "--kv-events is given more than once for an engine; give one endpoint, of its rank 0"
+            )
         if len(dict(self.fleet)) < len(self.fleet):
             raise ProxyError("--fleet is given more than once for an engine; give one address, of its rank 0")
 
@@ -175,6 +207,22 @@ def fleet_address(text: str, name: str) -> Address:
         raise ProxyError(
             f"{name} {text[:200]!r}: {error}; give host:port, as the engine has it in listen"
         ) from None
+
+
+def kv_source(texts: Sequence[str], name: str) -> KvSource:
+    """Where an engine publishes KV events; ``name``: of what says so. Raises ProxyError."""
+    remedy = "give tcp://host:port or ipc:///path of the engine's --kv-events-config, and its replay_endpoint"
+    if not 1 <= len(texts) <= 2:
+        raise ProxyError(f"{name} has {len(texts)} endpoints; {remedy}")
+    for text in texts:
+        scheme, _, rest = text.partition("://")
+        host, _, port = rest.rpartition(":")
+        is_port = port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16
+        is_tcp = scheme == "tcp" and is_port and host != "" and "*" not in host
+        is_plain = len(text) <= 1000 and text.isprintable() and " " not in text
+        if not is_plain or not (is_tcp or (scheme == "ipc" and rest)):
+            raise ProxyError(f"{name} {text[:200]!r} is no endpoint that can be connected to; {remedy}")
+    return KvSource(*texts)
 
 
 def check_near(address: Address, key: bytes, name: str) -> None:

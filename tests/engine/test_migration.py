@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
@@ -46,6 +47,7 @@ class Pair(NamedTuple):
     proxy: HttpServer
     admin: Admin
     sockets: Path
+    events: list[str]
 
     def other(self, server: ServerProcess) -> ServerProcess:
         """Of the two."""
@@ -79,17 +81,23 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         *ports, admin = (stack.enter_context(held_port()).getsockname()[1] for _ in range(3))
         peers = [f"127.0.0.1:{port}" for port in ports]
         servers = []
-        for peer in peers:
+        folders = [stack.enter_context(TemporaryDirectory()) for _ in peers]  # pytest's own are too long
+        events = [f"ipc://{folder}/events" for folder in folders]
+        for peer, endpoint in zip(peers, events, strict=True):
+            told = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
+            flags = SIZES | {
+                "--kv-events-config": json.dumps(told | {"replay_endpoint": f"{endpoint}.again"})
+            }
             config = {"cpu_gib": 0.0625, "listen": peer, "peers": peers, "operator_socket": str(sockets)}
             folder = tmp_path_factory.mktemp("pair")
-            servers.append(stack.enter_context(ServerProcess(folder, served_model(), SIZES, config, {})))
+            servers.append(stack.enter_context(ServerProcess(folder, served_model(), flags, config, {})))
         options = ["--policy", "round_robin", "--admin-port", str(admin), "--drain-seconds", "0"]
         options += ["--health-seconds", "3600"]  # whoever is stopped for a while is not ill
         for server in servers:
             options += ["--both", server.ready().http.base_url]
         proxy = stack.enter_context(kv_offload_proxy([], [], options).running())
         admins = Admin(HttpServer(f"http://127.0.0.1:{admin}"))
-        made = Pair(servers, HttpServer(proxy.url), admins, sockets)
+        made = Pair(servers, HttpServer(proxy.url), admins, sockets, events)
         for server in servers:
             wait_for(lambda server=server: _is_connected(server), "they do not meet")  # type: ignore[misc]
         yield made
@@ -128,6 +136,42 @@ def test_the_next_turn_at_another_engine_fetches_what_the_first_one_has(pair: Pa
         if goes_on(pair, said, pair.other(first)) == FIRST // BLOCK_SIZE:
             return
     raise AssertionError("nothing was fetched")
+
+
+def test_a_proxy_that_follows_events_finds_who_has_a_prompt(pair: Pair) -> None:
+    """Which it never saw: what was computed before it began, and what is computed then."""
+    prompts = [prompt_of(700 + number, FIRST) for number in range(4)]
+    for number in (0, 1):
+        ask(pair.servers[number].http, prompts[number])
+    with ExitStack() as stack:
+        port = stack.enter_context(held_port()).getsockname()[1]
+        options = ["--policy", "prefix", "--health-seconds", "3600", "--admin-port", str(port)]
+        options += ["--tokenize-seconds", "60", "--history-tokens", "0"]
+        for server, endpoint in zip(pair.servers, pair.events, strict=True):
+            url = server.http.base_url
+            options += ["--both", url, "--kv-events", url, endpoint, f"{endpoint}.again"]
+        proxy = HttpServer(stack.enter_context(kv_offload_proxy([], [], options).running()).url)
+        admin = HttpServer(f"http://127.0.0.1:{port}")
+
+        def blocks() -> list[int]:
+            with admin.open("/engines") as response:
+                return [each["kv_events"]["blocks"].get("CPU", 0) for each in json.load(response)["engines"]]
+
+        wait_for(lambda: min(blocks()) > 0, "nothing was replayed")
+        before = blocks()
+        for number in (2, 3):
+            ask(pair.servers[number % 2].http, prompts[number])
+        most = FIRST // BLOCK_SIZE
+        wait_for(
+            lambda: all(now >= old + most for now, old in zip(blocks(), before, strict=True)),
+            "nothing was told of what was computed then",
+        )
+        for number in (3, 0, 2, 1):
+            has = pair.servers[number % 2]
+            handed = {each: Handed([each]) for each in pair.servers}
+            ask(proxy, prompts[number])
+            assert handed[pair.other(has)].num_computed == 0
+            assert 0 < handed[has].num_computed <= BLOCK_SIZE + FIRST % BLOCK_SIZE
 
 
 def connected(told: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,87 @@
+"""KV events as engines publish them: parsed one by one, so that one that is wrong costs itself alone."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+__all__ = ["MAX_BYTES", "Cleared", "KvEvent", "Removed", "Stored", "events_in"]
+
+MAX_BYTES = 16 << 20
+"""Of one message: longer ones are not received."""
+MOST_EVENTS = 1 << 17
+"""Of one message: what is behind them is not read, as if messages had been missed."""
+_MOST_TOKENS = 1 << 20
+"""Of one block."""
+
+BlockHash = int | bytes
+"""As vLLM publishes them: whole, or 64 bits of them."""
+
+
+class Stored(msgspec.Struct, tag="BlockStored", frozen=True):
+    """Blocks that an engine has now, in chain order. Fields are those of vLLM's event that matter here."""
+
+    block_hashes: list[BlockHash]
+    block_size: int
+    parent_block_hash: BlockHash | None = None
+    token_ids: list[int] = []
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[Any] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    locality: str | None = None
+
+
+class Removed(msgspec.Struct, tag="BlockRemoved", frozen=True):
+    """Blocks that it has no longer."""
+
+    block_hashes: list[BlockHash]
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
+
+
+class Cleared(msgspec.Struct, tag="AllBlocksCleared", frozen=True):
+    """The GPU's cache was emptied."""
+
+
+KvEvent = Stored | Removed | Cleared
+
+
+class _Batch(msgspec.Struct, array_like=True, frozen=True):
+    ts: float
+    events: list[msgspec.Raw]
+
+
+_batches = msgspec.msgpack.Decoder(_Batch)
+_events = msgspec.msgpack.Decoder(KvEvent)
+
+
+def events_in(payload: bytes) -> Iterator[KvEvent | None]:
+    """Events of a message, in order; None: one that is not as it must be. Raises ValueError: no message.
+
+    O(bytes) in all, and no more than one event at a time is unpacked.
+    """
+    try:
+        batch = _batches.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise ValueError(f"no batch of events: {error}") from None
+    if len(batch.events) > MOST_EVENTS:
+        raise ValueError(f"{len(batch.events)} events in one message, and {MOST_EVENTS} are read at most")
+    for raw in batch.events:
+        try:
+            event = _events.decode(raw)
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            yield None
+            continue
+        yield event if _is_sound(event) else None
+
+
+def _is_sound(event: KvEvent) -> bool:
+    """Whether its parts fit each other."""
+    if not isinstance(event, Stored):
+        return True
+    num, size = len(event.block_hashes), event.block_size
+    has_keys = event.extra_keys is None or len(event.extra_keys) == num
+    return 0 < size <= _MOST_TOKENS and len(event.token_ids) in (0, num * size) and has_keys
