@@ -288,7 +288,6 @@ _ROWS = [
     ("spelling", "offload.scheduler.common:Common.note_of", "min(start, stop - reach)", "start"),
     ("spelling", f"{_TOKENS}.keep", "self._rows[slots[is_plain]] = rows[is_plain]", "pass"),
     ("spelling", f"{_TOKENS}.keep", "is_plain &=", "_ ="),
-    ("spelling", f"{_TOKENS}.keep", "spelling.lora_name is not None", "False"),
     (
         "spelling",
         f"{_TOKENS}.keep",
