@@ -288,12 +288,6 @@ _ROWS = [
     ("spelling", "offload.scheduler.common:Common.note_of", "min(start, stop - reach)", "start"),
     ("spelling", f"{_TOKENS}.keep", "self._rows[slots[is_plain]] = rows[is_plain]", "pass"),
     ("spelling", f"{_TOKENS}.keep", "is_plain &=", "_ ="),
-    (
-        "spelling",
-        f"{_TOKENS}.keep",
-        "spelling.ending(len(plan.hashes))",
-        "spelling.part(0, len(plan.hashes))",
-    ),
     ("spelling", f"{_TOKENS}.of", "not np.array_equal(self._jobs[slots], self._filled_by[slots])", "False"),
     ("spelling", f"{_SPELLING}.ending", "self.num_positions - num_behind", "self.num_positions"),
     ("spelling", f"{_SPELLING}.part", "self.extra_keys[start:stop]", "self.extra_keys"),
