@@ -134,14 +134,6 @@ def holdable_blocks(num_gpu_blocks: int, num_held: int, *, is_patient: bool) -> 
     return max(0, max(1, num_gpu_blocks // (2 if is_patient else 16)) - num_held)
 
 
-def blocks_to_admit(num_tokens: int, num_local: int, block_size: int) -> int:
-    """GPU blocks that the engine needs to admit a request, when it has ``num_local`` tokens of it.
-
-    At least: what it has may have to be taken from the free blocks as well.
-    """
-    return -(-num_tokens // block_size) - num_local // block_size
-
-
 def blocks_to_run(num_running: int, num_prefill: int, block_size: int, num_drafts: int = 0) -> int:
     """GPU blocks that running requests can take in a step that computes ``num_prefill`` tokens of prompts.
 

@@ -116,6 +116,14 @@ class Groups:
         """Tokens that so many slots hold, without bags if there is anything else."""
         return num_slots // (self.columns or self.bag_slots) * self.position_tokens
 
+    def least_blocks(self, num_tokens: int) -> int:
+        """GPU blocks that so many leading tokens take at least, without those of windows and states.
+
+        Where there is nothing else, as many as there are positions.
+        """
+        sizes = [self.position_tokens // num for _, num in self._prefix] or [self.position_tokens]
+        return sum(-(-num_tokens // size) for size in sizes)
+
     def most_blocks(self, num_tokens: int, step_tokens: int) -> int:
         """GPU blocks that so many tokens more take at most, computed ``step_tokens`` at a time.
 

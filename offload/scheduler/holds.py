@@ -27,6 +27,8 @@ class Holds:
         self._engine = common.engine
         self._metrics = common.metrics
         self._block_size = common.block_size
+        self._groups = common.engine.groups
+        self._columns = max(1, self._groups.columns)  # GPU blocks of a position, at least
         self._step_tokens = step_tokens
         self._patience = Patience(common.clock)
         self._in_flight: dict[Job[Store], Pending] = {}  # whose blocks a store job holds
@@ -68,15 +70,14 @@ class Holds:
         num_free = self._engine.num_free
         num_needed = self._num_to_admit(request.num_tokens, num_local, num_external)
         num_needed += self._engine.num_spare
-        might_suffice = num_free >= num_needed + num_local // self._block_size
+        might_suffice = num_free >= num_needed + num_local // self._block_size * self._columns
         if num_needed > num_free + num_held or (might_suffice and not num_external):
             return
         self._asking = request.request_id
         if not self._patience.is_over:
             return
-        num_needed += self._engine.num_free_of(
-            islice(self._engine.chain(request), num_local // self._block_size)
-        )
+        found = islice(self._engine.chain(request), num_local // self._block_size)
+        num_needed += self._engine.num_free_of(found) * self._columns
         num_lacking = num_needed - num_free
         if num_lacking > num_held:
             self._asking = None
@@ -162,7 +163,7 @@ class Holds:
         num_prefill = self._step_tokens if num_without_turn > 0 else self._tokens_to_prefill(output, busy)
         num_drafts = self._engine.drafts.num_tokens
         num_blocks = amounts.blocks_to_run(num_admitted, num_prefill, self._block_size, num_drafts)
-        self._to_run_with = num_blocks + sum(self._restoring.values())
+        self._to_run_with = num_blocks * self._columns + sum(self._restoring.values())
         self.let_run()
 
     def let_run(self) -> None:
@@ -170,15 +171,16 @@ class Holds:
         self._give_way(self._to_run_with)
 
     def _num_to_admit(self, num_tokens: int, num_local: int, num_external: int) -> int:
-        """GPU blocks that it takes to admit a request, beside those of ``num_local`` tokens.
+        """GPU blocks that it takes at least to admit a request, beside those of ``num_local`` tokens.
 
         One that runs at once has blocks for its drafts, too. One that is restored first needs some left.
         """
         drafts, size = self._engine.drafts, self._block_size
+        num_there = num_local // size * self._columns
         if not num_external:
-            return amounts.blocks_to_admit(num_tokens + drafts.num_lookahead, num_local, size)
-        num_beside = num_external // size + drafts.step_blocks(size)
-        return max(amounts.blocks_to_admit(num_tokens, num_local, size), num_beside)
+            return self._groups.least_blocks(num_tokens + drafts.num_lookahead) - num_there
+        num_beside = (num_external // size + drafts.step_blocks(size)) * self._columns
+        return max(self._groups.least_blocks(num_tokens) - num_there, num_beside)
 
     def _tokens_to_prefill(self, output: Step, busy: list[str]) -> int:
         """Prompt tokens that the next step computes at most, of requests that run already."""

@@ -13,7 +13,7 @@ from offload.messages import LOAD, STORE, Order, Route, StepPlan
 from offload.scheduler import amounts
 from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import CopySchedule
-from offload.testing.virtual import VirtualEngine
+from offload.testing.virtual import MODELS, VirtualEngine
 from tests.virtual.driver import (
     LOADING,
     Engines,
@@ -145,6 +145,21 @@ def test_a_waiting_request_waits_for_the_queue_no_longer_than_patience_lasts(
     assert unstored == {"gave_way": 20 - 4 + 1}, "more than it lacks, and one to go on with"
     come_to_rest(engine)
     assert depth_of(engine, ended) == 60 - 17, "not the deepest positions"
+
+
+def test_the_queue_gives_way_where_positions_are_several_blocks(
+    engines: Engines, unstored: Counter[str]
+) -> None:
+    """Of 64 blocks 31 are in flight for ever, and 25 are queued. A prompt of 5 positions takes 25."""
+    engine = engines(groups=MODELS["columns"], gpu_blocks=CACHE, cpu_slots=300, chunk=CACHE * BLOCK)
+    hold(engine, STORE)
+    fill(engine, 23)
+    gpu, queued = engine.side._engine, engine.side.stores.backlog.num_queued
+    assert gpu.groups.columns == 5 < gpu.num_free < 25 < gpu.num_free + queued
+    request = engine.add(tokens(5 * engine.side.block_size - 1, first=3), 1)
+    step_until(engine, request.is_finished, 25)  # what has waited for 30 is given up in any case
+    assert unstored["gave_way"]
+    come_to_rest(engine)
 
 
 def test_who_waits_for_others_gets_nothing_of_the_queue(engines: Engines, unstored: Counter[str]) -> None:

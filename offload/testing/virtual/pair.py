@@ -30,6 +30,8 @@ _NO_HARM = Harm()
 _NAMED = 1_000_000
 _KILLED, _CUT_OFF = 0.005, 0.01
 """In so many turns an engine is killed, or cannot be reached for a while."""
+_REST_STEPS, _REST_SECONDS = 5000, 100.0
+"""Enough to come to rest: copies and the queue are given up after 30 seconds, one after the other."""
 
 
 class FleetWorkload(Workload):
@@ -133,11 +135,12 @@ class VirtualFleet:
     def come_to_rest(self) -> None:
         """All engines end what they have begun, and none holds anything for another."""
         self.network.harm, self.network.cut_off = _NO_HARM, set()
+        steps = max(_REST_STEPS, int(_REST_SECONDS / self._settings.step_seconds))
         for engine in self.engines:
-            engine.drain()
+            engine.drain(steps)
         for engine in self.engines:  # what they have told each other since
             engine.add([0], 1)
-            engine.drain()
+            engine.drain(steps)
         for engine in self.engines:
             engine.audit.check_drained()
             engine.audit.check_gpu_cache()
