@@ -284,6 +284,8 @@ class WorkerReport:
     released: list[bytes] = field(default_factory=list)
     """Names of chains, ``NAME_BYTES`` long, of which a peer has all that was leased: each as often as it says
     so. The first rank alone tells."""
+    served_bytes: int = 0
+    """Of slots that peers have had from here."""
 
     def add(self, job_id: int, report: JobReport) -> None:
         """Take in one more report on a job."""
@@ -293,7 +295,8 @@ class WorkerReport:
     def merged(self, other: "WorkerReport") -> "WorkerReport":
         """Both ranks' reports as one, a new one."""
         peers, released = sorted(self.peers + other.peers), sorted(self.released + other.released)
-        merged = WorkerReport(dict(self.jobs), peers, sorted(self.askers + other.askers), released)
+        served, askers = self.served_bytes + other.served_bytes, sorted(self.askers + other.askers)
+        merged = WorkerReport(dict(self.jobs), peers, askers, released, served)
         for job_id, report in other.jobs.items():
             merged.add(job_id, report)
         return merged

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import time
 from typing import Any
 
 from offload.operator.client import choose
@@ -23,18 +24,20 @@ def add_peers_command(commands: Any) -> None:
 def _peers(options: argparse.Namespace) -> int:
     directory = directory_of(options)
     told = [each.ask("status") for each in choose(directory, options.engine)]
-    found = [{key: each[key] for key in ("engine", "peers", "askers", "leases")} for each in told]
+    found = [{key: each[key] for key in ("engine", "as_of", "peers", "askers", "leases")} for each in told]
     if options.json:
         print(json.dumps({"directory": str(directory), "engines": found}, indent=2))
         return 0
     for each in found:
-        print("\n".join(lines_of(each)))
+        print("\n".join(lines_of(each, time.time())))
     return 0
 
 
-def lines_of(told: dict[str, Any]) -> list[str]:
-    """For people."""
-    first = f"engine   {told['engine']}, {told['leases']['num_leases']} leases of prompts for others"
+def lines_of(told: dict[str, Any], now: float) -> list[str]:
+    """For people. ``now``: seconds since 1970."""
+    as_of, leases = told["as_of"], told["leases"]["num_leases"]
+    when = "no step yet" if as_of is None else f"as of {max(0, round(now - as_of)):,} seconds ago"
+    first = f"engine   {told['engine']}, {leases} leases of prompts for others; {when}"
     peers = [f"peer     {_line(each)}" for each in told["peers"]] or ["peer     none"]
     return [first, *peers, *[f"asker    {_asker(each)}" for each in told["askers"]]]
 

@@ -15,17 +15,14 @@ class Askers:
         self._metrics = metrics
         self._facts: dict[tuple[str, str], dict[int, AskerFacts]] = {}  # by host and id, by rank
 
-    def hear(self, facts: Sequence[AskerFacts]) -> None:
-        """Ranks tell. O(these)."""
+    def hear(self, facts: Sequence[AskerFacts], served_bytes: int) -> None:
+        """Ranks tell of these, and how many bytes all have had since they told last. O(these)."""
+        self._metrics.count("served_bytes", served_bytes)
         for fact in facts:
             key = (fact.host, fact.peer)
             if key not in self._facts and len(self._facts) >= MOST_ASKERS:
                 self._forget_one()
-            of_asker = self._facts.setdefault(key, {})
-            before = of_asker.get(fact.rank)
-            of_asker[fact.rank] = fact
-            was = 0 if before is None or before.nbytes > fact.nbytes else before.nbytes
-            self._metrics.count("served_bytes", fact.nbytes - was)
+            self._facts.setdefault(key, {})[fact.rank] = fact
 
     def told(self) -> list[dict[str, Any]]:
         """For operators, plain: each with what all ranks together have let it have."""

@@ -245,7 +245,7 @@ class SchedulerSide:
             return
         self._has_news = True
         self.stores.hand_offs.leases.release(report.released)
-        self.askers.hear(report.askers)
+        self.askers.hear(report.askers, report.served_bytes)
         for below in self.below if report.peers else ():
             below.hear(report.peers)
         for job_id, job_report in report.jobs.items():

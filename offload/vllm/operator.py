@@ -47,7 +47,7 @@ class Operator:
         self._weights = weights
         self._next = 0.0
         self._socket: OperatorSocket | None = None
-        told: dict[str, Any] = {"about": self._about, "pool": None, "jobs": None}
+        told: dict[str, Any] = {"about": self._about, "as_of": None, "pool": None, "jobs": None}
         told |= {
             "routes": [],
             "prefill": [],
@@ -90,6 +90,7 @@ class Operator:
         allocator, gauges = side.allocator, side.metrics.gauges
         return {
             "about": self._about,
+            "as_of": time.time(),
             "pool": {
                 "num_blocks": allocator.capacity,
                 "num_used_blocks": allocator.capacity - allocator.num_free,

@@ -641,6 +641,9 @@ def test_how_peers_stand_is_told(pair: Pair) -> None:
     assert (asker["host"], asker["peer"]) == ("", "")
     assert asker["is_near"] is (told["transport"] == "memory")
     assert 0 < asker["num_bytes"] <= told["num_bytes"] and asker["num_questions"] > 0
-    leases = {"num_leases": 2}
-    [first, second, third] = lines_of({"engine": "one", "leases": leases, "peers": [told], "askers": [asker]})
-    assert "2 leases" in first and "connected by" in second and f"{num_ranks} connections" in third
+    found = {"engine": "one", "leases": {"num_leases": 2}, "peers": [told], "askers": [asker], "as_of": 90.0}
+    [first, second, third] = lines_of(found, now=150.4)
+    assert "2 leases" in first and "as of 60 seconds ago" in first
+    [first, *_] = lines_of({**found, "as_of": None}, now=150.4)
+    assert "no step yet" in first
+    assert "connected by" in second and f"{num_ranks} connections" in third

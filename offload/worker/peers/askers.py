@@ -34,6 +34,8 @@ class Askers:
         self._own = own
         self._most = most
         self._askers: dict[tuple[str, str], Asker] = {}  # who came first is first
+        self.served_bytes = 0
+        """Of slots that all have had, those that were forgotten as well."""
 
     def enter(self, host: str, peer: str) -> Asker:
         """It has connected. O(1), but for the first of more than are remembered: O(``most``)."""
@@ -52,6 +54,12 @@ class Askers:
         """One of its connections is over."""
         asker.connections -= 1
 
+    def serve(self, asker: Asker, num_bytes: int) -> None:
+        """So many bytes of slots were sent to it, or may have been read."""
+        if not asker.peer or asker.peer != self._own:
+            self.served_bytes += num_bytes
+        asker.nbytes += num_bytes
+
     def facts(self, rank: int) -> list[AskerFacts]:
         """What there is to tell of each, to the scheduler's side."""
         return [AskerFacts(rank, *astuple(each)) for each in list(self._askers.values())]
@@ -59,5 +67,7 @@ class Askers:
     def check_invariants(self) -> None:
         """No more are remembered than may be, and each is filed where it belongs."""
         assert len(self._askers) <= self._most, f"{len(self._askers)} askers"
+        known = sum(each.nbytes for each in list(self._askers.values()))
+        assert known <= self.served_bytes, f"askers have had {known} bytes, {self.served_bytes} are counted"
         for key, each in list(self._askers.items()):
             assert key == (each.host, each.peer) and each.connections >= 0, f"{each} is filed under {key}"

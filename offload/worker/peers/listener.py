@@ -107,6 +107,7 @@ class Listener:
         self._executor: Executor | None = None
         self._told: list[AskerFacts] = []
         self._told_at = -math.inf
+        self._served_bytes = 0  # of which the scheduler was told
         self._exposed: Exposed | None = None
         self.shown: Shown | None = None
         """What peers are shown, once the pool is there."""
@@ -164,6 +165,9 @@ class Listener:
             before, self._told_at = set(self._told), now
             self._told = self.shown.askers.facts(self._plan.rank)
             report.askers += [each for each in self._told if each not in before]
+            served = self.shown.askers.served_bytes
+            report.served_bytes += served - self._served_bytes
+            self._served_bytes = served
 
     def standings(self) -> list[Standing]:
         """Who is connected."""

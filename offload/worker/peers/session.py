@@ -117,7 +117,7 @@ class Session:
             if isinstance(question, Get):
                 begun = self._clock()
                 num_slots = yield from self._get(question, life)
-                asker.nbytes += num_slots * shown.slot_bytes
+                shown.askers.serve(asker, num_slots * shown.slot_bytes)
                 asker.is_near = question.is_near and self._is_near(self.other)
                 asker.seconds += 0.0 if question.is_near else self._clock() - begun
             elif isinstance(question, Reach):

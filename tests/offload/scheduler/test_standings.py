@@ -4,6 +4,7 @@ from offload.observe.metrics import Metrics
 from offload.peer_messages import REMOVED, AskerFacts, PeerFacts
 from offload.scheduler.askers import Askers
 from offload.scheduler.tiers.peer_standings import OTHER, PeerStandings
+from offload.worker.peers.askers import Askers as OfRank
 
 
 def fact(port: int, *, rank: int = 0, nbytes: int = 0, state: str = "connected") -> PeerFacts:
@@ -48,20 +49,34 @@ class TestAskers:
     def test_ranks_are_added_up(self) -> None:
         metrics = Metrics()
         askers = Askers(metrics)
-        askers.hear([asker("a", nbytes=10), asker("a", rank=1, nbytes=30), asker("b", nbytes=1)])
-        askers.hear([asker("a", nbytes=15)])
+        askers.hear([asker("a", nbytes=10), asker("a", rank=1, nbytes=30), asker("b", nbytes=1)], 41)
+        askers.hear([asker("a", nbytes=15)], 5)
         first, second = askers.told()
         assert (first["host"], first["num_bytes"], first["num_ranks"]) == ("a", 45, 2)
         assert (second["host"], second["num_bytes"], second["num_ranks"]) == ("b", 1, 1)
         assert metrics.take()["served_bytes"] == 46
-        askers.hear([asker("a", nbytes=4)])  # a rank had forgotten it
+        askers.hear([asker("a", nbytes=4)], 4)  # a rank had forgotten it
         assert metrics.take()["served_bytes"] == 4
         askers.check_invariants()
 
+    def test_bytes_count_once_however_many_askers_there_are(self) -> None:
+        """Two ranks remember 256 each, and not the same: more than are remembered of both."""
+        metrics = Metrics()
+        askers, ranks = Askers(metrics), [OfRank(), OfRank()]
+        for number in range(300):
+            for rank, of_rank in enumerate(ranks):
+                of_rank.serve(of_rank.enter(f"{number + 200 * rank}", ""), 7)
+        for is_new in (True, False):  # ranks tell again of those that were forgotten here
+            for rank, of_rank in enumerate(ranks):
+                askers.hear(of_rank.facts(rank), of_rank.served_bytes * is_new)
+                of_rank.check_invariants()
+        askers.check_invariants()
+        assert metrics.take()["served_bytes"] == 2 * 300 * 7
+
     def test_they_are_bounded_and_those_that_are_connected_stay(self) -> None:
         askers = Askers(Metrics())
-        askers.hear([asker("stays")])
-        askers.hear([asker(f"gone {number}", connections=0) for number in range(1000)])
+        askers.hear([asker("stays")], 0)
+        askers.hear([asker(f"gone {number}", connections=0) for number in range(1000)], 0)
         askers.check_invariants()
         hosts = [each["host"] for each in askers.told()]
         assert len(hosts) == 256 and hosts[0] == "stays" and hosts[-1] == "gone 999"

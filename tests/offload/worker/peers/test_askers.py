@@ -9,7 +9,7 @@ def test_connections_of_one_engine_are_told_together() -> None:
     other = askers.enter("10.0.0.1", "0123456789abcdef")
     first.questions += 2
     second.questions += 3
-    other.nbytes += 7
+    askers.serve(other, 7)
     askers.leave(first)
     told = {(each.host, each.peer): each for each in askers.facts(3)}
     assert all(each.rank == 3 for each in told.values())
@@ -31,9 +31,10 @@ def test_who_is_gone_is_forgotten_before_who_is_there() -> None:
 
 def test_who_comes_again_begins_anew_once_it_was_forgotten() -> None:
     askers = Askers(most=1)
-    askers.enter("a", "").nbytes += 5
+    askers.serve(askers.enter("a", ""), 5)
     askers.enter("b", "")
-    assert askers.enter("a", "").nbytes == 0
+    askers.serve(again := askers.enter("a", ""), 2)
+    assert again.nbytes == 2 and askers.served_bytes == 7
     askers.check_invariants()
 
 
@@ -41,6 +42,8 @@ def test_an_engine_that_calls_itself_is_no_asker() -> None:
     askers = Askers("0123456789abcdef")
     itself = askers.enter("10.0.0.1", "0123456789abcdef")
     itself.questions += 1
+    askers.serve(itself, 7)
+    assert askers.served_bytes == 0
     askers.leave(itself)
     assert not askers.facts(0)
     askers.enter("10.0.0.1", "fedcba9876543210")
