@@ -199,6 +199,14 @@ class Core:
             if turn.num_prompts > 1:  # it is about the first of them
                 return KVTransferParams(peer=read.peer, epoch=read.epoch).to_dict()
         if read.refused is not None:
+            reason = self.metrics.refused_for(read.refused)
+            self.warn_once(
+                "refused",
+                member.url,
+                reason,
+                text=f"prefill engine {member.url} does not hand off a prompt, for this reason: {reason}; "
+                f"decode engines compute such prompts again",
+            )
             return None
         return told
 

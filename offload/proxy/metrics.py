@@ -6,6 +6,8 @@ from offload.proxy.members import Members
 
 __all__ = ["ProxyMetrics"]
 
+MOST_REASONS = 32
+"""That are told apart: an engine's words become labels."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
@@ -26,6 +28,8 @@ class ProxyMetrics:
         self.strangers = self._counter(
             "unknown_peers", "hand-offs that a decode engine could not use", "reason"
         )
+        self._refused = self._counter("refused_hand_offs", "hand-offs that prefill engines refuse", "reason")
+        self._reasons: set[str] = set()
         self.fallbacks = self._counter("policy_fallbacks", "requests whose policy made no choice", "reason")
         self.tokenized = self._counter("tokenized", "prompts that the policy wanted token ids of", "outcome")
         self.located = self._counter("located", "prompts that engines were asked about", "answers")
@@ -40,6 +44,16 @@ class ProxyMetrics:
             ["engine", "role", "state"],
             registry=self.registry,
         )
+
+    def refused_for(self, reason: str) -> str:
+        """Count a hand-off that an engine refused. Returns its reason, or "other" behind ``MOST_REASONS``."""
+        if reason not in self._reasons:
+            if len(self._reasons) >= MOST_REASONS:
+                reason = "other"
+            else:
+                self._reasons.add(reason)
+        self._refused.labels(reason).inc()
+        return reason
 
     def text(self, members: Members, now: float) -> bytes:
         """All of it, as Prometheus reads it."""

@@ -6,11 +6,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from offload.proxy.metrics import MOST_REASONS, ProxyMetrics
 from offload.testing.upstream import Fault, Upstream, answer, decode, encode, render
 from tests.offload.proxy.kit import PROMPT, on_a_loop, stand, until
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": PROMPT}]
+REFUSAL = "lease_share"
+"""What an engine in memory says when it refuses."""
 
 
 def expected(prompt: list[int], num_tokens: int) -> str:
@@ -187,13 +190,24 @@ async def test_several_prompts_share_a_reference_without_a_length() -> None:
 
 
 @on_a_loop
-async def test_a_hand_off_that_is_refused_is_not_handed_on() -> None:
+async def test_a_hand_off_that_is_refused_is_not_handed_on(caplog: pytest.LogCaptureFixture) -> None:
+    """It is counted by the reason that the engine gave, and one line of the log says so."""
     async with stand(
         prefill=[Upstream("p", role="prefill", num_refused=1)], decode=1, is_sequential=True
     ) as it:
         await it.ask(prompt=PROMPT, max_tokens=2)
         assert "kv_transfer_params" not in it.decode[0].of()[0].body
         assert it.count("legs", role="prefill", outcome="no reference") == 1
+        assert it.count("refused_hand_offs", reason=REFUSAL) == 1
+        [said] = [each.getMessage() for each in caplog.records if REFUSAL in each.getMessage()]
+        assert it.prefill[0].url in said
+
+
+def test_reasons_of_engines_become_a_bounded_number_of_labels() -> None:
+    metrics = ProxyMetrics()
+    told = [metrics.refused_for(f"reason {number % 100}") for number in range(200)]
+    assert set(told) == {f"reason {number}" for number in range(MOST_REASONS)} | {"other"}
+    assert told.count("other") == 2 * (100 - MOST_REASONS)
 
 
 @on_a_loop
