@@ -40,6 +40,17 @@ def what_fell_short_is_lost_as_a_whole(patch: Patch) -> None:
     patch.setattr(PeerFetches, "advance", Fetches.advance)
 
 
+def what_is_fetched_is_committed_before_it_has_landed(patch: Patch) -> None:
+    original = PeerFetches._open
+
+    def open_(self: PeerFetches, plan: Any, path: Any, batch: Any) -> None:
+        original(self, plan, path, batch)
+        self._common.allocator.commit(plan)
+
+    patch.setattr(PeerFetches, "_open", open_)
+    patch.setattr(PeerFetches, "_commit", lambda *_: None)
+
+
 def leases_are_not_ended(patch: Patch) -> None:
     patch.setattr(PeerDirectory, "release", lambda *_: None)
 
@@ -169,6 +180,10 @@ MUTANTS = [
     ),
     Mutant(
         what_fell_short_is_lost_as_a_whole, with_pair(LOST.test_exactly_the_missing_tokens_are_computed, 5000)
+    ),
+    Mutant(
+        what_is_fetched_is_committed_before_it_has_landed,
+        with_pair(LOST.test_exactly_the_missing_tokens_are_computed, 5000),
     ),
     Mutant(leases_have_no_end, hand_offs.test_leased_blocks_stay_and_are_ordinary_cache_afterwards),
     Mutant(leases_are_not_ended, with_pair(REFERENCES.test_what_the_peer_keeps_is_released_whatever_happens)),
