@@ -58,7 +58,7 @@ soak: setup ## search on: SOAK_SECONDS of each kind of engines, tests, both with
 	$(python) -m tests.soak --seed $${seed}000 --seconds $${SOAK_SECONDS:-300} --processes 2 || exit; \
 	KV_OFFLOAD_SEED=$$seed $(python) -m pytest -m "not engine" $(ARGS) || exit; \
 	KV_OFFLOAD_ALL_KINDS=1 $(python) -m pytest tests/engine/test_hybrid.py tests/engine/test_stages.py \
-		tests/engine/test_migration.py
+		tests/engine/test_store_stages.py tests/engine/test_migration.py
 
 lint: setup ## check format, style and types
 	$(python) -m ruff format --check .

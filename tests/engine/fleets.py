@@ -20,6 +20,8 @@ WHOLE = NUM_BLOCKS * BLOCK_SIZE
 """Of these, what can be handed over."""
 PATIENCE = 60
 """``peer_wait_seconds``, however busy this machine is."""
+PEERS = "peers_to_pool"
+"""The route of fetches from peers."""
 
 _WAIT_SECONDS = 120.0
 
@@ -122,14 +124,14 @@ def moved_bytes(servers: Iterable[ServerProcess], route: str) -> int:
 
 def fetched_bytes(servers: Iterable[ServerProcess]) -> int:
     """From peers into the pools of these engines."""
-    return moved_bytes(servers, "peers_to_pool")
+    return moved_bytes(servers, PEERS)
 
 
 class Handed:
-    """What has come to engines, and what they have computed, since this was made."""
+    """What has come to engines along a route, and what they have computed, since this was made."""
 
-    def __init__(self, servers: Iterable[ServerProcess]) -> None:
-        self._servers = list(servers)
+    def __init__(self, servers: Iterable[ServerProcess], route: str = PEERS) -> None:
+        self._servers, self._route = list(servers), route
         self._before = self._now()
 
     @property
@@ -139,13 +141,13 @@ class Handed:
 
     @property
     def num_fetched(self) -> int:
-        """Blocks that peers have brought."""
+        """Blocks that have come."""
         num_blocks, rest = divmod(self._now()[1] - self._before[1], BLOCK_BYTES)
         assert not rest, "part of a block"
         return num_blocks
 
     def _now(self) -> tuple[int, int]:
-        return computed(self._servers), fetched_bytes(self._servers)
+        return computed(self._servers), moved_bytes(self._servers, self._route)
 
 
 def assert_same(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:

@@ -13,14 +13,16 @@ class Relay:
 
     Args:
         target: the port of the peer.
+        counts_questions: bytes that go to the peer are counted, and held, in place of those it sends.
     """
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, *, counts_questions: bool = False) -> None:
         self._target = target
+        self._counts_questions = counts_questions
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listening.getsockname()[1])
         self._lock = threading.Condition()
-        self._passed = 0  # bytes that the peer has sent, on all connections
+        self._passed = 0  # bytes that are counted, on all connections
         self._limit: int | None = None
         self._is_held = False
         self._open: set[socket.socket] = set()
@@ -34,12 +36,12 @@ class Relay:
         self.let_go()
 
     def hold_after(self, num_bytes: int) -> None:
-        """Once the peer has sent so many bytes more, no further ones are passed on until ``let_go``."""
+        """Once so many bytes more have passed, no further ones are passed on until ``let_go``."""
         with self._lock:
             self._limit = self._passed + num_bytes
 
     def wait_until_held(self, seconds: float) -> None:
-        """It is in the middle of what the peer sends."""
+        """It is in the middle of what is counted."""
         with self._lock:
             assert self._lock.wait_for(lambda: self._is_held, seconds), "so many bytes never came"
 
@@ -68,7 +70,8 @@ class Relay:
                     continue
                 with self._lock:
                     self._open |= {asking, answering}
-                for ends in ((asking, answering, False), (answering, asking, True)):
+                is_question = self._counts_questions
+                for ends in ((asking, answering, is_question), (answering, asking, not is_question)):
                     threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
 
     def _pass_on(self, source: socket.socket, target: socket.socket, is_counted: bool) -> None:
