@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from offload.config import OffloadConfig
+from offload.doctor.command import add_doctor_command
 from offload.errors import OffloadError, without_vllm
 from offload.files.memory_path import look_for_room
 from offload.files.probe import probe
@@ -55,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_certify_command(commands)
     add_tier_command(commands)
     add_status_command(commands)
+    add_doctor_command(commands)
     add_peers_command(commands)
     add_reset_command(commands)
     add_pool_command(commands)

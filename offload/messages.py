@@ -238,6 +238,10 @@ class StepPlan:
     """On prompts that peers may be waiting for."""
 
 
+BROKEN = "broken"
+"""The reason of a job of which bytes are not those that were stored: a checksum differs."""
+
+
 class JobReport(NamedTuple):
     """What became of a job on some ranks.
 
@@ -248,7 +252,7 @@ class JobReport(NamedTuple):
         seconds: that the copy took on the slowest rank heard of.
         nbytes: that were copied, on these ranks together.
         is_sound: nothing went wrong on these ranks. What is not good, if anything, was not there.
-        reason: of ``Unused``, why a peer did not bring all of it; "": nobody says.
+        reason: of ``Unused``, why a peer did not bring all of it, or ``BROKEN``; "": nobody says.
     """
 
     num_ranks: int
@@ -348,6 +352,26 @@ class PoolFacts(NamedTuple):
     kept: Kept
 
 
+class MemoryFacts(NamedTuple):
+    """Where a rank has its part of the pool, for whoever looks at it from outside.
+
+    Attributes:
+        machine: the machine since its last boot, and the processes there that see each other; "": not known.
+        pid: of the rank.
+        address: of its first slot.
+        nbytes: of all of its slots.
+        node: the NUMA node it was to lie on; None: any.
+        is_pinned: by CUDA, so that it cannot be swapped out.
+    """
+
+    machine: str
+    pid: int
+    address: int
+    nbytes: int
+    node: int | None
+    is_pinned: bool
+
+
 @dataclass(slots=True)
 class WorkerFacts:
     """Workers to scheduler, once at start: what this rank's part of the pool is like.
@@ -359,6 +383,7 @@ class WorkerFacts:
         num_sharing: ranks that have these slots in one memory, this one included.
         tiers: what places below the pool have kept, in their order; None for one that keeps nothing.
         pool: what the pool has kept; None if it ends with its engine.
+        memory: where it lies; None as long as it is not there.
     """
 
     num_slots: int
@@ -367,3 +392,4 @@ class WorkerFacts:
     num_sharing: int = 1
     tiers: list[TierFacts | None] = field(default_factory=list)
     pool: PoolFacts | None = None
+    memory: MemoryFacts | None = None

@@ -40,6 +40,7 @@ STATEFUL = {
     "evictor.reuse.ReuseStatistics",
     "evictor.s3fifo.S3FifoPolicy",
     "evictor.two_queues.TwoQueues",
+    "offload.observe.lately.Lately",
     "offload.observe.metrics.Metrics",
     "offload.observe.recorder.TraceRecorder",
     "offload.observe.trace_writer.TraceWriter",

@@ -84,7 +84,7 @@ def options(capsys: pytest.CaptureFixture[str], *command: str) -> tuple[set[str]
         main([*command, "--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    commands = re.search(r"\{([\w,]+)\} \.\.\.", shown)
+    commands = re.search(r"\{([\w,]+)\}\s+\.\.\.", shown)
     names = re.findall(r"^  (?:-\w, )?(--[\w-]+)", shown, re.MULTILINE)
     return set(names), set(commands[1].split(",")) if commands else set()
 

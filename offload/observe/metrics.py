@@ -25,6 +25,8 @@ ROUTE, REASON, PEER, SIZE = "route", "reason", "peer", "size"
 """Labels."""
 
 METRICS = (
+    MetricSpec("prompt_tokens", True, "Tokens of prompts that were admitted."),
+    MetricSpec("local_tokens", True, "Of these, tokens whose KV the GPU had."),
     MetricSpec("restored_requests", True, "Requests that were given KV from the CPU pool."),
     MetricSpec("restored_tokens", True, "Tokens whose KV came from the CPU pool instead of a prefill."),
     MetricSpec("loaded_bytes", True, "Bytes copied from the CPU pool to the GPU, all ranks."),
@@ -79,6 +81,12 @@ METRICS = (
         "route_seconds", True, "Seconds that copies along a route took, on the slowest rank.", label=ROUTE
     ),
     MetricSpec("route_failed_jobs", True, "Of failed_jobs, those of a route.", label=ROUTE),
+    MetricSpec(
+        "route_broken_jobs",
+        True,
+        "Jobs that brought bytes that are not those stored, all ranks.",
+        label=ROUTE,
+    ),
     MetricSpec("route_refused_bytes", True, "Bytes not written to a tier: its budget is spent.", label=ROUTE),
     MetricSpec(
         "route_missed_blocks",
@@ -125,6 +133,7 @@ class Metrics:
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
         self._shown: dict[str, float] = {}
+        self._taken: dict[str, float] = {}  # counters, by then
 
     def count(self, name: str, amount: float = 1, route: Route | str | None = None) -> None:
         """Add to a counter: that of a route, or of another value of its label."""
@@ -148,12 +157,20 @@ class Metrics:
         """Whether something was counted or shown since the last ``take``."""
         return bool(self._values)
 
+    @property
+    def totals(self) -> dict[str, float]:
+        """Counters since the start, by key, without those that are 0. O(metrics)."""
+        totals = dict(self._taken)
+        self._add(totals, self._values)
+        return totals
+
     def take(self) -> dict[str, float]:
         """Nothing if nothing changed since the last call, else all increments and all gauges.
 
         All, because a log line made from the values of an interval takes what is missing for 0.
         """
         values, self._values = self._values, {}
+        self._add(self._taken, values)
         return self._shown | values if values else {}
 
     def check_invariants(self) -> None:
@@ -169,6 +186,13 @@ class Metrics:
         assert not shown, f"{shown} are counters, and shown as gauges"
         fell = {key: value for key, value in self._values.items() if is_counter[keys[key][0]] and value < 0}
         assert not fell, f"counters fell: {fell}"
+        assert not self._taken.keys() & self._shown.keys(), "gauges were added up"
+
+    def _add(self, totals: dict[str, float], values: Mapping[str, float]) -> None:
+        """Counters among values to those before them."""
+        for key, value in values.items():
+            if key not in self._shown:
+                totals[key] = totals.get(key, 0) + value
 
 
 @cache

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from allocator import CpuOffloadingBlockAllocator, Note, StorePlan
-from offload.messages import Ids, JobReport, Route
+from offload.messages import BROKEN, Ids, JobReport, Route
 from offload.observe.metrics import Metrics
 from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.costs import Costs
@@ -52,6 +52,11 @@ class Common:
     lasting: Lasting | None = None
     record_events: bool = False
 
+    def count_prompt(self, num_tokens: int, num_local: int) -> None:
+        """A prompt of so many tokens was admitted, of which the GPU had ``num_local``."""
+        self.metrics.count("prompt_tokens", num_tokens)
+        self.metrics.count("local_tokens", num_local)
+
     def count_failed(self, route: Route) -> None:
         """A job of that route, or a restore, has failed."""
         self.metrics.count("failed_jobs")
@@ -61,6 +66,7 @@ class Common:
         """Ranks have reported so much of a job; ``has_ended``: they were the last."""
         self.metrics.count("route_bytes", report.nbytes, job.flow.route)
         self.metrics.count("route_seconds", max(report.seconds - job.seconds, 0.0), job.flow.route)
+        self.metrics.count("route_broken_jobs", report.reason == BROKEN, job.flow.route)
         job.seconds = max(job.seconds, report.seconds)
         job.nbytes += report.nbytes
         if has_ended and job.num_good == job.num_blocks:

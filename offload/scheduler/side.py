@@ -206,6 +206,7 @@ class SchedulerSide:
                 self._let_go_of_adapter(request)
                 may_store = False
             self._other_sizes.admitted(request)
+            self._common.count_prompt(request.num_prompt_tokens, num_local)
             kind = self.stores.arrived(request, num_local)
             hints = self._hints_of(request)
             keep = hints.to_keep(self._clock())

@@ -364,13 +364,13 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         """What ranks have found of earlier engines."""
         self._tiers = [fact.tiers for fact in facts]
         self._kept = [fact.pool for fact in facts if fact.pool is not None]
+        if self._operator is not None:
+            self._operator.learn([fact.memory for fact in facts])
 
     def _make_scheduler_side(self, size: PoolSize) -> SchedulerSide:
-        events = self._vllm_config.kv_events_config
-        manager = self._kv_cache_manager
-        engine = VllmEngine(
-            manager, drafts_of(self._vllm_config, manager), groups_of(self._vllm_config, manager)
-        )
+        vllm_config, manager = self._vllm_config, self._kv_cache_manager
+        events = vllm_config.kv_events_config
+        engine = VllmEngine(manager, drafts_of(vllm_config, manager), groups_of(vllm_config, manager))
         side = SchedulerSide(
             self._config,
             engine,

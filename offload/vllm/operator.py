@@ -6,16 +6,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import vllm
 from vllm.config import VllmConfig
 
 from offload.config import OffloadConfig
 from offload.errors import OperatorError
+from offload.messages import MemoryFacts
+from offload.observe.lately import Lately
 from offload.operator.directory import runtime_directory
 from offload.operator.server import OperatorSocket
-from offload.provenance import own_version
 from offload.scheduler.side import SchedulerSide
 from offload.scheduler.weights import Weights
+from offload.vllm.about import about_engine, settings_of
 from offload.vllm.places import Place
 
 logger = logging.getLogger(__name__)
@@ -35,20 +36,16 @@ class Operator:
         self, vllm_config: VllmConfig, config: OffloadConfig, places: Sequence[Place], weights: Weights
     ) -> None:
         """Open the socket. A warning says why if it cannot be had; the engine goes on without it."""
-        parallel = vllm_config.parallel_config
-        self._about: dict[str, Any] = {
-            "model": vllm_config.model_config.model,
-            "vllm": vllm.__version__,
-            "kv_offload": own_version(),
-            "num_ranks": parallel.world_size,
-            "data_parallel_rank": parallel.data_parallel_rank,
-        }
+        about = {"about": about_engine(vllm_config), "settings": settings_of(vllm_config, config)}
+        self._engine: dict[str, Any] = about | {"memory": []}
+        self._lately = Lately(time.monotonic())
         self._tiers = [place.about for place in places]
         self._weights = weights
         self._next = 0.0
         self._socket: OperatorSocket | None = None
-        told: dict[str, Any] = {"about": self._about, "as_of": None, "pool": None, "jobs": None}
+        told: dict[str, Any] = self._engine | {"as_of": None, "pool": None, "jobs": None}
         told |= {
+            "counters": self._lately.told(time.monotonic(), {}),
             "routes": [],
             "prefill": [],
             "tiers": [],
@@ -61,6 +58,10 @@ class Operator:
             self._socket = OperatorSocket(runtime_directory(config.operator_socket), told, handlers)
         except OperatorError as error:
             logger.warning("no operator socket: %s; kv-offload status will not find this engine", error)
+
+    def learn(self, memory: Sequence[MemoryFacts | None]) -> None:
+        """Ranks say where their parts of the pool lie, in any order."""
+        self._engine["memory"] = [each._asdict() for each in memory if each is not None]
 
     def tell(self, side: SchedulerSide) -> None:
         """A step begins: publish how things stand, if that was not done just before. O(routes)."""
@@ -77,6 +78,7 @@ class Operator:
     def check_invariants(self) -> None:
         """It tells of the process that it is in."""
         assert self._socket is None or self._socket.name.startswith(f"{os.getpid()}-"), "it was forked"
+        self._lately.check_invariants()
 
     def _name_weights(self, request: Mapping[str, Any]) -> dict[str, object]:
         """On the socket's thread."""
@@ -88,9 +90,11 @@ class Operator:
 
     def _told(self, side: SchedulerSide) -> Mapping[str, Any]:
         allocator, gauges = side.allocator, side.metrics.gauges
+        totals = side.metrics.totals | {"evicted_blocks": float(allocator.num_evicted)}
         return {
-            "about": self._about,
+            **self._engine,
             "as_of": time.time(),
+            "counters": self._lately.told(time.monotonic(), totals),
             "pool": {
                 "num_blocks": allocator.capacity,
                 "num_used_blocks": allocator.capacity - allocator.num_free,

@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from offload.messages import Extents, Ids, Route
+from offload.messages import BROKEN, Extents, Ids, Route
 from offload.worker.copiers.base import CopyEnd, describe
 from offload.worker.lanes import Lane
 from offload.worker.seals import Seals
@@ -70,6 +70,7 @@ class TransferJob:
         copied: how the copy has ended.
         num_current: leading slots that no job had begun to fill again when the copy had ended.
         checked: leading blocks that were sealed, or found intact.
+        is_broken: a checksum differed.
     """
 
     lane: Lane
@@ -90,6 +91,7 @@ class TransferJob:
     copied: CopyEnd | None = None
     num_current: int = 0
     checked: Future[int] | None = None
+    is_broken: bool = False
 
     @property
     def slots(self) -> Ids:
@@ -135,6 +137,7 @@ class TransferJob:
                 num_intact, error = 0, describe(failure)
             if num_intact < num_good:
                 num_good = num_intact
+                self.is_broken = error is None or error == self.missing
                 error = (
                     None if error == self.missing else error
                 ) or f"block {num_intact} is not what was stored: its checksum differs"
@@ -154,7 +157,7 @@ class TransferJob:
             return end
         nbytes = self.lane.num_bytes(self.batch, self.copied.num_copied)
         is_absent |= self.copied.is_absent and error == self.copied.error
-        seconds, reason = self.copied.seconds, self.copied.reason
+        seconds, reason = self.copied.seconds, BROKEN if self.is_broken else self.copied.reason
         return end._replace(seconds=seconds, nbytes=nbytes, is_absent=is_absent, reason=reason)
 
     @property

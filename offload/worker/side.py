@@ -155,8 +155,7 @@ class WorkerSide:
             HostMemoryError: the pool cannot be mapped, exceeds a limit on memory, or cannot be pinned.
         """
         device = next(iter(kv_caches.values())).device
-        on_gpu = device.type == "cuda"
-        node, huge = _node_of(device), self._huge_pages
+        on_gpu, node, huge = device.type == "cuda", _node_of(device), self._huge_pages
         listener = self._listener
         self.facts, sharing = have_pool(
             self._replicas, self._size, node, huge, self._region, is_seen=listener is not None
@@ -171,6 +170,7 @@ class WorkerSide:
             huge_pages=self._huge_pages,
             shared=sharing.slots,
         )
+        self.facts.memory = self._memory.facts
         self._kv_caches = kv_caches
         layout = self._layout(self._memory)
         of_blocks = not on_gpu if self._seams.seals_of_blocks is None else self._seams.seals_of_blocks

@@ -66,6 +66,10 @@ def test_status_of_an_engine(tmp_path: Path, directory: Path, capsys: pytest.Cap
         assert f"engine   {told['engine']}" in out and "tier     disk at" in out
         assert "link     gpu_to_pool: " in out and " tokens/s from token 0 on" in out
         assert next(each for each in told["routes"] if each["route"] == "gpu_to_pool")["seconds_per_byte"] > 0
+        assert main(["doctor", "--operator-socket", str(directory), "--json"]) in (0, 1)
+        examined = json.loads(capsys.readouterr().out)
+        assert (examined["engines"], examined["unseen"]) == ([told["engine"]], [])
+        assert {each["name"] for each in examined["findings"]} <= {"memory-short", "tier-disk-full"}, examined
         os.killpg(engine.pid, signal.SIGSTOP)  # it hangs: nobody answers, and nobody waits for ever
         try:
             assert main(["status", "--operator-socket", str(directory)]) == 1

@@ -6,7 +6,7 @@ from math import inf
 from typing import Any
 
 from allocator import StorePlan
-from offload.messages import Order
+from offload.messages import BROKEN, Order
 from offload.peer_messages import Unused
 from offload.scheduler.engine import Request, Step
 from offload.scheduler.flow import Job, Progress
@@ -333,7 +333,8 @@ class PeerFetches(SiblingFetches):
             for wish in self._quests.values():
                 awaited = wish.tried - 1 if self._has_bags else wish.there
                 if 0 <= awaited < len(wish.chain) and wish.chain[awaited] in hashes:
-                    wish.reason = job.reason or (Unused.NOT_THERE if job.is_sound else Unused.FAILED)
+                    said = "" if job.reason == BROKEN else job.reason
+                    wish.reason = said or (Unused.NOT_THERE if job.is_sound else Unused.FAILED)
                     self._directory.forget(wish.life, wish.sought)
         if not fetch.num_left:
             del self._chains[fetch.plan.plan_id]

@@ -1,13 +1,15 @@
 """A medium in memory, which does at once what it is given."""
 
 import ctypes
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from offload.messages import NAME_BYTES, SUFFIX_BYTES, Ids, is_private
+from offload.messages import BROKEN, NAME_BYTES, SUFFIX_BYTES, Ids, is_private
 from offload.worker.media.base import (
     BadExtentError,
+    BrokenExtentError,
     Extent,
     Label,
     MediumEnd,
@@ -87,16 +89,17 @@ class MemoryMedium:
             error = "a place comes twice"
         if self._is_closed:
             error = "the medium is closed"
-        num_good = 0
+        num_good, reason = 0, ""
         if error is None:
             for index in range(job.num_extents):
                 try:
                     self._move(job.verb, job.extent(index), job.label(index))
                 except BadExtentError as failure:
                     error = f"extent {index}: {failure}"
+                    reason = BROKEN if isinstance(failure, BrokenExtentError) else ""
                     break
                 num_good += 1
-        self._ended.append(self._end(job, num_good, error))
+        self._ended.append(replace(self._end(job, num_good, error), reason=reason))
 
     def poll(self) -> list[MediumEnd]:
         ended, self._ended = self._ended, []
@@ -133,7 +136,7 @@ class MemoryMedium:
 
     def _check(self, addresses: Ids, seals: Checksums) -> None:
         if not np.array_equal(checksums_of(addresses[:, None], [self._pool.slot_bytes]), seals):
-            raise BadExtentError("a checksum differs")
+            raise BrokenExtentError("a checksum differs")
 
     def _end(self, job: MediumJob, num_good: int, error: str | None) -> MediumEnd:
         num_slots = int(job.starts[num_good]) if num_good else 0

@@ -27,6 +27,10 @@ class AbsentError(BadExtentError):
         self.reason = reason
 
 
+class BrokenExtentError(BadExtentError):
+    """Its bytes are not those that were kept: a checksum differs."""
+
+
 class Verb(Enum):
     """What a job does."""
 
@@ -228,10 +232,10 @@ class PoolSlots(NamedTuple):
 
 
 def check_seals(pool: PoolSlots, extent: Extent, seals: Checksums, error: str) -> None:
-    """Compare what an extent's slots hold with these checksums. Raises BadExtentError of that text."""
+    """Compare what an extent's slots hold with these checksums. Raises BrokenExtentError of that text."""
     addresses = pool.addresses(extent.slots)
     if not np.array_equal(checksums_of(addresses[:, None], [pool.slot_bytes]), seals):
-        raise BadExtentError(error)
+        raise BrokenExtentError(error)
 
 
 def reason_against_named(job: MediumJob, pool: PoolSlots, extent_slots: int) -> str | None:

@@ -12,6 +12,7 @@ from offload.peer_messages import Unused
 from offload.worker.media.base import (
     AbsentError,
     BadExtentError,
+    BrokenExtentError,
     MediumEnd,
     MediumJob,
     PoolSlots,
@@ -231,7 +232,7 @@ class PeerMedium:
             if found:
                 return found
             if has_lied:
-                wrong = BadExtentError(f"the peer {peer.address.shown} has sent wrong bytes")
+                wrong = BrokenExtentError(f"the peer {peer.address.shown} has sent wrong bytes")
         raise wrong or AbsentError("no peer has it")
 
     def _who(self, job: MediumJob, index: int) -> list[Peer]:

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
-from offload.worker.media.base import AbsentError, MediumEnd, MediumJob, Verb
+from offload.messages import BROKEN
+from offload.worker.media.base import AbsentError, BrokenExtentError, MediumEnd, MediumJob, Verb
 from offload.worker.seals import Checksums
 
 Move = Callable[[Verb, int, MediumJob, range], Sequence[Checksums | Exception]]
@@ -234,6 +235,8 @@ class Runner:
                     self._cut(task, index, f"extent {index}: {str(error) or type(error).__name__}")
                     if isinstance(error, AbsentError):
                         task.is_absent, task.reason = True, error.reason
+                    elif isinstance(error, BrokenExtentError):
+                        task.reason = BROKEN
             if task.num_moving or task.next < task.stop:
                 return
         self._end(task)

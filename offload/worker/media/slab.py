@@ -22,6 +22,7 @@ from offload.files.superblock import (
 from offload.messages import EPOCH_SHIFT, Ids
 from offload.worker.media.base import (
     BadExtentError,
+    BrokenExtentError,
     Extent,
     Label,
     MediumEnd,
@@ -277,7 +278,9 @@ class SlabMedium:
             return
         found = checksums_of(addresses[:, None], [self._pool.slot_bytes])
         if not np.array_equal(found, seals):
-            raise BadExtentError(f"{error}: the checksum of slot {np.argmax(found != seals)} of it differs")
+            raise BrokenExtentError(
+                f"{error}: the checksum of slot {np.argmax(found != seals)} of it differs"
+            )
 
     def _bounce(self, verb: Verb, number: int) -> Bounce | None:
         """That thread's own."""

@@ -65,9 +65,9 @@ _VERSION_2 = _GroupFiles(
 )
 
 
-def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
-    """All bounds that can be read, the machine's first; a control group's parents bind too."""
-    return [*_machine(root), *_nodes(root), *_groups(root)]
+def memory_limits(root: Path = Path("/"), process: str = "self") -> list[MemoryLimit]:
+    """All bounds on a process that can be read, the machine's first; a control group's parents bind too."""
+    return [*_machine(root), *_nodes(root, process), *_groups(root, process)]
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:
@@ -135,9 +135,9 @@ def _machine(root: Path) -> Iterator[MemoryLimit]:
         yield MemoryLimit(str(path), total, max(total - available, 0), _RAISE_MACHINE)
 
 
-def _nodes(root: Path) -> Iterator[MemoryLimit]:
+def _nodes(root: Path, process: str) -> Iterator[MemoryLimit]:
     """The memory of the NUMA nodes this process may use, if these are not all."""
-    status, folder = root / "proc/self/status", root / "sys/devices/system/node"
+    status, folder = root / "proc" / process / "status", root / "sys/devices/system/node"
     try:
         lines = status.read_text().splitlines()
         (allowed,) = (line.partition(":")[2] for line in lines if line.startswith("Mems_allowed_list:"))
@@ -153,9 +153,9 @@ def _nodes(root: Path) -> Iterator[MemoryLimit]:
         yield MemoryLimit(f"{status} (NUMA nodes {allowed.strip()})", total, total - available, _RAISE_NODES)
 
 
-def _groups(root: Path) -> Iterator[MemoryLimit]:
+def _groups(root: Path, process: str) -> Iterator[MemoryLimit]:
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc" / process / "cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:

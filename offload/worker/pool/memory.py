@@ -11,7 +11,9 @@ from math import gcd
 import numpy as np
 
 from offload.errors import HostMemoryError
+from offload.messages import MemoryFacts
 from offload.worker.pool.pages import take_pages
+from offload.worker.pool.segment import machine
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class HostMemory:
         self._unregister = unregister
         self._registered: list[int] = []
         self._pid = os.getpid()
+        self._node = node
         self._map = _map(self.nbytes) if shared is None else shared
         self._bytes: np.ndarray | None = np.frombuffer(self._map, dtype=np.uint8, count=self.nbytes)
         self.address = self._bytes.ctypes.data
@@ -75,6 +78,15 @@ class HostMemory:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def facts(self) -> MemoryFacts:
+        """Where it lies."""
+        try:
+            where = machine()
+        except OSError:  # no /proc
+            where = ""
+        return MemoryFacts(where, self._pid, self.address, self.nbytes, self._node, bool(self._registered))
 
     def close(self) -> None:
         """Unpin and unmap. No copy may be in flight. Calling it again does nothing.

@@ -26,7 +26,7 @@ def cpus_of_node(node: int, root: Path = Path("/")) -> set[int]:
         return set()
 
 
-def share_elsewhere(address: int, node: int, root: Path = Path("/")) -> float | None:
+def share_elsewhere(address: int, node: int, root: Path = Path("/"), process: str = "self") -> float | None:
     """The part of the mapping at ``address`` that lies on other nodes, 0 to 1; None if it is not told.
 
     From ``numa_maps``, because containers are often refused the system calls that tell. The kernel looks
@@ -34,7 +34,7 @@ def share_elsewhere(address: int, node: int, root: Path = Path("/")) -> float | 
     """
     row = ""
     try:
-        with (root / "proc/self/numa_maps").open() as rows:  # in the order of addresses
+        with (root / "proc" / process / "numa_maps").open() as rows:  # in the order of addresses
             for line in rows:
                 if int(line.split(maxsplit=1)[0], 16) > address:
                     break
