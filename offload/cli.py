@@ -26,6 +26,7 @@ from offload.store_config import StoreConfig
 from offload.store_probe import probe_store
 from offload.tier_command import add_tier_command
 from offload.tier_config import DiskConfig
+from offload.top_command import add_top_command
 from offload.vllm.certification.command import add_certify_command
 from offload.weights_command import add_reset_command
 from offload.worker.pool.host_limits import free_memory_bytes, host_memory_bytes
@@ -56,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_certify_command(commands)
     add_tier_command(commands)
     add_status_command(commands)
+    add_top_command(commands)
     add_doctor_command(commands)
     add_peers_command(commands)
     add_reset_command(commands)

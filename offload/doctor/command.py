@@ -17,7 +17,7 @@ from offload.doctor.engine import (
     settings_wrong,
     stores_dropped,
 )
-from offload.doctor.finding import Finding, Told
+from offload.doctor.finding import Finding, Told, is_understood
 from offload.doctor.machine import memory_wrong
 from offload.errors import OperatorError
 from offload.operator.client import choose, engines_in
@@ -46,7 +46,7 @@ class Examined(NamedTuple):
     """What came of looking.
 
     Attributes:
-        engines: names of those that answered.
+        engines: names of those that were looked at.
         findings: what is wrong.
         unseen: what could not be looked at, and why.
     """
@@ -71,6 +71,8 @@ def add_doctor_command(commands: Any) -> None:
 def examine(told: Told) -> Examined:
     """One engine, by what it says of itself and what its machine shows."""
     name = str(told["engine"])
+    if not is_understood(told):
+        return Examined([], [], [f"{name}: it runs another release; run the doctor of that one"])
     findings = [finding for check in BY_ITS_WORD for finding in check(told)]
     unseen = []
     try:
@@ -148,6 +150,8 @@ def _doctor(options: argparse.Namespace) -> int:
         print(json.dumps(told, indent=2))
     else:
         print("\n".join(_lines(found)))
+    if not found.findings and not found.engines:
+        return COULD_NOT_LOOK
     return SOME if found.findings else NONE
 
 

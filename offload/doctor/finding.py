@@ -24,6 +24,21 @@ Told = Mapping[str, Any]
 """What an engine answers to ``status``."""
 
 
+def is_understood(told: Told) -> bool:
+    """Whether it is of a release that tells all that is looked at here."""
+    return told.keys() >= {
+        "about",
+        "settings",
+        "memory",
+        "counters",
+        "pool",
+        "jobs",
+        "routes",
+        "tiers",
+        "peers",
+    }
+
+
 def lately(told: Told, *names: str) -> float:
     """What these counters have grown by in the last minutes, together; those of a label all together."""
     grown = told["counters"]["lately"]

@@ -75,6 +75,16 @@ def test_an_engine_that_does_not_answer(
     assert f"engine   {engine.name}: 1 finding\nfinding  engine-silent" in out
 
 
+def test_an_engine_of_another_release_is_not_looked_at(
+    other: subprocess.Popen[str], directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that tells less than is asked of it here."""
+    assert doctor(directory) == 2
+    assert "unseen   " in capsys.readouterr().out
+    assert main(["top", "--operator-socket", str(directory), "--once"]) == 1
+    assert "runs another release" in capsys.readouterr().err
+
+
 def test_operations_has_every_finding() -> None:
     """What each means and what to do is on that page, in the order of their names."""
     source = "".join(path.read_text() for path in (ROOT / "offload" / "doctor").glob("*.py"))

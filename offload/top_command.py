@@ -1,0 +1,141 @@
+"""``kv-offload top``: how engines stand and what they do, again and again, in a terminal."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from offload.doctor.command import BY_ITS_WORD
+from offload.doctor.finding import is_understood
+from offload.errors import ConfigError, OperatorError
+from offload.operator.client import choose
+from offload.status_command import add_engine_options, directory_of
+from offload.top_view import Flow, Told, flow_between, lines_of
+
+_LEAST_SECONDS = 0.1
+
+
+def add_top_command(commands: Any) -> None:
+    """Add the subcommand to those of a parser."""
+    top: argparse.ArgumentParser = commands.add_parser(
+        "top",
+        help="how the engines that run stand and what they do, again and again",
+        description="Asks the engines of this user that run, as kv-offload status does, every few seconds. "
+        "Ctrl-C ends it. Where the output is no terminal, it prints one view after the other.",
+    )
+    add_engine_options(top)
+    top.add_argument("--once", action="store_true", help="print one view, of the last minutes, and end")
+    top.add_argument(
+        "--seconds", type=float, default=2.0, metavar="S", help="from one view to the next (default: 2)"
+    )
+    top.set_defaults(run=_top)
+
+
+class Watched:
+    """Engines as they were asked last."""
+
+    def __init__(self, directory: Path, name: str | None) -> None:
+        """None was asked yet. ``name``: that one only; None: all."""
+        self._directory = directory
+        self._name = name
+        self._before: dict[str, Told] = {}
+
+    def look(self) -> list[tuple[Told, Flow]]:
+        """How each stands, and what it did since the last look. One that has ended meanwhile is left out.
+
+        Raises:
+            OperatorError: there is none.
+        """
+        found = []
+        for engine in choose(self._directory, self._name):
+            told = engine.ask("status")
+            if not is_understood(told):
+                raise OperatorError(f"engine {engine.name} runs another release; run the top of that one")
+            found.append((told, flow_between(self._before.get(engine.name), told)))
+            self._before[engine.name] = told
+        return found
+
+
+def _top(options: argparse.Namespace) -> int:
+    if not options.seconds >= _LEAST_SECONDS:
+        raise ConfigError(f"--seconds is {options.seconds}; give a number from {_LEAST_SECONDS} on")
+    watched = Watched(directory_of(options), options.engine)
+    console = Console(highlight=False)
+    if options.once:
+        _print(console, watched.look(), as_json=options.json)
+        return 0
+    first = watched.look()  # refused at once if there is none
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})  # a new size ends the wait
+    try:
+        if options.json or not console.is_terminal:
+            _print(console, first, as_json=options.json)
+            for found in _again(watched, options.seconds):
+                if isinstance(found, OperatorError):
+                    print(found, file=sys.stderr)
+                else:
+                    _print(console, found, as_json=options.json)
+        else:
+            _draw(console, watched, options.seconds, first)
+    except (KeyboardInterrupt, BrokenPipeError):
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (nobody reads what is left of it)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGWINCH})
+    return 0
+
+
+def _again(watched: Watched, seconds: float) -> Iterator[list[tuple[Told, Flow]] | OperatorError]:
+    while True:
+        signal.sigtimedwait({signal.SIGWINCH}, seconds)
+        try:
+            yield watched.look()
+        except OperatorError as error:  # others may start
+            yield error
+
+
+def _draw(console: Console, watched: Watched, seconds: float, first: list[tuple[Told, Flow]]) -> None:
+    shown = _shown(first)
+    with Live(shown, console=console, screen=True, auto_refresh=False, vertical_overflow="ellipsis") as live:
+        live.refresh()
+        for found in _again(watched, seconds):
+            if isinstance(found, OperatorError):
+                live.update(Text(str(found)), refresh=True)
+            else:
+                live.update(_shown(found), refresh=True)
+
+
+def _print(console: Console, found: list[tuple[Told, Flow]], *, as_json: bool) -> None:
+    if as_json:
+        engines = [{**told, "flow": flow._asdict(), "wrong": _wrong(told)} for told, flow in found]
+        print(json.dumps({"engines": engines}), flush=True)
+    elif console.is_terminal:
+        console.print(_shown(found))
+    else:  # no line is cut
+        lines = [line for told, flow in found for line in lines_of(told, flow, _wrong(told))]
+        print("\n".join(f"{label:<6} {text}" for label, text in lines), flush=True)
+
+
+def _shown(found: list[tuple[Told, Flow]]) -> RenderableType:
+    return Group(*(line for told, flow in found for line in _engine(told, flow)))
+
+
+def _engine(told: Told, flow: Flow) -> list[Text]:
+    """Lines; what does not fit into one is cut."""
+    wrong = _wrong(told)
+    lines = []
+    for label, text in lines_of(told, flow, wrong):
+        line = Text(no_wrap=True, overflow="ellipsis").append(f"{label:<6} ", "bold")
+        lines.append(line.append(text, "red" if label == "wrong" and wrong else ""))
+    return lines
+
+
+def _wrong(told: Told) -> list[str]:
+    """Names of what the doctor finds by the engine's word."""
+    return sorted({finding.name for check in BY_ITS_WORD for finding in check(told)})
