@@ -44,8 +44,14 @@ def flow_between(before: Told | None, now: Told) -> Flow:
         grown = {key: value - old.get(key, 0) for key, value in new.items()}
         seconds = _told_at(now) - _told_at(before)
     routes = {key.partition(":")[2]: n for key, n in grown.items() if key.startswith("route_bytes:") and n}
-    names = ("prompt_tokens", "local_tokens", "restored_tokens", "evicted_blocks")
-    return Flow(seconds, *(grown.get(name, 0) for name in names), routes)
+    return Flow(
+        seconds,
+        grown.get("prompt_tokens", 0),
+        grown.get("local_tokens", 0),
+        grown.get("restored_tokens", 0),
+        grown.get("evicted_blocks", 0),
+        routes,
+    )
 
 
 def lines_of(told: Told, flow: Flow, wrong: list[str]) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ from offload.testing.engines.server import START_SECONDS, environment, held_port
 from offload.vllm.stats import CONFIG_INFO
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt
 from tests.engine.server import SIZES, VOCAB_SIZE, VllmServer, served_model
+from tests.monitoring import metrics_in, queries, scraping
 
 pytestmark = pytest.mark.engine
 
@@ -68,6 +69,26 @@ def test_answers_are_restored_and_counted(server: VllmServer) -> None:
     assert after["vllm:cpu_offload_pool_bytes"] == 512 * BLOCK_BYTES
     assert after["vllm:cpu_offload_failed_jobs"] == 0
     assert after["vllm:external_prefix_cache_hits"] == 6 * 40 * BLOCK_SIZE
+
+
+def test_each_panels_query_on_prometheus(server: VllmServer, tmp_path: Path) -> None:
+    """All that is of one engine has samples. What has a peer or reason as label, once there is one."""
+    with scraping(tmp_path, f"127.0.0.1:{server.port}") as prometheus:
+        prometheus.wait_for("vllm:cpu_offload_pool_blocks")
+        for prompt in LONG:
+            server.complete(prompt)
+        prometheus.wait_for("count_over_time(vllm:cpu_offload_pool_blocks[1m]) > 4")
+        with server.http.open("/metrics") as response:
+            there = metrics_in(response.read().decode())
+        empty = []
+        for panel, expression in queries():
+            if not prometheus.ask(expression):
+                empty.append(panel)
+                assert panel in ("Peers", "Hand-offs"), expression
+            assert metrics_in(expression) <= there, "vLLM calls it otherwise"
+        assert set(empty) == {"Peers", "Hand-offs"}, "a query has samples, and no test knows"
+        [hits] = prometheus.ask("vllm:cpu_offload_restored_tokens_total > 0")
+        assert hits["metric"].keys() >= {"instance", "engine"}, "alerts are by them"
 
 
 def test_the_size_of_the_pool_under_vllms_name(server: VllmServer) -> None:
