@@ -61,6 +61,8 @@ class Planning:
             self._ranking.refresh(node)
             self._room.trim_loose()
             return None
+        # Whoever notes may fail, and nothing has changed yet.
+        told = None if note is None else note(place.depth, place.depth + min(num_stored, wanted))
         lead = self._tree.lead(chain, place.depth)
         slots = self._pool.take(num_stored * self._tree.columns).reshape(num_stored, self._tree.columns)
         if wanted:
@@ -71,7 +73,6 @@ class Planning:
             end, data = Place(node, place.depth), data[: num_stored * width]
             node = self._ranking.append(end, hashes, data, slots, next_hash, admission)
         bag = self._begin_bag(node, stop, num_bag) if self._tree.has_checkpoints else None
-        told = None if note is None else note(place.depth, place.depth + len(hashes))
         plan = self._stores.begin(place.depth, hashes, slots, lead, bag, told)
         if self._ranking.loose:
             self._room.trim_loose()

@@ -8,6 +8,7 @@ from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.request import Request
 
 from offload.scheduler.side import SchedulerSide
+from offload.scheduler.tiers import spills
 from offload.scheduler.tiers.tier import TierLimits
 from offload.settings import Admit
 from offload.testing.virtual import MODELS
@@ -72,9 +73,9 @@ class Told:
 
 def below(tiered: Tiered, requests: list[Request]) -> Held:
     """What is below of these requests, which are all there were. Each depth is looked at by itself."""
-    engine, spills = tiered.engine, tiered.tier.spills
+    engine, flow = tiered.engine, tiered.tier.spills
     groups, size = engine.settings.groups, engine.side.block_size
-    directory, grid = spills._directory, spills._grid
+    directory, grid = flow._directory, flow._grid
     found: Held = defaultdict(dict)
     for request in requests:
         chain = list(engine.side._engine.chain(request))
@@ -119,6 +120,14 @@ def test_hashes_of_half_the_length_are_told(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(virtual_engine, "make_vllm_config", make_vllm_config)
     assert {len(each) for each in check_a_disk("window")} == {16}
+
+
+@pytest.mark.parametrize("model", ["window", "states"])
+def test_a_path_is_told_of_that_is_written_by_several_jobs(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spills, "_JOB_BYTES", 1)
+    check_a_disk(model)
 
 
 def check_a_disk(model: str) -> set[bytes]:

@@ -321,9 +321,9 @@ class Spills:
         start, stop = min(first * positions, path.stop), min(last * positions, path.stop)
         if start == stop:
             return ExtentsNote(path)
-        pin = allocator.pin(chain.hashes, start, stop)
+        pin = allocator.pin(chain.hashes, start, path.stop)  # with bags, a checkpoint is there only
         allocator.unpin(pin)
-        return ExtentsNote(path, self._common.tokens.of(pin.slots[:, 0]), first)
+        return ExtentsNote(path, self._common.tokens.of(pin.slots[: stop - start, 0]), first)
 
     def _num_own(self, chain: Chain, path: Path, num_below: int) -> int:
         """Extents of a path up to the last that did not come from another tier: others are written there."""
