@@ -127,8 +127,11 @@ class VllmEngine:
         keys, lora = None, request.lora_request
         if lora or request.mm_features or request.cache_salt or request.prompt_embeds is not None:
             keys_of = kv_cache_utils.generate_block_hash_extra_keys
-            bounds = range(start * size, (stop + 1) * size, size)
-            keys = _as_told([keys_of(request, *ends, 0)[0] for ends in pairwise(bounds)])
+            found, feature = [], 0
+            for ends in pairwise(range(start * size, (stop + 1) * size, size)):
+                each, feature = keys_of(request, *ends, feature)
+                found.append(each)
+            keys = _as_told(found)
         if keys is not None and not any(keys):
             keys = None
         if lora is None:
