@@ -50,7 +50,11 @@ METRICS = (
     MetricSpec("refused_hand_offs", True, "Prompts that were not leased although they should have been."),
     MetricSpec("expired_leases", True, "Leases that ended before a peer said that it had all of it."),
     MetricSpec("served_bytes", True, "Bytes of KV that other engines fetched from here, all ranks."),
-    MetricSpec("asked_tokens", True, "Tokens of prompts, in full blocks."),
+    MetricSpec(
+        "asked_tokens",
+        True,
+        "Tokens of prompts, in full blocks, that other sizes of the pool were asked for.",
+    ),
     MetricSpec(
         "missed_tokens_at_size",
         True,

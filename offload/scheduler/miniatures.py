@@ -19,7 +19,8 @@ MOST_POSITIONS = 512
 
 _HALF_LIFE = 600.0  # seconds after which what was seen counts half
 _SHARE = 0.002  # of the thread's time that may be spent here
-_FREE_SECONDS = 0.005  # that may be spent before a share of anything is known
+_FREE_SECONDS = 0.005  # that may be spent before a share of anything is known, and saved
+_STEP_SECONDS = 0.001  # that chains are served in one step
 _MOST_WAITING = 256  # sampled chains; beyond it the sample is halved
 _TIDY_AFTER = 16  # chains
 
@@ -30,10 +31,12 @@ class _Sampled(NamedTuple):
     Attributes:
         chain: prefix hashes of positions that are in it, in order.
         num_asked: leading ones that it has asked for; what is behind them it has computed.
+        num_all: positions that it and others since the chain before it have asked for, in the sample or not.
     """
 
     chain: list[bytes]
     num_asked: int
+    num_all: int
 
 
 class Miniatures:
@@ -72,7 +75,7 @@ class Miniatures:
         self._policy = policy
         self._clock = clock
         self._timer = timer
-        self._began = timer()
+        self._began = self._looked_at = 0.0  # since when a share of the thread's time counts
         self._spent = 0.0
         self._waiting: deque[_Sampled] = deque()
         self._num_asked = 0.0  # positions, of late
@@ -80,6 +83,7 @@ class Miniatures:
         self._new_asked = 0
         self._new_missed = [0.0] * len(SIZES)
         self._num_served = 0
+        self._num_between = 0  # positions that were asked for behind the last chain that waits
         self._seen_at = clock()
         self._most_positions = most_positions
         self._num_positions = num_positions
@@ -105,30 +109,38 @@ class Miniatures:
 
     def asked(self, chain: Sequence[bytes]) -> list[bytes]:
         """A request asks for ``chain``, and computes what it lacks. Returns what of it is in the sample."""
-        began = self._timer()
         sampled = self.sample(chain)
-        self._new_asked += len(chain)
-        self._wait(_Sampled(sampled, len(sampled)))
-        self._spent += self._timer() - began
+        if sampled:
+            self._wait(_Sampled(sampled, len(sampled), self._num_between + len(chain)))
+            self._num_between = 0
+        elif self._waiting:
+            self._num_between += len(chain)
+        else:
+            self._new_asked += len(chain)
         return sampled
 
     def computed(self, sampled: Sequence[bytes], more: Sequence[bytes]) -> None:
         """A request has computed and stored ``more`` behind its prompt; see ``asked`` for ``sampled``."""
-        began = self._timer()
         behind = self.sample(more)
         if behind:
-            self._wait(_Sampled([*sampled, *behind], 0))
-        self._spent += self._timer() - began
+            self._wait(_Sampled([*sampled, *behind], 0, 0))
 
     def step(self) -> None:
-        """Serve chains that wait, oldest first, as far as there is time for that."""
-        while self._waiting and self._has_time():
-            began = self._timer()
+        """Serve chains that wait, oldest first, as far as there is time for that, and for a millisecond."""
+        if not self._waiting:
+            return
+        now = self._timer()
+        stop = self._free_at(now)
+        while self._waiting and now < stop:
             self._serve(self._waiting.popleft())
-            self._spent += self._timer() - began
+            began, now = now, self._timer()
+            self._spent += now - began
 
     def take(self) -> tuple[int, list[float]]:
-        """Positions that were asked for since the last call, and how many of them each size has missed."""
+        """Positions that were asked for since the last call, and how many of them each size has missed.
+
+        Those of chains that wait are yet to come.
+        """
         taken = self._new_asked, self._new_missed
         self._fade()
         self._num_asked += self._new_asked
@@ -167,6 +179,7 @@ class Miniatures:
         self.rate = rate
         self._threshold = np.uint64(min(int(rate * 2**64), 2**64 - 1))
         self._waiting.clear()
+        self._num_between = 0
         self._pools = []
         for size in SIZES:
             capacity = max(1, round(self._num_positions * rate * size))
@@ -174,19 +187,25 @@ class Miniatures:
             self._pools.append(CpuOffloadingBlockAllocator(capacity, policy=policy))
 
     def _wait(self, sampled: _Sampled) -> None:
-        if not sampled.chain:
-            return
-        if len(self._waiting) >= _MOST_WAITING:
-            self._begin(self.rate / 2)
-        else:
+        if len(self._waiting) < _MOST_WAITING:
             self._waiting.append(sampled)
+            return
+        self._begin(self.rate / 2)  # nothing is known of chains that were not served
+        self._num_asked, self._num_missed = 0.0, [0.0] * len(SIZES)
+        self._new_asked, self._new_missed = 0, [0.0] * len(SIZES)
 
-    def _has_time(self) -> bool:
-        return self._spent < _FREE_SECONDS + _SHARE * (self._timer() - self._began)
+    def _free_at(self, now: float) -> float:
+        """Until when chains may be served, by the timer. What was not spent is saved for a moment only."""
+        saved = _FREE_SECONDS + _SHARE * (now - self._began) - self._spent
+        if now < self._looked_at or saved > _FREE_SECONDS:  # or it is another thread's time
+            self._began, saved = now - self._spent / _SHARE, _FREE_SECONDS
+        self._looked_at = now
+        return now + min(saved, _STEP_SECONDS)
 
     def _serve(self, sampled: _Sampled) -> None:
-        chain, num_asked = sampled
+        chain, num_asked, num_all = sampled
         self._num_served += 1
+        self._new_asked += num_all
         for index, pool in enumerate(self._pools):
             if num_asked:
                 depth = pool.resident_depth(chain)

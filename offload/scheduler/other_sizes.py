@@ -43,7 +43,6 @@ class OtherSizes:
         if self.miniatures is not None:
             chain = self.common.engine.chain(request)[: request.num_prompt_tokens // self.common.block_size]
             self._seen[request.request_id] = _Seen(len(chain), self.miniatures.asked(chain))
-            self.common.metrics.count("asked_tokens", len(chain) * self.common.block_size)
 
     def finish(self, request: Request) -> None:
         """It is over; what it has computed behind its prompt is in the pool if answers are stored."""
@@ -70,7 +69,8 @@ class OtherSizes:
         if self.miniatures is None:
             return
         metrics, size = self.common.metrics, self.common.block_size
-        _, num_missed = self.miniatures.take()
+        num_asked, num_missed = self.miniatures.take()
+        metrics.count("asked_tokens", num_asked * size)
         for label, missed in zip(_LABELS, num_missed, strict=True):
             metrics.count("missed_tokens_at_size", missed * size, label)
         for label, rate in zip(_LABELS, self.miniatures.hit_rates(), strict=True):

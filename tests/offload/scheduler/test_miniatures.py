@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -131,3 +132,39 @@ def test_the_side_tells_them_and_forgets_who_is_over() -> None:
     assert serving.side.metrics.gauges["hit_rate_at_size:4"] == 0.5
     assert "requests in other sizes" not in serving.side.left_over()
     serving.side.check_invariants()
+
+
+def test_what_was_not_served_is_neither_asked_for_nor_missed() -> None:
+    """Otherwise chains that are left out would look as if all pools had had them."""
+    worked = [0.0]
+
+    def timer() -> float:
+        worked[0] += 0.01
+        return worked[0]
+
+    miniatures = Miniatures(64, "lru", lambda: NO_TIME, timer)
+    for number in range(2000):
+        miniatures.asked(hash_chain([number, number], 1))
+        miniatures.step()
+    assert miniatures.rate < 1, "nothing was left out"
+    miniatures.take()
+    assert max(miniatures.hit_rates()) < 0.5
+    miniatures.check_invariants()
+
+
+def test_a_step_serves_no_more_than_its_time() -> None:
+    worked = [0.0]
+    miniatures = Miniatures(64, "lru", lambda: NO_TIME, lambda: worked[0])
+    serve_one, num_served = miniatures._serve, [0]
+
+    def served(sampled: Any) -> None:
+        serve_one(sampled)
+        num_served[0] += 1
+        worked[0] += 0.0003
+
+    miniatures._serve = served  # type: ignore[method-assign]
+    worked[0] = 3600.0  # nothing was asked for in an hour
+    for number in range(200):
+        miniatures.asked(hash_chain([number], 1))
+    miniatures.step()
+    assert num_served == [4]
