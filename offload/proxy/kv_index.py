@@ -17,7 +17,8 @@ LEAST_SIZE = 4
 MOST_TOKENS = 1 << 17
 """Of a prompt that are looked up, as engines do that are asked."""
 _ITEM = 4  # bytes of a token id
-_GPU = ("GPU", None)
+_GPU = ("GPU", None), (None, None)
+"""The places of its cache; the second of an engine that does not say its media."""
 _FULL = ("full_attention", "mla_attention", "sink_full_attention", None)
 """Kinds of groups that need all tokens; None: an engine that does not say."""
 _MOST_PLACES, _MOST_GROUPS, _MOST_NAMES = 8, 64, 1024
@@ -127,7 +128,8 @@ class EngineIndex:
     def hear(self, event: KvEvent) -> None:
         """Take an event in. O(its tokens)."""
         if isinstance(event, Cleared):
-            self._places.pop(_GPU, None)
+            for medium in _GPU:
+                self._places.pop(medium, None)
         elif event.locality == "REMOTE":
             pass  # what engines share tells none from the others
         elif isinstance(event, Removed):

@@ -7,12 +7,14 @@ import msgspec
 
 __all__ = ["MAX_BYTES", "Cleared", "KvEvent", "Removed", "Stored", "events_in"]
 
-MAX_BYTES = 16 << 20
+MAX_BYTES = 4 << 20
 """Of one message: longer ones are not received."""
 MOST_EVENTS = 1 << 17
 """Of one message: what is behind them is not read, as if messages had been missed."""
 _MOST_TOKENS = 1 << 20
 """Of one block."""
+_MOST_HASH_BYTES, _MOST_NAME = 64, 1024
+"""Of what is kept: a block's hash in bytes, and an adapter's or a medium's name in characters."""
 
 BlockHash = int | bytes
 """As vLLM publishes them: whole, or 64 bits of them."""
@@ -51,10 +53,11 @@ KvEvent = Stored | Removed | Cleared
 
 class _Batch(msgspec.Struct, array_like=True, frozen=True):
     ts: float
-    events: list[msgspec.Raw]
+    events: msgspec.Raw
 
 
 _batches = msgspec.msgpack.Decoder(_Batch)
+_lists = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _events = msgspec.msgpack.Decoder(KvEvent)
 
 
@@ -64,12 +67,14 @@ def events_in(payload: bytes) -> Iterator[KvEvent | None]:
     O(bytes) in all, and no more than one event at a time is unpacked.
     """
     try:
-        batch = _batches.decode(payload)
+        listed = _batches.decode(payload).events
+        num_events = _num_in(listed)
+        if num_events > MOST_EVENTS:
+            raise ValueError(f"{num_events} events in one message, and {MOST_EVENTS} are read at most")
+        batch = _lists.decode(listed)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise ValueError(f"no batch of events: {error}") from None
-    if len(batch.events) > MOST_EVENTS:
-        raise ValueError(f"{len(batch.events)} events in one message, and {MOST_EVENTS} are read at most")
-    for raw in batch.events:
+    for raw in batch:
         try:
             event = _events.decode(raw)
         except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -78,8 +83,25 @@ def events_in(payload: bytes) -> Iterator[KvEvent | None]:
         yield event if _is_sound(event) else None
 
 
+def _num_in(listed: msgspec.Raw) -> int:
+    """How many there are in a packed list, by its first bytes; 0: that is no list, and is refused later."""
+    head = bytes(memoryview(listed)[:5])
+    if head[:1] == b"\xdc":
+        return int.from_bytes(head[1:3], "big")
+    if head[:1] == b"\xdd":
+        return int.from_bytes(head[1:5], "big")
+    return head[0] & 0x0F if head and head[0] >> 4 == 0x9 else 0
+
+
 def _is_sound(event: KvEvent) -> bool:
-    """Whether its parts fit each other."""
+    """Whether its parts fit each other, and none is larger than it can be."""
+    if isinstance(event, Cleared):
+        return True
+    if any(isinstance(each, bytes) and len(each) > _MOST_HASH_BYTES for each in event.block_hashes):
+        return False
+    names = [event.medium, event.locality, event.lora_name if isinstance(event, Stored) else None]
+    if any(name is not None and len(name) > _MOST_NAME for name in names):
+        return False
     if not isinstance(event, Stored):
         return True
     num, size = len(event.block_hashes), event.block_size

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,7 +11,7 @@ import zmq
 import zmq.asyncio
 
 from offload.proxy.kv_index import EngineIndex, Prompt
-from offload.proxy.kv_messages import MAX_BYTES, Stored, events_in
+from offload.proxy.kv_messages import MAX_BYTES, KvEvent, Removed, Stored, events_in
 from offload.proxy.metrics import ProxyMetrics
 from offload.proxy.policies import Request
 from offload.proxy.settings import KvSource, ProxySettings
@@ -24,6 +25,8 @@ REPLAY_SECONDS = 2.0
 MOST_REPLAY_SECONDS = 30.0
 PAUSE_SECONDS = 1.0
 """Before a stream that failed in a way nobody thought of begins anew."""
+_LONGEST_PAUSE_MS = 5000
+"""Between two tries to connect."""
 _MOST_WAITING = 64
 """Messages that wait to be read: further ones are missed, and asked for again."""
 _AT_ONCE = 8192
@@ -46,10 +49,17 @@ class _Stream:
         self._last = -1  # the number of the message that was taken in last
         self._live = -1  # the same, without replays
         self._task: asyncio.Task[None] | None = None
+        self._context: zmq.asyncio.Context | None = None
+        self._is_wanted = False
 
-    def start(self, context: zmq.asyncio.Context) -> None:
-        """Follow it from now on."""
-        self._task = asyncio.create_task(self._run(context))
+    def start(self) -> None:
+        """Follow it from now on.
+
+        It has a context, and so a thread, of its own: there ZMQ looks names up, and waits for that.
+        """
+        self._is_wanted = True
+        self._context = zmq.asyncio.Context()
+        self._task = asyncio.create_task(self._run(self._context))
 
     @property
     def is_running(self) -> bool:
@@ -58,11 +68,19 @@ class _Stream:
 
     async def stop(self) -> None:
         """Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        self._is_wanted = False
+        await self._halt()
+
+    async def begin_anew(self) -> None:
+        """Ask for all that the engine can say again, if it can: nothing is known any more of what it has."""
+        if self.is_running and self.source.replay is not None:
+            await self._halt()
+            if self._is_wanted:
+                self.start()
+
+    def forget(self) -> None:
+        """Know of nothing."""
+        self._begin()
 
     async def take(self, context: zmq.asyncio.Context, frames: Sequence[bytes]) -> None:
         """A message has come. Never raises for what is in it."""
@@ -79,6 +97,17 @@ class _Stream:
             await self._apply(number, frames[2])
 
     # Private
+
+    async def _halt(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+            assert self._context is not None
+            # It waits while a name is looked up. Nobody waits for that, the interpreter's end included.
+            threading.Thread(target=self._context.term, daemon=True).start()
+            self._context = None
 
     async def _run(self, context: zmq.asyncio.Context) -> None:
         is_said = False
@@ -150,9 +179,9 @@ class _Stream:
                 if event is None:
                     self.index.is_whole = False
                     self._count("unreadable")
-                    continue
-                self.index.hear(event)
-                num_tokens += len(event.token_ids) if isinstance(event, Stored) else 64
+                else:
+                    self.index.hear(event)
+                num_tokens += _weight(event)
                 if num_tokens >= _AT_ONCE:
                     num_tokens = 0
                     await asyncio.sleep(0)
@@ -173,28 +202,27 @@ class KvStreams:
         """Connect to nobody yet."""
         self._max_blocks = settings.index_blocks
         self._metrics = metrics
-        self._context: zmq.asyncio.Context | None = None
+        self._is_open = False
+        self._tasks: set[asyncio.Task[None]] = set()
         self._streams = {url: self._made(url, source) for url, source in settings.kv_events}
 
     def open(self) -> None:
         """Follow all engines from now on."""
-        self._context = zmq.asyncio.Context()
+        self._is_open = True
         for stream in self._streams.values():
-            stream.start(self._context)
+            stream.start()
 
     async def close(self) -> None:
         """Let go of all. Idempotent."""
         for stream in self._streams.values():
             await stream.stop()
-        if self._context is not None:
-            self._context.destroy(linger=0)
-            self._context = None
+        self._is_open = False
 
     def add(self, url: str, source: KvSource) -> None:
         """An engine has come that tells there."""
         self._streams[url] = self._made(url, source)
-        if self._context is not None:
-            self._streams[url].start(self._context)
+        if self._is_open:
+            self._streams[url].start()
 
     async def remove(self, url: str) -> None:
         """It is heard no more. Idempotent."""
@@ -205,7 +233,10 @@ class KvStreams:
     def forget(self, url: str) -> None:
         """An engine has nothing any more, as far as anybody knows."""
         if url in self._streams:
-            self._streams[url].index.clear(is_whole=False)
+            self._streams[url].forget()
+            task = asyncio.create_task(self._streams[url].begin_anew())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def told(self, url: str) -> dict[str, Any] | None:
         """How the index of an engine stands; None: it has none."""
@@ -230,19 +261,29 @@ class KvStreams:
             prompt = Prompt(token_ids, request.model, salt or "")
         except ValueError:  # engines refuse such a request
             return {}
-        found = {url: (stream.index.depth(prompt), stream.index.is_whole) for url, stream in streams}
-        return {url: depth for url, (depth, is_whole) in found.items() if depth or is_whole}
+        found = {}
+        for url, stream in streams:
+            depth = stream.index.depth(prompt)
+            if depth or stream.index.is_whole:
+                found[url] = depth
+            await asyncio.sleep(0)  # others have their turn: that took milliseconds, if much was found
+        return found
 
     def check_invariants(self) -> None:
         """Those of all indexes, and none is followed before it is opened. For tests."""
         for url, stream in self._streams.items():
             stream.index.check_invariants()
-            assert not stream.is_running or self._context is not None, (
-                f"{url} is followed, and all are closed"
-            )
+            assert not stream.is_running or self._is_open, f"{url} is followed, and all are closed"
 
     def _made(self, url: str, source: KvSource) -> _Stream:
         return _Stream(url, source, self._max_blocks, self._metrics)
+
+
+def _weight(event: KvEvent | None) -> int:
+    """What an event costs to take in, in tokens."""
+    if isinstance(event, Stored):
+        return len(event.token_ids)
+    return 64 * len(event.block_hashes) if isinstance(event, Removed) else 64
 
 
 def _socket(context: zmq.asyncio.Context, kind: int, endpoint: str) -> zmq.asyncio.Socket:
@@ -251,6 +292,7 @@ def _socket(context: zmq.asyncio.Context, kind: int, endpoint: str) -> zmq.async
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVHWM, _MOST_WAITING)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_BYTES)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, _LONGEST_PAUSE_MS)
     socket.setsockopt(zmq.IPV6, 1)  # and names of either kind
     if kind == zmq.SUB:
         socket.subscribe(b"")

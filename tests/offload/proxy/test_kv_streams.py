@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+import pytest
 import zmq
 import zmq.asyncio
 from vllm.distributed.kv_events import AllBlocksCleared, KVEventBatch, ZmqEventPublisher
 
 from offload.proxy import kv_streams
+from offload.proxy.kv_messages import events_in
 from offload.proxy.kv_streams import KvStreams
 from offload.proxy.metrics import ProxyMetrics
 from offload.proxy.policies import Request
@@ -247,3 +250,35 @@ async def test_a_prompt_goes_to_the_engine_that_told_of_most_of_it() -> None:
             assert events.told(made.decode[0].url) is None
             assert await goes_to(made, ids) == 1
             events.check_invariants()
+
+
+@on_a_loop
+async def test_what_is_forgotten_of_an_engine_that_goes_on_is_asked_for_again() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        publisher = Publisher(folder)
+        publisher.tell(stored(IDS[: 2 * BLOCK]))
+        await publisher.told(1)
+        async with following(publisher.source) as streams:
+            await until(lambda: count(streams, "replayed") == 1)
+            streams.forget(URL)
+            streams.forget(URL)
+            assert await depth(streams) is None
+            await until(lambda: count(streams, "replayed") == 2)
+            assert await depth(streams) == 2 * BLOCK
+            streams.forget(URL)
+        assert not streams._streams[URL].is_running, "it was begun after the end"
+        publisher.end()
+
+
+@pytest.mark.parametrize(
+    "part", [{"medium": "x" * 2000}, {"lora_name": "x" * 2000}, {"block_hashes": [b"x" * 65]}], ids=str
+)
+def test_parts_of_events_that_are_too_large_are_not_kept(part: dict[str, Any]) -> None:
+    event = msgspec.structs.replace(stored(IDS[:BLOCK]), **part)
+    assert list(events_in(msgspec.msgpack.encode(KVEventBatch(ts=0.0, events=[event])))) == [None]
+
+
+def test_a_message_of_too_many_events_is_refused_by_its_head() -> None:
+    head = b"\x92\xcb" + bytes(8) + b"\xdd" + (1 << 18).to_bytes(4, "big")
+    with pytest.raises(ValueError, match="262144 events in one message, and 131072 are read at most"):
+        list(events_in(head + b"\xc0" * (1 << 18)))
