@@ -47,20 +47,28 @@ class Watched:
         self._directory = directory
         self._name = name
         self._before: dict[str, Told] = {}
+        self.silent: list[str] = []
+        """Why others are left out of the last look."""
 
     def look(self) -> list[tuple[Told, Flow]]:
-        """How each stands, and what it did since the last look. One that has ended meanwhile is left out.
+        """How each stands, and what it did since the last look. One that does not answer is left out.
 
         Raises:
-            OperatorError: there is none.
+            OperatorError: there is none, or none answers.
         """
-        found = []
+        found, self.silent = [], []
         for engine in choose(self._directory, self._name):
-            told = engine.ask("status")
-            if not is_understood(told):
-                raise OperatorError(f"engine {engine.name} runs another release; run the top of that one")
+            try:
+                told = engine.ask("status")
+                if not is_understood(told):
+                    raise OperatorError(f"engine {engine.name} runs another release; run the top of that one")
+            except OperatorError as error:
+                self.silent.append(str(error))
+                continue
             found.append((told, flow_between(self._before.get(engine.name), told)))
             self._before[engine.name] = told
+        if not found:
+            raise OperatorError("; ".join(self.silent))
         return found
 
 
@@ -70,18 +78,18 @@ def _top(options: argparse.Namespace) -> int:
     watched = Watched(directory_of(options), options.engine)
     console = Console(highlight=False)
     if options.once:
-        _print(console, watched.look(), as_json=options.json)
+        _print(console, watched, watched.look(), as_json=options.json)
         return 0
     first = watched.look()  # refused at once if there is none
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})  # a new size ends the wait
     try:
         if options.json or not console.is_terminal:
-            _print(console, first, as_json=options.json)
+            _print(console, watched, first, as_json=options.json)
             for found in _again(watched, options.seconds):
                 if isinstance(found, OperatorError):
                     print(found, file=sys.stderr)
                 else:
-                    _print(console, found, as_json=options.json)
+                    _print(console, watched, found, as_json=options.json)
         else:
             _draw(console, watched, options.seconds, first)
     except (KeyboardInterrupt, BrokenPipeError):
@@ -101,29 +109,33 @@ def _again(watched: Watched, seconds: float) -> Iterator[list[tuple[Told, Flow]]
 
 
 def _draw(console: Console, watched: Watched, seconds: float, first: list[tuple[Told, Flow]]) -> None:
-    shown = _shown(first)
+    shown = _shown(first, watched.silent)
     with Live(shown, console=console, screen=True, auto_refresh=False, vertical_overflow="ellipsis") as live:
         live.refresh()
         for found in _again(watched, seconds):
             if isinstance(found, OperatorError):
                 live.update(Text(str(found)), refresh=True)
             else:
-                live.update(_shown(found), refresh=True)
+                live.update(_shown(found, watched.silent), refresh=True)
 
 
-def _print(console: Console, found: list[tuple[Told, Flow]], *, as_json: bool) -> None:
+def _print(console: Console, watched: Watched, found: list[tuple[Told, Flow]], *, as_json: bool) -> None:
+    if as_json or not console.is_terminal:
+        for each in watched.silent:
+            print(each, file=sys.stderr)
     if as_json:
         engines = [{**told, "flow": flow._asdict(), "wrong": _wrong(told)} for told, flow in found]
         print(json.dumps({"engines": engines}), flush=True)
     elif console.is_terminal:
-        console.print(_shown(found))
+        console.print(_shown(found, watched.silent))
     else:  # no line is cut
         lines = [line for told, flow in found for line in lines_of(told, flow, _wrong(told))]
         print("\n".join(f"{label:<6} {text}" for label, text in lines), flush=True)
 
 
-def _shown(found: list[tuple[Told, Flow]]) -> RenderableType:
-    return Group(*(line for told, flow in found for line in _engine(told, flow)))
+def _shown(found: list[tuple[Told, Flow]], silent: list[str]) -> RenderableType:
+    lines = [line for told, flow in found for line in _engine(told, flow)]
+    return Group(*lines, *(Text(each, "red", no_wrap=True, overflow="ellipsis") for each in silent))
 
 
 def _engine(told: Told, flow: Flow) -> list[Text]:

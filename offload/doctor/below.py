@@ -31,7 +31,7 @@ def tiers_wrong(told: Told) -> Iterator[Finding]:
                 "tier-budget-spent",
                 f"the tier {tier['tier']} may write no more now: {num_bytes / GIB:.3g} GiB were refused in "
                 f"{minutes(told)}",
-                'raise write_gib_per_day if the disk endures it, or set admit to "reused"',
+                'raise write_gib_per_day if the disk endures it, or set admit to "second-use"',
             )
 
 
@@ -83,7 +83,7 @@ def hand_offs_wrong(told: Told) -> Iterator[Finding]:
             "hand-offs-unused",
             f"of prompts that peers had computed for this engine, most were not fetched in {minutes(told)}: "
             f"{listed(unused)}",
-            'docs/using.md, "What was handed over", has what to do for each reason',
+            'docs/using.md, "What was handed over", says what each reason means',
         )
     refused = lately(told, "refused_hand_offs")
     if refused > 0:

@@ -98,7 +98,7 @@ def examine_all(directory: Path, name: str | None) -> Examined:
     Raises:
         OperatorError: there is none, and nothing is left of any.
     """
-    stale = list(_stale(directory)) if name is None else []
+    stale = [each for each in _stale(directory) if name is None or each.engine.startswith(name)]
     try:
         chosen = choose(directory, name)
     except OperatorError:

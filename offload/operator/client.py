@@ -75,6 +75,8 @@ def _listens(path: Path) -> bool:
         probe.settimeout(_SECONDS)
         try:
             probe.connect(str(path))
+        except (BlockingIOError, TimeoutError):
+            return True  # somebody listens, and accepts nobody now
         except OSError:
             return False
     return True

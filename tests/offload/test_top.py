@@ -7,6 +7,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -111,6 +112,21 @@ def test_what_is_refused(
 ) -> None:
     assert main(top(engine, "--once", *arguments)) == 1
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_one_that_does_not_answer_hides_no_other(
+    engine: OperatorSocket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stopped:
+        stopped.bind(str(engine.path.parent / "0-stopped.sock"))
+        stopped.listen(0)
+        stopped.close()  # nobody listens: it is left out without a word
+        other = OperatorSocket(engine.path.parent, {"about": {}})  # of another release
+        assert main(top(engine, "--once")) == 0
+        other.close()
+    told = capsys.readouterr()
+    assert f"engine {engine.name}, up " in told.out
+    assert told.err == f"engine {other.name} runs another release; run the top of that one\n"
 
 
 def test_without_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,11 @@
 """``kv-offload doctor`` as a command: which engines it finds, and what its exit status says."""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -58,7 +60,23 @@ def test_an_engine_that_was_killed(
     told = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in told["findings"]] == ["stale-socket"]
     assert told["engines"] == []
-    assert doctor(directory, "--engine", "1") == 2
+    name = told["findings"][0]["engine"]
+    assert doctor(directory, "--engine", name) == 1
+    assert doctor(directory, "--engine", "x") == 2
+
+
+def test_an_engine_that_is_stopped_is_not_taken_for_one_that_was_killed(directory: Path) -> None:
+    """Whoever asks often fills its backlog."""
+    directory.mkdir(mode=0o700)
+    with contextlib.ExitStack() as stack:
+        stopped = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        stopped.bind(str(directory / "1-a.sock"))
+        stopped.listen(1)
+        for _ in range(4):
+            other = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            other.setblocking(False)
+            other.connect_ex(str(directory / "1-a.sock"))
+        assert [engine.name for engine in engines_in(directory)] == ["1-a"]
 
 
 def test_an_engine_that_does_not_answer(
@@ -69,6 +87,7 @@ def test_an_engine_that_does_not_answer(
 ) -> None:
     [engine] = engines_in(directory)
     os.kill(other.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, other.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # all its threads
     monkeypatch.setattr(client, "_SECONDS", 0.2)
     assert doctor(directory, "--engine", engine.name[:-1]) == 1
     out = capsys.readouterr().out
