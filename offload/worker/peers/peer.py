@@ -167,7 +167,8 @@ class Peer:
 
     def give_up_nixl(self, error: NixlError) -> None:
         """It has failed: slots come over TCP for a while."""
-        self.count.errors += 1
+        with self._lock:
+            self.count.errors += 1
         self._shortcuts.give_up_nixl(error)
 
     def nixl_works(self) -> None:
@@ -325,7 +326,7 @@ class Peer:
                 self._pause = min(max(2 * self._pause, FIRST_PAUSE), LONGEST_PAUSE)
             self._reason = str(error) or type(error).__name__
             self._until = self._clock() + self._pause
-        self._shortcuts.unmap()
+            self._shortcuts.unmap()
         if was is not self.state and self.state is not PeerState.SELF and not self._is_closed:
             logger.warning(
                 "the peer %s is %s: %s. It is tried again every %g s; requests are served without it",
