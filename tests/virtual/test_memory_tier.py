@@ -42,9 +42,9 @@ class Tiered:
         self.counts = Counter[str]()
         count = self.engine.side.metrics.count
 
-        def counted(name: str, amount: float = 1, route: Route | None = None) -> None:
-            self.counts[name if route is None else f"{name} {route.verb}"] += amount
-            count(name, amount, route)
+        def counted(name: str, amount: float = 1, label: Route | str | None = None) -> None:
+            self.counts[f"{name} {label.verb}" if isinstance(label, Route) else name] += amount
+            count(name, amount, label)
 
         self.engine.side.metrics.count = counted  # type: ignore[method-assign]
 

@@ -84,8 +84,8 @@ def what_has_no_copy_is_not_stored(patch: Patch) -> None:
 def hand_offs_are_worth_what_others_are(patch: Patch) -> None:
     plan = CpuOffloadingBlockAllocator.plan_store
 
-    def by_worth(self, chain, stop, limit=None, hints=None, num_bag=None, must=False):  # type: ignore[no-untyped-def]
-        return plan(self, chain, stop, limit, hints, num_bag)
+    def by_worth(self, *arguments, must=False, **more):  # type: ignore[no-untyped-def]
+        return plan(self, *arguments, **more)
 
     patch.setattr(CpuOffloadingBlockAllocator, "plan_store", by_worth)
 
