@@ -106,7 +106,7 @@ def check_machine(config: OffloadConfig, num_nodes: int = 1, pool_bytes: int | N
     if config.fetches_from_nobody:
         logger.warning(
             'role is "decode", and there is nobody to fetch KV from: this engine computes all prompts. Give '
-            "peers, or a tier that engines share"
+            "peers, a store in tiers, or a pool in shared memory"
         )
     if config.pool is not None:
         look_for_room(config.pool.root, pool_bytes or config.cpu_bytes, config.pool.num_bytes)
