@@ -63,7 +63,7 @@ def what_failed_is_told(patch: Patch) -> None:
 
     def end(self: Stores, job: Any) -> None:
         original(self, job)
-        self._common.note_kept(job.task.plan)
+        self._common.committed(job.task.plan)
 
     patch.setattr(Stores, "_end", end)
 

@@ -91,9 +91,9 @@ def test_trap_74_each_stores_its_part_and_loads_all(
     )
     totals, count = Counter[str](), engine.side.metrics.count
 
-    def count_too(name: str, amount: float = 1, route: Route | None = None) -> None:
-        totals[name if route is None else f"{name} {route.label}"] += int(amount)
-        count(name, amount, route)
+    def count_too(name: str, amount: float = 1, label: Route | str | None = None) -> None:
+        totals[f"{name} {label.label}" if isinstance(label, Route) else name] += int(amount)
+        count(name, amount, label)
 
     engine.side.metrics.count = count_too  # type: ignore[method-assign]
     serve(engine, PROMPT)
