@@ -3,9 +3,11 @@
 import argparse
 import json
 import os
+import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,11 @@ from rich.live import Live
 from rich.text import Text
 
 from offload.doctor.command import BY_ITS_WORD
-from offload.doctor.finding import is_understood
+from offload.doctor.finding import Told, is_understood
 from offload.errors import ConfigError, OperatorError
 from offload.operator.client import choose
 from offload.status_command import add_engine_options, directory_of
-from offload.top_view import Flow, Told, flow_between, lines_of
+from offload.top_view import Flow, flow_between, lines_of
 
 _LEAST_SECONDS = 0.1
 
@@ -60,10 +62,11 @@ class Watched:
         for engine in choose(self._directory, self._name):
             try:
                 told = engine.ask("status")
-                if not is_understood(told):
-                    raise OperatorError(f"engine {engine.name} runs another release; run the top of that one")
             except OperatorError as error:
                 self.silent.append(str(error))
+                continue
+            if not is_understood(told):
+                self.silent.append(f"engine {engine.name} runs another release; run the top of that one")
                 continue
             found.append((told, flow_between(self._before.get(engine.name), told)))
             self._before[engine.name] = told
@@ -81,38 +84,61 @@ def _top(options: argparse.Namespace) -> int:
         _print(console, watched, watched.look(), as_json=options.json)
         return 0
     first = watched.look()  # refused at once if there is none
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})  # a new size ends the wait
     try:
-        if options.json or not console.is_terminal:
-            _print(console, watched, first, as_json=options.json)
-            for found in _again(watched, options.seconds):
-                if isinstance(found, OperatorError):
-                    print(found, file=sys.stderr)
-                else:
-                    _print(console, watched, found, as_json=options.json)
-        else:
-            _draw(console, watched, options.seconds, first)
+        with _waiting(options.seconds) as wait:
+            if options.json or not console.is_terminal:
+                _print(console, watched, first, as_json=options.json)
+                for found in _again(watched, wait):
+                    if isinstance(found, OperatorError):
+                        print(found, file=sys.stderr)
+                    else:
+                        _print(console, watched, found, as_json=options.json)
+            else:
+                _draw(console, watched, wait, first)
     except (KeyboardInterrupt, BrokenPipeError):
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (nobody reads what is left of it)
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGWINCH})
     return 0
 
 
-def _again(watched: Watched, seconds: float) -> Iterator[list[tuple[Told, Flow]] | OperatorError]:
+@contextmanager
+def _waiting(seconds: float) -> Iterator[Callable[[], None]]:
+    """Inside, a wait from one view to the next. A new size of the terminal ends it, or the one after it."""
+    reading, writing = os.pipe()
+    for end in (reading, writing):
+        os.set_blocking(end, False)
+    # A signal that is only blocked may go to another thread, which drops it; a handler writes into the pipe.
+    before = signal.signal(signal.SIGWINCH, lambda *_: None)
+    outer = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        if select.select([reading], [], [], seconds)[0]:
+            os.read(reading, 1 << 16)
+
+    try:
+        yield wait
+    finally:
+        signal.set_wakeup_fd(outer)
+        signal.signal(signal.SIGWINCH, before)
+        os.close(reading)
+        os.close(writing)
+
+
+def _again(watched: Watched, wait: Callable[[], None]) -> Iterator[list[tuple[Told, Flow]] | OperatorError]:
     while True:
-        signal.sigtimedwait({signal.SIGWINCH}, seconds)
+        wait()
         try:
             yield watched.look()
         except OperatorError as error:  # others may start
             yield error
 
 
-def _draw(console: Console, watched: Watched, seconds: float, first: list[tuple[Told, Flow]]) -> None:
+def _draw(
+    console: Console, watched: Watched, wait: Callable[[], None], first: list[tuple[Told, Flow]]
+) -> None:
     shown = _shown(first, watched.silent)
     with Live(shown, console=console, screen=True, auto_refresh=False, vertical_overflow="ellipsis") as live:
         live.refresh()
-        for found in _again(watched, seconds):
+        for found in _again(watched, wait):
             if isinstance(found, OperatorError):
                 live.update(Text(str(found)), refresh=True)
             else:

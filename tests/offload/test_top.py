@@ -16,7 +16,7 @@ import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -191,29 +191,49 @@ class Terminal:
         return shown + part
 
     def end(self) -> int:
+        """As Ctrl-C does; its exit status."""
         self.process.send_signal(signal.SIGINT)
-        status = self.process.wait(WAIT_SECONDS)
+        return self.process.wait(WAIT_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.process.kill()
+        self.process.wait()
         os.close(self._fd)
-        return status
 
 
 def test_a_small_terminal_that_becomes_larger(engine: OperatorSocket) -> None:
     """Lines are cut at its edge, and a new size shows at once, however long it is to the next view."""
-    terminal = Terminal(top(engine, "--seconds", "1000"), columns=30, rows=5)
-    first = terminal.read_until("copies")
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", first)
-    assert "0% of 100" not in plain and f"engine {engine.name[:5]}" in plain
-    terminal.resize(120, 40)
-    os.kill(terminal.process.pid, signal.SIGWINCH)
-    assert "50.0% of 100 blocks" in terminal.read_until("kv-offload doctor says")
-    assert terminal.end() == 0
+    with Terminal(top(engine, "--seconds", "1000"), columns=30, rows=5) as terminal:
+        first = terminal.read_until("copies")
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", first)
+        assert "0% of 100" not in plain and f"engine {engine.name[:5]}" in plain
+        terminal.resize(120, 40)
+        os.kill(terminal.process.pid, signal.SIGWINCH)
+        assert "50.0% of 100 blocks" in terminal.read_until("kv-offload doctor says")
+        assert terminal.end() == 0
+
+
+def test_a_new_size_while_an_engine_is_asked(engine: OperatorSocket) -> None:
+    """It is not lost, whichever of its threads is told of it."""
+    with Terminal(top(engine, "--seconds", "1000"), columns=30, rows=5) as terminal:
+        for columns in range(60, 90):
+            terminal.read_until("copies")
+            terminal.resize(columns, 40)
+            os.kill(terminal.process.pid, signal.SIGWINCH)  # it draws, asks, or waits
+            if columns % 2:
+                os.kill(terminal.process.pid, signal.SIGWINCH)
+        terminal.read_until("kv-offload doctor says")
+        assert terminal.end() == 0
 
 
 def test_once_in_a_small_terminal(engine: OperatorSocket) -> None:
-    terminal = Terminal(top(engine, "--once"), columns=40, rows=4)
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.read_until("wrong"))
-    assert all(len(line) <= 40 for line in shown.splitlines())
-    assert terminal.process.wait(WAIT_SECONDS) == 0
+    with Terminal(top(engine, "--once"), columns=40, rows=4) as terminal:
+        shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.read_until("wrong"))
+        assert all(len(line) <= 40 for line in shown.splitlines())
+        assert terminal.process.wait(WAIT_SECONDS) == 0
 
 
 def test_a_pipe_gets_one_view_after_the_other(engine: OperatorSocket) -> None:
