@@ -241,7 +241,8 @@ def _write_there(name: Any) -> None:
 
 @pytest.fixture
 def two_processes() -> Iterator[list[Any]]:
-    """They share a pool and wait to be killed; the ends of pipes to them."""
+    """They share a pool and wait to be killed; the ends of pipes to them; files that were there before."""
+    before = _files_of_ours()
     ours, theirs = zip(*(FORK.Pipe() for _ in range(2)), strict=True)
     children = [FORK.Process(target=_share_and_wait, args=(place, theirs[place])) for place in range(2)]
     for child in children:
@@ -250,7 +251,7 @@ def two_processes() -> Iterator[list[Any]]:
         said = [connection.recv() for connection in ours]
         for connection in ours:
             connection.send(said)
-    yield [children, ours]
+    yield [children, ours, before]
     for child in children:
         child.kill()
         child.join()
@@ -272,7 +273,7 @@ def _share_and_wait(place: int, connection: Connection) -> None:
 
 
 def test_what_one_process_writes_another_reads(two_processes: list[Any]) -> None:
-    _, (one, other) = two_processes
+    _, (one, other), _ = two_processes
     one.send((5, 77))
     assert one.recv() == 77
     other.send((5, None))
@@ -281,14 +282,18 @@ def test_what_one_process_writes_another_reads(two_processes: list[Any]) -> None
 
 def test_killed_processes_leave_nothing(two_processes: list[Any]) -> None:
     """Memory that is shared is gone from the machine's account of it, and /dev/shm has no file of ours."""
-    children, _ = two_processes
+    children, _, before = two_processes
     names = [_segment_of(child.pid) for child in children]
     assert names[0] == names[1] != ""
     for child in children:
         os.kill(child.pid, signal.SIGKILL)
         child.join()
-    assert not [path for path in Path("/dev/shm").iterdir() if "kv-offload" in path.name]
+    assert _files_of_ours() <= before
     assert not [name for name in map(_segment_of, _all_processes()) if name == names[0]]
+
+
+def _files_of_ours() -> set[Path]:
+    return {path for path in Path("/dev/shm").iterdir() if "kv-offload" in path.name}
 
 
 def _segment_of(pid: int) -> str:
