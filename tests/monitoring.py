@@ -10,6 +10,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,12 +65,14 @@ class Prometheus:
         self._address = address
 
     def ask(self, expression: str) -> list[dict[str, Any]]:
-        """The samples of an instant query. An error of the query fails the test."""
+        """The samples of an instant query. An error of the query fails the test; OSError: it starts."""
         query = urllib.parse.urlencode({"query": expression})
         try:
             with urllib.request.urlopen(f"{self._address}/api/v1/query?{query}", timeout=30) as response:
                 answer = json.load(response)
         except urllib.error.HTTPError as error:
+            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:  # it starts
+                raise
             raise AssertionError(f"{expression}: {error.read().decode()}") from error
         assert answer["status"] == "success", answer
         found: list[dict[str, Any]] = answer["data"]["result"]
@@ -82,7 +85,7 @@ class Prometheus:
             try:
                 found = self.ask(expression)
             except urllib.error.URLError:
-                found = []  # it does not listen yet
+                found = []  # it does not listen yet, or starts
             if found:
                 return found
             assert time.monotonic() < until, f"{expression} has no samples"
