@@ -100,7 +100,6 @@ def _rows(
     miniatures = Miniatures(
         num_blocks, options.policy, clock, timer=lambda: 0.0, most_positions=options.positions
     )
-    num_asked, num_missed = 0, [0.0] * len(SIZES)
     began = time.thread_time()
     for chain, arrival in zip(chains, arrivals, strict=True):
         clock.seconds = arrival

@@ -76,7 +76,8 @@ class Miniatures:
         self._clock = clock
         self._timer = timer
         self._began = self._looked_at = 0.0  # since when a share of the thread's time counts
-        self._spent = 0.0
+        self._spent = 0.0  # of that, for serving
+        self._sampling = 0.0  # beside it
         self._waiting: deque[_Sampled] = deque()
         self._num_asked = 0.0  # positions, of late
         self._num_missed = [0.0] * len(SIZES)  # the same, by size
@@ -109,7 +110,7 @@ class Miniatures:
 
     def asked(self, chain: Sequence[bytes]) -> list[bytes]:
         """A request asks for ``chain``, and computes what it lacks. Returns what of it is in the sample."""
-        sampled = self.sample(chain)
+        sampled = self._timed_sample(chain)
         if sampled:
             self._wait(_Sampled(sampled, len(sampled), self._num_between + len(chain)))
             self._num_between = 0
@@ -121,7 +122,7 @@ class Miniatures:
 
     def computed(self, sampled: Sequence[bytes], more: Sequence[bytes]) -> None:
         """A request has computed and stored ``more`` behind its prompt; see ``asked`` for ``sampled``."""
-        behind = self.sample(more)
+        behind = self._timed_sample(more)
         if behind:
             self._wait(_Sampled([*sampled, *behind], 0, 0))
 
@@ -160,8 +161,8 @@ class Miniatures:
 
     @property
     def seconds(self) -> float:
-        """Of the thread's time that were spent here, since the start."""
-        return self._spent
+        """Of the thread's time that were spent here since the start: for samples, and to serve them."""
+        return self._sampling + self._spent
 
     def check_invariants(self) -> None:
         """Every pool is whole, and bounded; nothing is missed that was not asked for at a rate of 1."""
@@ -174,6 +175,12 @@ class Miniatures:
         assert min([*self._num_missed, *self._new_missed]) >= 0, f"{self._num_missed} missed"
 
     # Private
+
+    def _timed_sample(self, chain: Sequence[bytes]) -> list[bytes]:
+        began = self._timer()
+        sampled = self.sample(chain)
+        self._sampling += self._timer() - began
+        return sampled
 
     def _begin(self, rate: float) -> None:
         self.rate = rate

@@ -118,7 +118,7 @@ def test_what_they_cost_is_bounded_by_their_own_clock() -> None:
         worked[0] += 100.0
         assert len(miniatures._waiting) <= 256
     assert miniatures.rate < 1, "nothing was left out"
-    assert miniatures.seconds < 0.02 * worked[0]
+    assert 3000 * 0.5 < miniatures.seconds < 0.02 * worked[0], "samples count, too"
     miniatures.check_invariants()
 
 
