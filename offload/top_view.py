@@ -1,12 +1,9 @@
 """What ``kv-offload top`` shows of an engine: figures of an interval, and lines made of them."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from offload.doctor.finding import Told, by_label
 from offload.settings import GIB
-
-Told = Mapping[str, Any]
-"""What an engine answers to ``status``."""
 
 _BAR = 20
 
@@ -43,14 +40,13 @@ def flow_between(before: Told | None, now: Told) -> Flow:
         old, new = before["counters"]["total"], now["counters"]["total"]
         grown = {key: value - old.get(key, 0) for key, value in new.items()}
         seconds = _told_at(now) - _told_at(before)
-    routes = {key.partition(":")[2]: n for key, n in grown.items() if key.startswith("route_bytes:") and n}
     return Flow(
         seconds,
         grown.get("prompt_tokens", 0),
         grown.get("local_tokens", 0),
         grown.get("restored_tokens", 0),
         grown.get("evicted_blocks", 0),
-        routes,
+        by_label(grown, "route_bytes"),
     )
 
 

@@ -20,8 +20,7 @@ def tiers_wrong(told: Told) -> Iterator[Finding]:
             yield Finding(
                 "tier-private",
                 f"since a reset, {tier.get('tier', 'a tier')} keeps what this engine writes for nobody "
-                f"else, and "
-                f"gives nothing that was there before",
+                f"else, and gives nothing that was there before",
                 "reset again, and name the weights before anything is computed: kv-offload reset "
                 "--weights-version NAME; or restart the engine",
             )
@@ -56,8 +55,7 @@ def disks_full(told: Told) -> Iterator[Finding]:
                 "tier-disk-full",
                 f"{free / GIB:.3g} of {size / GIB:.3g} GiB are free where {path} lies",
                 f"make room: kv-offload tier ls {path} lists what engines keep there, and tier gc {path} "
-                f"--gib N "
-                f"deletes what no engine owns; look at what else writes there",
+                f"--gib N deletes what no engine owns; look at what else writes there",
             )
 
 
@@ -69,8 +67,7 @@ def peers_away(told: Told) -> Iterator[Finding]:
                 "peer-not-connected",
                 f"peer {peer['address']} is {peer['state']}: {peer['reason'] or 'it says no reason'}",
                 "is that engine up, and reachable from here? Both need one fleet_key_file, fleet_tls, "
-                "model, vLLM "
-                "and hash algorithm: kv-offload peers there says how it sees this one",
+                "model, vLLM and hash algorithm: kv-offload peers there says how it sees this one",
             )
 
 
@@ -91,6 +88,5 @@ def hand_offs_wrong(told: Told) -> Iterator[Finding]:
             "hand-offs-refused",
             f"{refused:,.0f} prompts were not handed off in {minutes(told)}",
             "answers say why in cpu_offload_refused; often cpu_gib or lease_share is too small, or "
-            "lease_seconds "
-            "too long",
+            "lease_seconds too long",
         )

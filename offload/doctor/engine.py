@@ -53,8 +53,7 @@ def jobs_stuck(told: Told) -> Iterator[Finding]:
             "stuck-jobs",
             f"{told['jobs']['num_stuck']} copies are past their deadline, and keep GPU blocks and slots",
             "look for faults of the GPU, or of what the tiers are on; if it does not fall in minutes, "
-            "restart "
-            "the engine",
+            "restart the engine",
         )
 
 
@@ -99,8 +98,7 @@ def stores_dropped(told: Told) -> Iterator[Finding]:
             f"{dropped:,.0f} blocks were not stored in {minutes(told)}, beside {stored:,.0f} that were: the "
             f"copies to the pool did not keep up, or requests needed the GPU's blocks",
             "kv-offload status shows the link's speed: compare it with benchmarks.copy_bandwidth; give the "
-            "GPU "
-            'more blocks (--gpu-memory-utilization), or set store_decode_blocks to "auto" or false',
+            'GPU more blocks (--gpu-memory-utilization), or set store_decode_blocks to "auto" or false',
         )
 
 
@@ -126,8 +124,7 @@ def settings_wrong(told: Told) -> Iterator[Finding]:
         yield Finding(
             "hashes-unseeded",
             f"prefix_caching_hash_algo is {algorithm}, and PYTHONHASHSEED is not set: what record_trace "
-            f"writes "
-            f"to {trace} has other hashes after each start",
+            f"writes to {trace} has other hashes after each start",
             "set PYTHONHASHSEED to a number, the same for all engines, or --prefix-caching-hash-algo "
             "sha256_cbor",
         )

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from offload.observe.metrics import split_key
+
 
 class Finding(NamedTuple):
     """Something that is wrong.
@@ -42,14 +44,14 @@ def is_understood(told: Told) -> bool:
 def lately(told: Told, *names: str) -> float:
     """What these counters have grown by in the last minutes, together; those of a label all together."""
     grown = told["counters"]["lately"]
-    return float(sum(value for key, value in grown.items() if key.partition(":")[0] in names))
+    return float(sum(value for key, value in grown.items() if split_key(key)[0] in names))
 
 
 def by_label(values: Mapping[str, float], name: str) -> dict[str, float]:
     """Of a metric's values by key, those of each value of its label."""
     found = {}
     for key, value in values.items():
-        metric, _, label = key.partition(":")
+        metric, label = split_key(key)
         if metric == name and value:
             found[label] = value
     return found

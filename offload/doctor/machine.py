@@ -46,8 +46,7 @@ def memory_wrong(told: Told, root: Path = Path("/")) -> Iterator[Finding]:
             yield Finding(
                 "pool-can-be-swapped",
                 f"the machine uses {swap_used / GIB:.3g} of {swap_total / GIB:.3g} GiB of swap, and the "
-                f"pool of "
-                f"{who} is not locked",
+                f"pool of {who} is not locked",
                 "swapoff, or make room: the kernel may swap the pool out next",
             )
         elsewhere = (
@@ -67,8 +66,7 @@ def memory_wrong(told: Told, root: Path = Path("/")) -> Iterator[Finding]:
             yield Finding(
                 "no-huge-pages",
                 f"huge_pages is true, and {mapped.huge / GIB:.3g} of the {memory['nbytes'] / GIB:.3g} GiB "
-                f"of the "
-                f"pool of {who} are huge pages",
+                f"of the pool of {who} are huge pages",
                 "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (for a pool in shared "
                 "memory: echo advise > .../shmem_enabled), and restart the engine",
             )
@@ -112,8 +110,7 @@ def _limits_near(memory: list[Mapping[str, Any]], root: Path) -> Iterator[Findin
             yield Finding(
                 "memory-short",
                 f"of the {limit.limit / GIB:.3g} GiB that {limit.source} allows, {limit.room / GIB:.3g} "
-                f"are free: "
-                f"the kernel kills, or slows down, what takes more",
+                f"are free: the kernel kills, or slows down, what takes more",
                 f"{limit.remedy}, or lower cpu_gib",
             )
 
