@@ -165,23 +165,21 @@ class ProxySettings:
                 raise ProxyError(f"--pass {path!r} is no path; give one such as /v1/audio/speech")
 
     def _check_fleet(self, urls: list[str]) -> None:
-        for url, address in self.fleet:
-            if url not in urls:
+        for name, given, one in (
+            ("--fleet", self.fleet, "address"),
+            ("--kv-events", self.kv_events, "endpoint"),
+        ):
+            for url, _ in given:
+                if url not in urls:
+                    raise ProxyError(
+                        f"{name} {url} is none of the engines; give it as --prefill, --decode or --both"
+                    )
+            if len(dict(given)) < len(given):
                 raise ProxyError(
-                    f"--fleet {url} is none of the engines; give it as --prefill, --decode or --both"
+                    f"{name} is given more than once for an engine; give one {one}, of its rank 0"
                 )
+        for _, address in self.fleet:
             check_near(address, self.fleet_key, "--fleet")
-        for url, _ in self.kv_events:
-            if url not in urls:
-                raise ProxyError(
-                    f"--kv-events {url} is none of the engines; give it as --prefill, --decode or --both"
-                )
-        if len(dict(self.kv_events)) < len(self.kv_events):
-            raise ProxyError(
-                "--kv-events is given more than once for an engine; give one endpoint, of its rank 0"
-            )
-        if len(dict(self.fleet)) < len(self.fleet):
-            raise ProxyError("--fleet is given more than once for an engine; give one address, of its rank 0")
 
 
 def engine_url(text: str) -> str:
