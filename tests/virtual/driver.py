@@ -25,6 +25,21 @@ def tokens(count: int, first: int = 0) -> list[int]:
     return [(first * 31 + 7 * index) % 512 for index in range(count)]
 
 
+class Counts:
+    """What an engine's connector has counted since this was made, by the keys of ``Metrics``."""
+
+    def __init__(self, engine: VirtualEngine) -> None:
+        self._metrics = engine.side.metrics
+        self.clear()
+
+    def __getitem__(self, key: str) -> float:
+        return self._metrics.totals.get(key, 0) - self._before.get(key, 0)
+
+    def clear(self) -> None:
+        """It begins again now."""
+        self._before = self._metrics.totals
+
+
 def step_until(engine: VirtualEngine, done: Callable[[], bool], max_steps: int = 200) -> None:
     for _ in range(max_steps):
         if done():

@@ -2,14 +2,13 @@
 
 import gc
 import logging
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from vllm.v1.request import Request
 
-from offload.messages import LOAD, STORE, Route
+from offload.messages import LOAD, STORE
 from offload.scheduler.breaker import FAILURES_TO_OPEN
 from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.inline import RefusingExecutor
@@ -17,6 +16,7 @@ from offload.testing.virtual import VirtualEngine
 from offload.worker.transfer import DEADLINE_SECONDS
 from tests.virtual.driver import (
     LOADING,
+    Counts,
     Engines,
     come_to_rest,
     depth_of,
@@ -40,19 +40,6 @@ LATE = [Fault.STUCK, Fault.DIE]
 
 ranks = pytest.mark.parametrize("num_ranks", [1, 2])
 overlapped = pytest.mark.parametrize("overlapped", [False, True], ids=["sync", "async"])
-
-
-def counted(engine: VirtualEngine) -> Counter[str]:
-    """What the connector's counters count from now on."""
-    totals = Counter[str]()
-    count = engine.side.metrics.count
-
-    def count_too(name: str, amount: float = 1, route: Route | None = None) -> None:
-        totals[name] += int(amount)
-        count(name, amount, route)
-
-    engine.side.metrics.count = count_too  # type: ignore[method-assign]
-    return totals
 
 
 def free_gpu_blocks(engine: VirtualEngine) -> int:
@@ -95,7 +82,7 @@ def test_a_failed_load_is_recomputed_from_its_first_bad_block_and_nobody_else_no
     forget_gpu(engine)
     decoding = engine.add(others[0], 30)
     step_until(engine, lambda: decoding.num_output_tokens > 2)
-    totals, computed = counted(engine), watch(engine)
+    totals, computed = Counts(engine), watch(engine)
     engine.copiers[-1].force(LOAD, Fault.NONE, Fault.NONE, fault)
     victim, beside = engine.add(PROMPT, 2), engine.add(others[1], 2)
     step_until(engine, lambda: victim.is_finished() and beside.is_finished())
@@ -192,7 +179,7 @@ def test_a_slot_that_rots_is_found_and_dropped(engines: Engines, num_ranks: int,
     warm(engine, PROMPT)
     slots = engine.side.allocator.lookup(request_hashes(engine, PROMPT)).slots[:, 0].tolist()
     engine.ranks[-1].rot(slots[6], offset=17)
-    totals, computed = counted(engine), watch(engine)
+    totals, computed = Counts(engine), watch(engine)
     victim = serve(engine, PROMPT)
     assert computed[victim.request_id] == 4 * (BLOCKS - 6)
     assert totals["restored_tokens"] == 4 * 6

@@ -1,14 +1,12 @@
 """A third place is a flow and a lane for each route: memory below the pool, served end to end."""
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from offload.messages import Route
 from offload.scheduler.breaker import FAILURES_TO_OPEN, CircuitBreaker
 from offload.scheduler.jobs import JobLedger
 from offload.testing.copiers.faulty import Fault
@@ -20,7 +18,7 @@ from offload.worker.lanes import CopyLane
 from offload.worker.seals import Seals
 from offload.worker.transfer import DEADLINE_SECONDS
 from tests.seeds import OTHER_SEEDS
-from tests.virtual.driver import come_to_rest, depth_of, forget_gpu, serve, step_until, tokens, watch
+from tests.virtual.driver import Counts, come_to_rest, depth_of, forget_gpu, serve, step_until, tokens, watch
 from tests.virtual.memory_tier import FETCH, ROUTES, SPILL, Directory, Fetches, MemoryTier, Spills
 
 BLOCK = 4
@@ -39,14 +37,7 @@ class Tiered:
             ),
             random.Random(0),
         )
-        self.counts = Counter[str]()
-        count = self.engine.side.metrics.count
-
-        def counted(name: str, amount: float = 1, label: Route | str | None = None) -> None:
-            self.counts[f"{name} {label.verb}" if isinstance(label, Route) else name] += amount
-            count(name, amount, label)
-
-        self.engine.side.metrics.count = counted  # type: ignore[method-assign]
+        self.counts = Counts(self.engine)
 
     def evict(self) -> None:
         """Neither the GPU nor the pool has the prompt any longer."""
@@ -183,7 +174,9 @@ def test_faults_of_one_route_pause_no_other(tiered: Tiered) -> None:
         serve(engine, tokens(2 * BLOCK, first=20 + number))
     tiered.tier.copiers[0].relent()
     assert tiered.tier.spills.breaker.is_outage
-    assert tiered.counts["route_failed_jobs spill"] == tiered.counts["failed_jobs"] >= FAILURES_TO_OPEN
+    assert (
+        tiered.counts["route_failed_jobs:pool_to_memory"] == tiered.counts["failed_jobs"] >= FAILURES_TO_OPEN
+    )
     engine.side.metrics.count("failed_jobs")
     paused = {key: value for key, value in engine.side.take_metrics().items() if "route_paused" in key}
     assert paused == {
@@ -204,7 +197,7 @@ def test_nothing_is_fetched_while_restores_pause(tiered: Tiered, monkeypatch: py
     monkeypatch.setattr(CircuitBreaker, "allows", property(lambda breaker: breaker is not paused))
     tiered.counts.clear()
     assert tiered.ask() == len(PROMPT)
-    assert not tiered.counts["route_bytes fetch"]
+    assert not tiered.counts["route_bytes:memory_to_pool"]
 
 
 def test_two_places_of_one_route_are_refused() -> None:
@@ -219,7 +212,7 @@ def test_each_route_counts_its_bytes(tiered: Tiered) -> None:
     tiered.counts.clear()
     tiered.ask()
     nbytes = 15 * tiered.engine.settings.slot_bytes * tiered.engine.settings.num_ranks
-    assert tiered.counts["route_bytes fetch"] == tiered.counts["route_bytes load"] == nbytes
+    assert tiered.counts["route_bytes:memory_to_pool"] == tiered.counts["route_bytes:pool_to_gpu"] == nbytes
     assert tiered.counts["loaded_bytes"] == nbytes
 
 

@@ -1,13 +1,12 @@
 """Ranks that hold the same KV, on vLLM's real scheduler: one copy, each stores a part, all load all."""
 
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
 
-from offload.messages import LOAD, STORE, Route
+from offload.messages import LOAD, STORE
 from offload.settings import GIB
 from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import VirtualEngine, draw_kind, draw_settings, run_seed
@@ -16,6 +15,7 @@ from offload.vllm.replicas import replica_shape
 from offload.worker.jobs import TransferEnd
 from offload.worker.transfer import DEADLINE_SECONDS
 from tests.virtual.driver import (
+    Counts,
     Engines,
     come_to_rest,
     depth_of,
@@ -89,13 +89,7 @@ def test_trap_74_each_stores_its_part_and_loads_all(
     size = len(
         [rank for rank in engine.ranks if engine.settings.first_replica(engine.ranks.index(rank)) == 0]
     )
-    totals, count = Counter[str](), engine.side.metrics.count
-
-    def count_too(name: str, amount: float = 1, label: Route | str | None = None) -> None:
-        totals[f"{name} {label.label}" if isinstance(label, Route) else name] += int(amount)
-        count(name, amount, label)
-
-    engine.side.metrics.count = count_too  # type: ignore[method-assign]
+    totals = Counts(engine)
     serve(engine, PROMPT)
     of_rank = [rank.side.facts.slot_bytes * BLOCKS for rank in engine.ranks if rank.side is not None]
     assert [copier.copied[STORE] * size for copier in engine.copiers] == of_rank
@@ -104,8 +98,8 @@ def test_trap_74_each_stores_its_part_and_loads_all(
     again = serve(engine, PROMPT)
     assert computed[again.request_id] == 1
     assert [copier.copied[LOAD] for copier in engine.copiers] == of_rank
-    assert totals["loaded_bytes"] == totals["route_bytes pool_to_gpu"] == sum(of_rank)
-    assert totals["stored_bytes"] == totals["route_bytes gpu_to_pool"] == sum(of_rank) // size
+    assert totals["loaded_bytes"] == totals["route_bytes:pool_to_gpu"] == sum(of_rank)
+    assert totals["stored_bytes"] == totals["route_bytes:gpu_to_pool"] == sum(of_rank) // size
     come_to_rest(engine)
 
 
