@@ -3,13 +3,15 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
 from offload.testing.engines.client import HttpServer
-from offload.testing.engines.server import ServerProcess
+from offload.testing.engines.server import ServerProcess, held_port
+from offload.testing.proxies import kv_offload_proxy
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, TOLERANCE, Prompt
 from tests.engine.server import VOCAB_SIZE
 
@@ -22,6 +24,9 @@ PATIENCE = 60
 """``peer_wait_seconds``, however busy this machine is."""
 PEERS = "peers_to_pool"
 """The route of fetches from peers."""
+
+NEVER_ILL = ("--health-seconds", "3600")
+"""Options of a proxy: engines that are stopped for a while are not ill."""
 
 _WAIT_SECONDS = 120.0
 
@@ -163,6 +168,23 @@ def wait_for(is_so: Callable[[], bool], what: str) -> None:
     while not is_so():
         assert time.monotonic() < until, what
         time.sleep(0.02)
+
+
+def proxied(
+    stack: ExitStack,
+    *options: str,
+    prefill: Sequence[ServerProcess] = (),
+    decode: Sequence[ServerProcess] = (),
+    both: Sequence[ServerProcess] = (),
+) -> tuple[HttpServer, "Admin"]:
+    """A proxy before these servers, once they answer, and its admin endpoints."""
+    port = stack.enter_context(held_port()).getsockname()[1]
+    admin = ("--admin-port", str(port))
+    urls = [[server.ready().http.base_url for server in servers] for servers in (prefill, decode, both)]
+    of_both = [part for url in urls.pop() for part in ("--both", url)]
+    proxy = kv_offload_proxy(*urls, [*options, *admin, *of_both])
+    stack.enter_context(proxy.running())
+    return HttpServer(proxy.url), Admin(HttpServer(f"http://127.0.0.1:{port}"))
 
 
 class Admin:

@@ -10,7 +10,6 @@ import pytest
 
 from offload.testing.engines.client import HttpServer
 from offload.testing.engines.server import ServerProcess, held_port
-from offload.testing.proxies import kv_offload_proxy
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
 from tests.engine.fleets import (
     NUM_BLOCKS,
@@ -25,6 +24,7 @@ from tests.engine.fleets import (
     computed,
     fetched_bytes,
     prompt_of,
+    proxied,
     stream,
     total,
 )
@@ -48,8 +48,7 @@ class Fleet(NamedTuple):
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with ExitStack() as stack:
-        *ports, admin = (stack.enter_context(held_port()).getsockname()[1] for _ in range(3))
-        peers = [f"127.0.0.1:{port}" for port in ports]
+        peers = [f"127.0.0.1:{stack.enter_context(held_port()).getsockname()[1]}" for _ in range(2)]
         configs: list[dict[str, Any]] = [
             *({"cpu_gib": 0.0625, "role": "prefill", "listen": peer} for peer in peers),
             *(
@@ -63,13 +62,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             )
             for config in configs
         ]
-        urls = [server.ready().http.base_url for server in servers]
-        proxy = kv_offload_proxy(
-            urls[:2], urls[2:], ["--min-prefill-tokens", "1", "--admin-port", str(admin)]
-        )
-        stack.enter_context(proxy.running())
-        admins = Admin(HttpServer(f"http://127.0.0.1:{admin}"))
-        yield Fleet(servers[:2], servers[2:], HttpServer(proxy.url), admins)
+        prefill, decode = servers[:2], servers[2:]
+        made = proxied(stack, "--min-prefill-tokens", "1", prefill=prefill, decode=decode)
+        yield Fleet(prefill, decode, *made)
 
 
 def test_one_prefills_and_another_decodes(fleet: Fleet) -> None:

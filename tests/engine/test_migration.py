@@ -15,10 +15,10 @@ import pytest
 
 from offload.testing.engines.client import HttpServer
 from offload.testing.engines.server import ServerProcess, held_port
-from offload.testing.proxies import kv_offload_proxy
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
 from tests.engine.engine import SHORT
 from tests.engine.fleets import (
+    NEVER_ILL,
     Admin,
     Handed,
     ask,
@@ -27,6 +27,7 @@ from tests.engine.fleets import (
     fetched_bytes,
     labelled,
     prompt_of,
+    proxied,
     stream,
     wait_for,
 )
@@ -78,8 +79,7 @@ class Pair(NamedTuple):
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with ExitStack() as stack:
         sockets = tmp_path_factory.mktemp("sockets")
-        *ports, admin = (stack.enter_context(held_port()).getsockname()[1] for _ in range(3))
-        peers = [f"127.0.0.1:{port}" for port in ports]
+        peers = [f"127.0.0.1:{stack.enter_context(held_port()).getsockname()[1]}" for _ in range(2)]
         servers = []
         folders = [stack.enter_context(TemporaryDirectory()) for _ in peers]  # pytest's own are too long
         events = [f"ipc://{folder}/events" for folder in folders]
@@ -91,13 +91,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             config = {"cpu_gib": 0.0625, "listen": peer, "peers": peers, "operator_socket": str(sockets)}
             folder = tmp_path_factory.mktemp("pair")
             servers.append(stack.enter_context(ServerProcess(folder, served_model(), flags, config, {})))
-        options = ["--policy", "round_robin", "--admin-port", str(admin), "--drain-seconds", "0"]
-        options += ["--health-seconds", "3600"]  # whoever is stopped for a while is not ill
-        for server in servers:
-            options += ["--both", server.ready().http.base_url]
-        proxy = stack.enter_context(kv_offload_proxy([], [], options).running())
-        admins = Admin(HttpServer(f"http://127.0.0.1:{admin}"))
-        made = Pair(servers, HttpServer(proxy.url), admins, sockets, events)
+        options = ("--policy", "round_robin", "--drain-seconds", "0", *NEVER_ILL)
+        made = Pair(servers, *proxied(stack, *options, both=servers), sockets, events)
         for server in servers:
             wait_for(lambda server=server: _is_connected(server), "they do not meet")  # type: ignore[misc]
         yield made
@@ -144,18 +139,13 @@ def test_a_proxy_that_follows_events_finds_who_has_a_prompt(pair: Pair) -> None:
     for number in (0, 1):
         ask(pair.servers[number].http, prompts[number])
     with ExitStack() as stack:
-        port = stack.enter_context(held_port()).getsockname()[1]
-        options = ["--policy", "prefix", "--health-seconds", "3600", "--admin-port", str(port)]
-        options += ["--tokenize-seconds", "60", "--history-tokens", "0"]
+        options = ["--policy", "prefix", *NEVER_ILL, "--tokenize-seconds", "60", "--history-tokens", "0"]
         for server, endpoint in zip(pair.servers, pair.events, strict=True):
-            url = server.http.base_url
-            options += ["--both", url, "--kv-events", url, endpoint, f"{endpoint}.again"]
-        proxy = HttpServer(stack.enter_context(kv_offload_proxy([], [], options).running()).url)
-        admin = HttpServer(f"http://127.0.0.1:{port}")
+            options += ["--kv-events", server.http.base_url, endpoint, f"{endpoint}.again"]
+        proxy, admin = proxied(stack, *options, both=pair.servers)
 
         def blocks() -> list[int]:
-            with admin.open("/engines") as response:
-                return [each["kv_events"]["blocks"].get("CPU", 0) for each in json.load(response)["engines"]]
+            return [each["kv_events"]["blocks"].get("CPU", 0) for each in admin.engines().values()]
 
         wait_for(lambda: min(blocks()) > 0, "nothing was replayed")
         before = blocks()

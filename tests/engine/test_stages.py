@@ -10,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from offload.testing.engines.client import HttpServer
 from offload.testing.engines.server import ServerProcess, held_port
-from offload.testing.proxies import kv_offload_proxy
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
 from tests.engine.engine import SHORT
 from tests.engine.fleets import (
+    NEVER_ILL,
     NUM_BLOCKS,
     NUM_TOKENS,
     PATIENCE,
     WHOLE,
-    Admin,
     Asking,
     Handed,
     ask,
@@ -28,6 +26,7 @@ from tests.engine.fleets import (
     cold,
     labelled,
     prompt_of,
+    proxied,
     stream,
     wait_for,
 )
@@ -55,10 +54,9 @@ class Fleet:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         port = stack.enter_context(held_port()).getsockname()[1]
-        admin = stack.enter_context(held_port()).getsockname()[1]
         self.relay = stack.enter_context(Relay(port))
         self._folder, self._stack, self._number = folder, stack, 0
-        pool = stack.enter_context(tempfile.TemporaryDirectory(prefix="kv-offload-test-", dir=_SHARED_MEMORY))
+        pool = stack.enter_context(tempfile.TemporaryDirectory(prefix="stages-test-", dir=_SHARED_MEMORY))
         listens: dict[str, Any] = {"cpu_gib": 0.0625, "role": "prefill", "listen": f"127.0.0.1:{port}"}
         listens["pool"] = {"kind": "shared-memory", "path": pool}
         self._prefill_config = listens
@@ -70,12 +68,8 @@ class Fleet:
         }
         self.prefill = self._start(self._prefill_config, {"--max-num-batched-tokens": _CHUNK})
         self.decode = [self._start(self._decode_config, {}) for _ in range(2)]
-        urls = [server.ready().http.base_url for server in (self.prefill, *self.decode)]
-        # Engines that are stopped for a while are not ill.
-        options = ["--min-prefill-tokens", "1", "--admin-port", str(admin), "--health-seconds", "3600"]
-        proxy = stack.enter_context(kv_offload_proxy(urls[:1], urls[1:], options).running())
-        self.http = HttpServer(proxy.url)
-        self.admin = Admin(HttpServer(f"http://127.0.0.1:{admin}"))
+        options = ("--min-prefill-tokens", "1", *NEVER_ILL)
+        self.http, self.admin = proxied(stack, *options, prefill=[self.prefill], decode=self.decode)
         self.seed = 0
 
     def revive(self) -> None:
@@ -232,26 +226,35 @@ def test_who_decodes_dies_before_its_first_byte(fleet: Fleet) -> None:
 
 def test_who_decodes_dies_after_its_first_byte(fleet: Fleet) -> None:
     """The other fetches the prompt, and goes on behind the tokens that the client has."""
-    prompt = fleet.new_prompt()
-    expected = cold(fleet.prefill.http, prompt, max_tokens=150)
-    handed = {each: Handed([each]) for each in fleet.decode}
-    victims: list[ServerProcess] = []
+    for _ in range(_TRIES):
+        prompt = fleet.new_prompt()
+        expected = cold(fleet.prefill.http, prompt, max_tokens=150)
+        handed = {each: Handed([each]) for each in fleet.decode}
+        victims: list[ServerProcess] = []
 
-    def seen(tokens: list[int]) -> None:
-        if len(tokens) < 2 or victims:
-            return
-        for each in fleet.decode:  # none comes a token further while we ask who it is
-            each.signal(signal.SIGSTOP, everyone=True)
-        victims.extend(fleet.running())
-        for each in fleet.decode:
-            if each in victims:
-                fleet.kill(each)
-            else:
-                each.signal(signal.SIGCONT, everyone=True)
+        def seen(tokens: list[int], victims: list[ServerProcess] = victims) -> None:
+            if len(tokens) < 2 or victims:
+                return
+            for each in fleet.decode:  # none comes a token further while we ask who it is
+                each.signal(signal.SIGSTOP, everyone=True)
+            victims.extend(fleet.running())
+            for each in fleet.decode:
+                if each in victims:
+                    fleet.kill(each)
+                else:
+                    each.signal(signal.SIGCONT, everyone=True)
 
-    tokens = stream(fleet.http, prompt, seen, max_tokens=150)
-    assert tokens == expected["token_ids"]
-    [victim] = victims
-    [other] = [each for each in fleet.decode if each is not victim]
-    assert handed[other].num_fetched == NUM_BLOCKS
+        tokens = stream(fleet.http, prompt, seen, max_tokens=150)
+        assert tokens == expected["token_ids"]
+        [victim] = victims
+        [other] = [each for each in fleet.decode if each is not victim]
+        num_fetched = handed[other].num_fetched
+        if num_fetched:
+            break
+        # The whole answer was on its way to the client by then. Or peers took longer to answer, on a machine
+        # with much to do, than the 20 ms that a request waits which nobody has sent to one.
+        fleet.revive()
+    else:
+        raise AssertionError("it never fetched the prompt")
+    assert num_fetched == NUM_BLOCKS
     assert NUM_TOKENS - WHOLE < handed[other].num_computed <= NUM_TOKENS - WHOLE + 150

@@ -9,21 +9,20 @@ from typing import Any
 
 import pytest
 
-from offload.testing.engines.client import HttpServer
-from offload.testing.engines.server import ServerProcess, held_port
-from offload.testing.proxies import kv_offload_proxy
+from offload.testing.engines.server import ServerProcess
 from offload.vllm.tiers import store_extent_slots
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
 from tests.engine.fleets import (
+    NEVER_ILL,
     NUM_BLOCKS,
     NUM_TOKENS,
-    Admin,
     Asking,
     Handed,
     ask,
     assert_same,
     cold,
     prompt_of,
+    proxied,
     stream,
     wait_for,
 )
@@ -65,13 +64,8 @@ class Pair:
             self._start(folder / name, name, relay, stack)
             for name, relay in (("both", self.writing), ("decode", self.reading))
         )
-        urls = [server.ready().http.base_url for server in (self.prefill, self.decode)]
-        admin = stack.enter_context(held_port()).getsockname()[1]
-        # An engine that is stopped for a while is not ill.
-        options = ["--min-prefill-tokens", "1", "--admin-port", str(admin), "--health-seconds", "3600"]
-        proxy = stack.enter_context(kv_offload_proxy(urls[:1], urls[1:], options).running())
-        self.http = HttpServer(proxy.url)
-        self._admin = Admin(HttpServer(f"http://127.0.0.1:{admin}"))
+        options = ("--min-prefill-tokens", "1", *NEVER_ILL)
+        self.http, self._admin = proxied(stack, *options, prefill=[self.prefill], decode=[self.decode])
         self.handed = Handed([self.decode], _ROUTE)
 
     def stop(self) -> None:
