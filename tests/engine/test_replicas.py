@@ -15,6 +15,7 @@ from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, SEEN, TOLERANCE, diffe
 from tests.engine.conftest import CPU_GIB, running
 from tests.engine.engine import Engine, model_directory
 from tests.engine.process import EngineProcess
+from tests.shared_memory import files_of_ours
 
 pytestmark = pytest.mark.engine
 
@@ -35,14 +36,9 @@ def shared_by(process: int) -> set[str]:
     return set()
 
 
-def files_of_ours() -> set[Path]:
-    """In /dev/shm; others on this machine may have some."""
-    return {path for path in Path("/dev/shm").iterdir() if "kv-offload" in path.name}
-
-
 @pytest.fixture(scope="module")
 def before() -> set[Path]:
-    """Such files before the engine started."""
+    """Files of ours in shared memory before the engine started."""
     return files_of_ours()
 
 

@@ -33,6 +33,7 @@ from offload.worker.pool.segment import Segment
 from offload.worker.replicas import ALONE, Replicas, Share, Sharing, share_pool
 from offload.worker.seals import Seals
 from offload.worker.transfer import DEADLINE_SECONDS, TransferEngine
+from tests.shared_memory import files_of_ours
 from tests.strategies import thorough
 
 SLOT_BYTES = 48
@@ -242,7 +243,7 @@ def _write_there(name: Any) -> None:
 @pytest.fixture
 def two_processes() -> Iterator[list[Any]]:
     """They share a pool and wait to be killed; the ends of pipes to them; files that were there before."""
-    before = _files_of_ours()
+    before = files_of_ours()
     ours, theirs = zip(*(FORK.Pipe() for _ in range(2)), strict=True)
     children = [FORK.Process(target=_share_and_wait, args=(place, theirs[place])) for place in range(2)]
     for child in children:
@@ -288,12 +289,8 @@ def test_killed_processes_leave_nothing(two_processes: list[Any]) -> None:
     for child in children:
         os.kill(child.pid, signal.SIGKILL)
         child.join()
-    assert _files_of_ours() <= before
+    assert files_of_ours() <= before
     assert not [name for name in map(_segment_of, _all_processes()) if name == names[0]]
-
-
-def _files_of_ours() -> set[Path]:
-    return {path for path in Path("/dev/shm").iterdir() if "kv-offload" in path.name}
 
 
 def _segment_of(pid: int) -> str:
