@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from offload.testing.engines.server import ServerProcess, held_port
-from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
+from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt
 from tests.engine.engine import SHORT
 from tests.engine.fleets import (
     NEVER_ILL,
@@ -230,31 +230,36 @@ def test_who_decodes_dies_after_its_first_byte(fleet: Fleet) -> None:
         prompt = fleet.new_prompt()
         expected = cold(fleet.prefill.http, prompt, max_tokens=150)
         handed = {each: Handed([each]) for each in fleet.decode}
-        victims: list[ServerProcess] = []
-
-        def seen(tokens: list[int], victims: list[ServerProcess] = victims) -> None:
-            if len(tokens) < 2 or victims:
-                return
-            for each in fleet.decode:  # none comes a token further while we ask who it is
-                each.signal(signal.SIGSTOP, everyone=True)
-            victims.extend(fleet.running())
-            for each in fleet.decode:
-                if each in victims:
-                    fleet.kill(each)
-                else:
-                    each.signal(signal.SIGCONT, everyone=True)
-
-        tokens = stream(fleet.http, prompt, seen, max_tokens=150)
+        tokens, other = _killed_in_its_answer(fleet, prompt)
         assert tokens == expected["token_ids"]
-        [victim] = victims
-        [other] = [each for each in fleet.decode if each is not victim]
-        num_fetched = handed[other].num_fetched
-        if num_fetched:
+        if handed[other].num_fetched:
             break
         # The whole answer was on its way to the client by then. Or peers took longer to answer, on a machine
         # with much to do, than the 20 ms that a request waits which nobody has sent to one.
         fleet.revive()
     else:
         raise AssertionError("it never fetched the prompt")
-    assert num_fetched == NUM_BLOCKS
+    assert handed[other].num_fetched == NUM_BLOCKS
     assert NUM_TOKENS - WHOLE < handed[other].num_computed <= NUM_TOKENS - WHOLE + 150
+
+
+def _killed_in_its_answer(fleet: Fleet, prompt: Prompt) -> tuple[list[int], ServerProcess]:
+    """An answer whose engine is killed after two tokens of it, and the engine that lives."""
+    victims: list[ServerProcess] = []
+
+    def seen(tokens: list[int]) -> None:
+        if len(tokens) < 2 or victims:
+            return
+        for each in fleet.decode:  # none comes a token further while we ask who it is
+            each.signal(signal.SIGSTOP, everyone=True)
+        victims.extend(fleet.running())
+        for each in fleet.decode:
+            if each in victims:
+                fleet.kill(each)
+            else:
+                each.signal(signal.SIGCONT, everyone=True)
+
+    tokens = stream(fleet.http, prompt, seen, max_tokens=150)
+    [victim] = victims
+    [other] = [each for each in fleet.decode if each is not victim]
+    return tokens, other
