@@ -1,6 +1,5 @@
 """``vllm bench serve``, which knows nothing of us, measures engines of two roles behind the proxy."""
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 
 from offload.testing.engines.server import ServerProcess, environment, held_port
-from offload.testing.proxies import kv_offload_proxy
 from tests.engine.answers import BLOCK_SIZE
+from tests.engine.fleets import NEVER_ILL, proxied
 from tests.engine.server import SIZES, served_model
 
 pytestmark = pytest.mark.engine
@@ -51,16 +50,11 @@ def test_all_requests_are_handed_over_and_answered(tmp_path: Path) -> None:
             (tmp_path / str(number)).mkdir()
             server = ServerProcess(tmp_path / str(number), served_model(), SIZES, config, {})
             servers.append(stack.enter_context(server))
-        prefill, decode = [server.ready().http for server in servers]
-
-        async def run() -> dict[str, Any]:
-            options = ["--min-prefill-tokens", "1"]
-            async with kv_offload_proxy([prefill.base_url], [decode.base_url], options) as proxy:
-                return await asyncio.to_thread(bench, tmp_path / "bench", proxy.url)
-
-        told = asyncio.run(run())
+        options = ("--min-prefill-tokens", "1", *NEVER_ILL)
+        proxy, _ = proxied(stack, *options, prefill=servers[:1], decode=servers[1:])
+        told = bench(tmp_path / "bench", proxy.base_url)
         assert (told["completed"], told["failed"]) == (REQUESTS, 0)
         assert told["total_output_tokens"] == REQUESTS * OUTPUT_TOKENS
-        prefilled, decoded = prefill.metrics(), decode.metrics()
+        prefilled, decoded = [server.http.metrics() for server in servers]
         assert prefilled["vllm:prompt_tokens"] >= told["total_input_tokens"]
         assert decoded["vllm:prompt_tokens_cached"] >= REQUESTS * (PROMPT_TOKENS - BLOCK_SIZE)
