@@ -159,6 +159,8 @@ AREAS = {
             "tests/virtual/test_chained_fetches.py",
         ],
     ),
+    "kv_index": Area(["offload.proxy.kv_index"], ["tests/offload/proxy/test_kv_index.py"]),
+    "kv_streams": Area(["offload.proxy.kv_streams"], ["tests/offload/proxy/test_kv_streams.py"]),
 }
 
 LEFT_OUT = {

@@ -41,6 +41,8 @@ _SPELLING = "offload.scheduler.spelling:Spelling"
 _STREAM = "offload.vllm.kv_events:KvEventStream"
 _BAG_BLOCKS = "offload.vllm.kv_events:_BagBlocks"
 _WAITING = "offload.scheduler.waiting:Waiting"
+_INDEX_OF_EVENTS = "offload.proxy.kv_index:EngineIndex"
+_STREAM_OF_EVENTS = "offload.proxy.kv_streams:_Stream"
 
 _ROWS = [
     # area, function, old text, new text
@@ -296,6 +298,19 @@ _ROWS = [
     ("spelling", f"{_STREAM}._of_positions", "len(event.hashes) - begun - len(hashes)", "0"),
     ("spelling", f"{_BAG_BLOCKS}.add", "num_left -= len(blocks)", "pass"),
     ("spelling", "offload.scheduler.tiers.told:ExtentsNote.part", "(index - self.first)", "index"),
+    ("kv_index", "offload.proxy.kv_index:_Place.take", "self.by_key.pop(block.key, None)", "pass"),
+    ("kv_index", "offload.proxy.kv_index:_keys", "if extra:", "if False:"),
+    ("kv_index", "offload.proxy.kv_index:Prompt.key", "self._model if is_adapter else None", "None"),
+    ("kv_index", f"{_INDEX_OF_EVENTS}.hear", "self._places.pop(medium, None)", "pass"),
+    ("kv_index", f"{_INDEX_OF_EVENTS}.hear", "event.kv_cache_spec_kind in _FULL", "True"),
+    ("kv_index", f"{_INDEX_OF_EVENTS}.depth", "end - by_key.get(key, 0) <= reach", "key in by_key"),
+    ("kv_index", f"{_INDEX_OF_EVENTS}._put", "before is None or ", ""),
+    ("kv_index", f"{_INDEX_OF_EVENTS}._put", "is_full or extra is None", "extra is None"),
+    ("kv_index", f"{_INDEX_OF_EVENTS}._fits", "self.clear(is_whole=False)", "pass"),
+    ("kv_streams", f"{_STREAM_OF_EVENTS}.take", "if number <= self._live:", "if False:"),
+    ("kv_streams", f"{_STREAM_OF_EVENTS}._catch_up", "self.index.clear(is_whole=False)", "pass"),
+    ("kv_streams", f"{_STREAM_OF_EVENTS}._take_again", "if number > self._last + 1:", "if False:"),
+    ("kv_streams", f"{_STREAM_OF_EVENTS}._apply", "self.index.clear(is_whole=True)", "pass"),
 ]
 
 MUTANTS = {area: [Edit(*row[1:]) for row in rows] for area, rows in groupby(_ROWS, key=lambda row: row[0])}

@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Sequence
+from itertools import permutations
+from math import gcd
 from typing import Any
 
 import msgspec
@@ -111,6 +113,26 @@ def test_salts_and_adapters_are_apart(index: EngineIndex) -> None:
     assert depth(index, IDS, "poems", "salt") == 8 * BLOCK
 
 
+def test_an_adapter_has_none_of_the_models_blocks(index: EngineIndex) -> None:
+    hear(index, stored(IDS[: 3 * BLOCK], about="poems", lora_name="poems", extra_keys=[("poems",)] * 3))
+    assert depth(index, IDS, "model") == 0
+    assert depth(index, IDS, "poems") == 3 * BLOCK
+
+
+def test_nothing_is_found_behind_a_gap(index: EngineIndex) -> None:
+    """However large the blocks of another medium are."""
+    extent = stored(IDS[: 4 * BLOCK], 0, 4 * BLOCK, medium="STORAGE", locality="LOCAL")
+    hear(index, stored(IDS[: 4 * BLOCK]), extent, removed(hashes_of(IDS)[1:2]))
+    assert depth(index, IDS) == 4 * BLOCK
+    hear(index, removed(extent.block_hashes, "STORAGE", locality="LOCAL"))
+    hear(index, stored(IDS[: 9 * BLOCK], 8 * BLOCK))
+    assert depth(index, IDS) == BLOCK
+    hear(index, stored(IDS[: 2 * BLOCK], BLOCK, medium="GPU"))
+    assert depth(index, IDS) == 4 * BLOCK
+    hear(index, AllBlocksCleared())
+    assert depth(index, IDS) == BLOCK
+
+
 def test_images_are_not_their_placeholders(index: EngineIndex) -> None:
     """The same token ids with another picture: nobody knows that it is the same."""
     hear(index, stored(IDS[: 4 * BLOCK], extra_keys=[None, None, ("picture", 3), None]))
@@ -147,11 +169,27 @@ def test_it_is_bounded(index: EngineIndex) -> None:
 def test_smaller_blocks_begin_anew(index: EngineIndex) -> None:
     hear(index, stored(IDS[: 8 * BLOCK]))
     hear(index, stored(IDS[:24], 0, 8, medium="GPU"))
-    assert depth(index, IDS) == 0 and not index.is_whole
+    assert depth(index, IDS) == 0 and len(index) == 0 and not index.is_whole
     hear(index, stored(IDS[: 2 * BLOCK]), stored(IDS[:24], 0, 8, medium="GPU"))
     assert depth(index, IDS) == 2 * BLOCK
     hear(index, stored(IDS[:9], 0, 3))
     assert depth(index, IDS) == 2 * BLOCK, "no engine has blocks of three"
+
+
+@pytest.mark.parametrize("sizes", list(permutations((8, 16, 24, 32))), ids=str)
+def test_blocks_of_many_sizes_have_one_kind_of_pieces(index: EngineIndex, sizes: tuple[int, ...]) -> None:
+    """What comes with smaller pieces empties the index, itself included. Windows' blocks are no blocks."""
+    piece, known = 0, dict[str, int]()
+    for size in (*sizes, *sizes):
+        hear(index, stored(IDS[:48], 0, 4, about="window", kv_cache_spec_kind="sliding_window", group_idx=1))
+        hear(index, stored(IDS[:480], 0, size, medium=f"M{size}"))
+        before, piece = piece, gcd(piece, size)
+        if piece != before and known:
+            known = {}
+        else:
+            known[f"M{size}"] = 480 // size
+        assert index.by_medium() == known
+        assert depth(index, IDS) == (480 if known else 0)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -1,7 +1,9 @@
 """Policy ``prefix`` over KV events that vLLM's own publisher sends, and where some are missed."""
 
 import asyncio
+import random
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -26,6 +28,7 @@ from tests.offload.proxy.test_admin import admin
 from tests.offload.proxy.test_kv_index import BLOCK, IDS, batch, hashes_of, removed, stored
 
 URL = "http://127.0.0.1:1"
+HASHES = hashes_of(IDS)
 LONG = {"locate_seconds": 30.0, "tokenize_seconds": 30.0, "history_tokens": 0}
 REQUEST = Request("/v1/completions", "", len(IDS), IDS, (), {}, None)
 
@@ -175,6 +178,75 @@ async def test_an_engine_that_begins_anew_has_nothing() -> None:
     await stream.take(context, frames(1, stored(IDS[: 2 * BLOCK], BLOCK)))
     await stream.take(context, frames(1, stored(IDS[: 2 * BLOCK])))
     assert len(stream.index) == 2 and not stream.index.is_whole, "its first message was missed"
+    context.destroy(linger=0)
+
+
+class Engine:
+    """What an engine has and has told, and how many of its messages it keeps."""
+
+    def __init__(self, num_kept: int) -> None:
+        self.told = deque[list[bytes]](maxlen=num_kept)
+        self.begin()
+
+    def begin(self) -> None:
+        """It starts with nothing."""
+        self.has = set[int]()  # blocks of the prompt
+        self.number = 0
+        self.told.clear()
+
+    def tell(self, rng: random.Random) -> list[bytes]:
+        """The next message: of blocks that it stores or lets go."""
+        if self.has and rng.random() < 0.4:
+            gone = rng.sample(sorted(self.has), rng.randint(1, len(self.has)))
+            self.has.difference_update(gone)
+            event: Any = removed([HASHES[each] for each in gone])
+        else:
+            start = rng.choice([0, *(each + 1 for each in self.has if each < 38)])
+            stop = rng.randint(start + 1, 40)
+            self.has.update(range(start, stop))
+            event = stored(IDS[: stop * BLOCK], start * BLOCK)
+        message = frames(self.number, event)
+        self.told.append(message)
+        self.number += 1
+        return message
+
+
+class Replayed(kv_streams._Stream):
+    """It has messages again from the engine itself, not from its socket."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(URL, KvSource("ipc:///nowhere"), 100, ProxyMetrics())
+        self._engine = engine
+        if engine.told.maxlen:
+            self.source = KvSource("ipc:///nowhere", "ipc:///nowhere")
+
+    async def _replay(self, context: zmq.asyncio.Context) -> bool:
+        for _, number, payload in list(self._engine.told):
+            await self._take_again(int.from_bytes(number, "big"), payload)
+        return True
+
+
+@pytest.mark.parametrize("num_kept", [0, 2, 1000])
+@pytest.mark.parametrize("seed", range(5))
+@on_a_loop
+async def test_nothing_is_believed_that_an_engine_has_not(seed: int, num_kept: int) -> None:
+    """Messages are lost and engines begin anew at random. What is whole is all that the engine has."""
+    rng, engine, context = random.Random(seed), Engine(num_kept), zmq.asyncio.Context()
+    stream, num_whole = Replayed(engine), 0
+    for _ in range(300):
+        is_new = rng.random() < 0.02
+        if is_new:
+            engine.begin()
+        message = engine.tell(rng)
+        if is_new or rng.random() < 0.9:  # numbers alone do not tell of a beginning that nobody heard
+            await stream.take(context, message)
+            known = {each for place in stream.index._places.values() for each in place.by_hash}
+            has = {HASHES[each] for each in engine.has}
+            assert known <= has
+            assert not stream.index.is_whole or known == has
+            num_whole += stream.index.is_whole
+    assert num_whole > 0
+    assert num_kept < 300 or num_whole > 200
     context.destroy(linger=0)
 
 
