@@ -5,21 +5,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
+from typing import NamedTuple
 
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request
 from offload.scheduler.offer import Offer, Why
 
-_AT_MOST = 1 / 4
+_AT_MOST = 1 / 2
 """Of the time that computing takes: that a request steps aside while restores of others are under way."""
+_A_STEP = 1 / 2
+"""Of that: what a step takes of it, however long it was. What landed in it could not go on before its end."""
+_WITH_IT = 1 / 16
+"""Of the time that computing takes: who comes so soon after it was first asked has come with it."""
 _FEWER = 8
 """Whom it lets pass has to compute so many times fewer tokens."""
 _STEPS = 2
-"""Of others that it leaves to them when their restores have landed."""
+"""Of others that it leaves to them when their restores have landed, once that time is over."""
 _FEW = 64
 """Tokens that make no step long, and neither does an eighth of those that a step computes at most."""
 _NEW = 16
 """Requests that were not asked yet, and are looked at."""
+
+
+class _Place(NamedTuple):
+    """Where a request is among others.
+
+    Attributes:
+        priority: vLLM's; less is sooner.
+        came: by the clock.
+    """
+
+    priority: int
+    came: float
 
 
 @dataclass(slots=True)
@@ -27,30 +44,40 @@ class _Turn:
     """A request that has, or had, reason to step aside.
 
     Attributes:
-        priority: vLLM's; less is sooner.
+        last: it lets nobody pass who is behind that.
         most: tokens that others may have to compute for it to let them pass.
-        until: it waits for their restores no longer than that.
-        num_left: steps that it may leave to them.
+        patience: seconds that it waits for their restores.
+        asked_at: when it was asked, and counted from what is left.
+        left: seconds of its patience.
+        num_left: steps that it may leave to them after that.
     """
 
-    priority: int
+    last: _Place
     most: int
-    until: float
+    patience: float
+    asked_at: float
+    left: float
     num_left: int = _STEPS
+
+    def is_patient(self, now: float) -> bool:
+        """Whether it waits for restores. It is asked, and a long step ends at most half of its patience."""
+        self.left -= min(now - self.asked_at, _A_STEP * self.patience)
+        self.asked_at = now
+        return self.left > 0
 
 
 class _Least:
-    """The least of some requests' numbers, among those of at most some priority."""
+    """The least of some requests' numbers, among those up to some place."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, tuple[int, int]] = {}
-        self._sorted: tuple[list[int], list[int]] | None = None  # priorities, and the least up to each
+        self._numbers: dict[str, tuple[_Place, int]] = {}
+        self._sorted: tuple[list[_Place], list[int]] | None = None  # places, and the least up to each
 
-    def put(self, request_id: str, priority: int, number: int) -> None:
-        self._numbers[request_id] = (priority, number)
+    def put(self, request_id: str, place: _Place, number: int) -> None:
+        self._numbers[request_id] = (place, number)
         self._sorted = None
 
-    def pop(self, request_id: str) -> tuple[int, int] | None:
+    def pop(self, request_id: str) -> tuple[_Place, int] | None:
         found = self._numbers.pop(request_id, None) if self._numbers else None
         if found is not None:
             self._sorted = None
@@ -64,18 +91,18 @@ class _Least:
     def names(self) -> list[str]:
         return list(self._numbers)
 
-    def least(self, priority: int) -> float:
+    def least(self, last: _Place) -> float:
         """Infinite if there is none. O(log n); after a change O(n log n), once."""
         if not self._numbers:
             return inf
         if self._sorted is None:
-            priorities, leasts = list[int](), list[int]()
+            places, leasts = list[_Place](), list[int]()
             for each, number in sorted(self._numbers.values()):
-                priorities.append(each)
+                places.append(each)
                 leasts.append(min(number, leasts[-1]) if leasts else number)
-            self._sorted = priorities, leasts
-        place = bisect_right(self._sorted[0], priority)
-        return self._sorted[1][place - 1] if place else inf
+            self._sorted = places, leasts
+        num_up_to = bisect_right(self._sorted[0], last)
+        return self._sorted[1][num_up_to - 1] if num_up_to else inf
 
 
 class Aside:
@@ -84,13 +111,14 @@ class Aside:
     All requests of a step have their tokens when its largest prefill has ended. So one that lacks much, and
     is asked in a step, is told to ask again in the next one
 
-    - while restores are under way of others that lack little: for a quarter of the time at most that it takes
-      to compute what it lacks;
-    - in a step in which such others go on, for they have it for themselves: in two steps at most;
+    - while restores are under way of others that lack little: for half of the time at most that it takes to
+      compute what it lacks, of which a step, however long, takes a half;
+    - in a step in which such others go on, for they have it for themselves: after that time in two at most;
     - when it is first asked, while such others wait behind it, and the pool has their KV.
 
-    Nobody steps aside for who is behind it by vLLM's priority, or a second time before it was admitted. What
-    was admitted runs, and vLLM divides a step's tokens among those that run.
+    Nobody steps aside for who is behind it by vLLM's priority, or who came later than with it, or a second
+    time before it was admitted. So where restores never end, each prompt waits for those of a moment only.
+    What was admitted runs, and vLLM divides a step's tokens among those that run.
     """
 
     def __init__(self, common: Common, step_tokens: int) -> None:
@@ -98,6 +126,7 @@ class Aside:
         self._common = common
         self._least_tokens = max(_FEW, step_tokens // 8)
         self._new: dict[str, Request] = {}  # have not been asked
+        self._came: dict[str, float] = {}  # by the clock, those that were not admitted
         self._restored = _Least()  # tokens that are left to compute, of those whose restores are under way
         self._going = _Least()  # the same of those that have gone on in this step
         self._turns: dict[str, _Turn] = {}
@@ -105,6 +134,7 @@ class Aside:
     def arrived(self, request: Request) -> None:
         """It waits, and will be asked."""
         self._new[request.request_id] = request
+        self._came[request.request_id] = self._common.clock()
 
     def asked(self, request_id: str) -> bool:
         """It is asked whether it may be admitted. Returns whether it steps aside, as it did before."""
@@ -128,13 +158,14 @@ class Aside:
         if self._common.engine.groups.has_bags and offer.why is not Why.ABSENT:
             return False
         seconds = self._common.costs.prefill.expected(num_there, request.num_tokens)
-        until = self._common.clock() + _AT_MOST * seconds
-        turn = _Turn(request.priority, num_missing // _FEWER, until)
+        patience, now = _AT_MOST * seconds, self._common.clock()
+        last = _Place(request.priority, now + _WITH_IT * seconds)
+        turn = _Turn(last, num_missing // _FEWER, patience, now, patience)
         self._turns[request.request_id] = turn
         if self._lets_pass(turn):
             return True
         behind = islice(self._new.values(), _NEW)
-        return any(each.priority <= turn.priority and self._lacks_little(each, turn) for each in behind)
+        return any(each.priority <= turn.last.priority and self._lacks_little(each, turn) for each in behind)
 
     def admitted(self, request: Request, num_local: int, num_external: int, *, has_waited: bool) -> None:
         """It has blocks: so many tokens behind those that the GPU has are restored, or it goes on.
@@ -144,10 +175,11 @@ class Aside:
         request_id = request.request_id
         self._turns.pop(request_id, None)
         self._new.pop(request_id, None)
+        came = self._came.pop(request_id, -inf)
         restored = self._restored.pop(request_id)
         if num_external:
             num_missing = request.num_tokens - num_local - num_external
-            self._restored.put(request_id, request.priority, num_missing)
+            self._restored.put(request_id, _Place(request.priority, came), num_missing)
         elif has_waited and restored is not None:
             self._going.put(request_id, *restored)
 
@@ -159,6 +191,7 @@ class Aside:
         """It is over."""
         self._turns.pop(request_id, None)
         self._new.pop(request_id, None)
+        self._came.pop(request_id, None)
         self._restored.pop(request_id)
 
     def end_step(self) -> None:
@@ -168,13 +201,15 @@ class Aside:
     def check_invariants(self) -> None:
         """Nobody is at two places, and nobody steps aside for ever."""
         assert not self._going.names(), f"{self._going.names()} went on in an earlier step"
-        assert all(turn.until < inf and 0 <= turn.num_left <= _STEPS for turn in self._turns.values())
+        turns = self._turns.values()
+        assert all(turn.left <= turn.patience < inf and 0 <= turn.num_left <= _STEPS for turn in turns)
         twice = self._new.keys() & {*self._turns, *self._restored.names()}
         assert not twice, f"{twice} were asked, and were not"
+        assert self._new.keys() <= self._came.keys(), f"of {list(self._new)} some never came"
 
     def left_over(self) -> Sequence[str]:
         """Who has not ended. For tests."""
-        return [*self._new, *self._restored.names(), *self._turns]
+        return [*self._new, *self._came, *self._restored.names(), *self._turns]
 
     # Private
 
@@ -183,7 +218,8 @@ class Aside:
         return request.num_tokens - depth * self._common.block_size <= turn.most
 
     def _lets_pass(self, turn: _Turn) -> bool:
-        if turn.num_left and self._going.least(turn.priority) <= turn.most:
-            turn.num_left -= 1
+        is_patient = turn.is_patient(self._common.clock())
+        if self._going.least(turn.last) <= turn.most and (is_patient or turn.num_left):
+            turn.num_left -= not is_patient
             return True
-        return self._common.clock() < turn.until and self._restored.least(turn.priority) <= turn.most
+        return is_patient and self._restored.least(turn.last) <= turn.most

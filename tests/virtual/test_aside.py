@@ -23,12 +23,14 @@ from tests.virtual.driver import (
 
 LENGTH, BLOCK = 96, 4
 PROMPTS = [tokens(LENGTH + 1, first) for first in range(1, 5)]
-SHARE = 0.25
+SHARE = 0.5
 """Of the time that its own prompt takes: a request waits no longer for restores of others."""
 PATIENCE = SHARE * LENGTH * 0.25e-3
 """As nothing was measured."""
 SOON = PATIENCE / 12
 """Seconds of a step, so that restores land within that time."""
+WITH_IT = PATIENCE / 8
+"""Who comes so soon after it was first asked has come with it."""
 
 Engines = Callable[..., VirtualEngine]
 
@@ -50,7 +52,7 @@ class Batch:
         self.requests: dict[int, Request] = {}
         self.first: dict[int, int] = {}
         self.scheduled: dict[int, int] = {}
-        self._began = engine.num_steps
+        self._began, self.began = engine.num_steps, engine.clock()
         for place in order:
             self.add(place)
 
@@ -132,6 +134,16 @@ def test_restores_that_take_long_are_not_waited_for(make: Engines) -> None:
     batch.run()
 
 
+def test_those_that_came_in_a_long_step_go_on_before_another_long_one(make: Engines) -> None:
+    batch = Batch(make(chunk=72, step_seconds=2 * PATIENCE, gpu_blocks=240), [2, 3], order=[0])
+    batch.step()
+    for place in (1, 2, 3):
+        batch.add(place)
+    batch.run()
+    last = max(batch.first[place] for place in (2, 3))
+    assert batch.scheduled[1] > last - batch.engine.settings.overlapped
+
+
 def test_a_clock_that_stands_still_keeps_nobody_waiting_once_all_have_landed(make: Engines) -> None:
     engine = make(step_seconds=1e-9)
     batch = Batch(engine, [1, 2, 3])
@@ -139,9 +151,11 @@ def test_a_clock_that_stands_still_keeps_nobody_waiting_once_all_have_landed(mak
     assert max(batch.first.values()) < 20
 
 
-def test_restores_that_follow_each_other_for_ever_starve_nobody(make: Engines) -> None:
-    copies = CopySchedule(longest_delay=6)
-    engine = make(gpu_blocks=1000, cpu_slots=1000, max_num_seqs=64, copies=copies)
+@pytest.mark.parametrize("is_sooner", [False, True])
+def test_restores_that_follow_each_other_for_ever_starve_nobody(make: Engines, is_sooner: bool) -> None:
+    """Its patience ends; and it waits for those only that came with it, or are sooner by priority."""
+    copies = CopySchedule(longest_delay=6 if is_sooner else 1)
+    engine = make(gpu_blocks=1000, cpu_slots=1000, max_num_seqs=64, copies=copies, policy="priority")
     documents = [tokens(LENGTH, first) for first in range(10, 26)]
     for document in documents:
         serve(engine, document)
@@ -149,13 +163,33 @@ def test_restores_that_follow_each_other_for_ever_starve_nobody(make: Engines) -
     began = engine.clock()
     for number in range(100):
         for document in documents[number % 8 :: 8]:
-            engine.add([*document, 7], 1)
+            engine.add([*document, 7], 1, priority=-1 if is_sooner else 0)
         batch.step()
         forget_gpu_while_held(engine)
         if batch.scheduled.get(0):
             break
     assert batch.scheduled.get(0), "it waits for whoever comes"
-    assert PATIENCE / 2 < engine.clock() - began <= PATIENCE + 4 * SOON
+    waited = engine.clock() - began
+    if is_sooner:
+        assert PATIENCE / 2 < waited <= PATIENCE + 5 * SOON
+    else:
+        assert waited <= PATIENCE / 2 + 3 * SOON
+    batch.run()
+
+
+def test_who_comes_later_is_not_waited_for(make: Engines) -> None:
+    engine = make()
+    batch = Batch(engine, [1, 2], order=[0, 1])
+    hold(engine, LOAD)
+    while engine.clock() - batch.began <= WITH_IT + SOON:
+        batch.step()
+    batch.add(2)
+    batch.step()
+    engine.abort(batch.requests[1].request_id)
+    began = engine.clock()
+    step_until(engine, lambda: batch.requests[0].num_computed_tokens > 0)
+    assert engine.clock() - began <= 3 * SOON
+    release(engine)
     batch.run()
 
 

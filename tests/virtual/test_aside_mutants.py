@@ -1,6 +1,7 @@
 """One thing is taken out of what lets requests pass whose KV has arrived: a test of that says so."""
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -22,6 +23,14 @@ def it_steps_aside_for_ever(patch: Patch) -> None:
     patch.setattr(aside, "_AT_MOST", 1e9)
 
 
+def a_long_step_ends_its_patience(patch: Patch) -> None:
+    patch.setattr(aside, "_A_STEP", inf)
+
+
+def who_comes_later_is_waited_for(patch: Patch) -> None:
+    patch.setattr(aside, "_WITH_IT", 1e9)
+
+
 def no_step_is_left_to_those_that_go_on(patch: Patch) -> None:
     patch.setattr(aside._Turn.__init__, "__defaults__", (0,))
 
@@ -37,12 +46,13 @@ def those_behind_are_not_looked_at(patch: Patch) -> None:
 
 def priorities_are_ignored(patch: Patch) -> None:
     original = aside._Least.least
-    patch.setattr(aside._Least, "least", lambda self, priority: original(self, 1_000_000))
+    everybody = aside._Place(1_000_000, inf)
+    patch.setattr(aside._Least, "least", lambda self, last: original(self, everybody))
     patch.setattr(Aside, "_lacks_little", lambda *_: True)
     begin = aside._Turn.__init__
 
-    def init(self: Any, priority: int, *others: Any) -> None:
-        begin(self, 1_000_000, *others)
+    def init(self: Any, last: object, *others: Any) -> None:
+        begin(self, everybody, *others)
 
     patch.setattr(aside._Turn, "__init__", init)
 
@@ -70,6 +80,15 @@ def in_order(make: Engines) -> None:
     tests.test_those_that_arrived_have_their_first_token_before_others_begin(make, 1, (0, 1, 2, 3))
 
 
+def after_a_long_step(make: Engines) -> None:
+    overlapped = partial(make, overlapped=True)
+    tests.test_those_that_came_in_a_long_step_go_on_before_another_long_one(overlapped)
+
+
+def for_ever(make: Engines) -> None:
+    tests.test_restores_that_follow_each_other_for_ever_starve_nobody(make, is_sooner=True)
+
+
 def by_priority(make: Engines) -> None:
     tests.test_who_comes_first_by_priority_lets_nobody_pass_that_comes_behind(make, is_sooner=True)
 
@@ -77,11 +96,10 @@ def by_priority(make: Engines) -> None:
 MUTANTS: list[tuple[Callable[[Patch], None], Check]] = [
     (nobody_steps_aside, in_order),
     (it_steps_aside_for_ever, tests.test_restores_that_take_long_are_not_waited_for),
-    (no_step_is_left_to_those_that_go_on, in_order),
-    (
-        each_step_is_left_to_those_that_go_on,
-        tests.test_restores_that_follow_each_other_for_ever_starve_nobody,
-    ),
+    (a_long_step_ends_its_patience, after_a_long_step),
+    (no_step_is_left_to_those_that_go_on, after_a_long_step),
+    (each_step_is_left_to_those_that_go_on, for_ever),
+    (who_comes_later_is_waited_for, tests.test_who_comes_later_is_not_waited_for),
     (those_behind_are_not_looked_at, in_order),
     (priorities_are_ignored, by_priority),
     (who_lacks_little_steps_aside, tests.test_who_lacks_little_lets_nobody_pass),
