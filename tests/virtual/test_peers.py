@@ -624,7 +624,8 @@ def test_how_peers_stand_is_told(pair: Pair) -> None:
     """By rank and peer; counts are in metrics, and what operators see adds up over the ranks."""
     pair.compute()
     assert pair.ask() == REST
-    pair.decode.ranks[0].side._engine._lanes[PROBE].clock = lambda: 1e9  # type: ignore[union-attr]
+    for rank in pair.decode.ranks:
+        rank.side._engine._lanes[PROBE].clock = lambda: 1e9  # type: ignore[union-attr]
     pair.plainly(OTHER)
     [below] = pair.decode.side.below
     assert below.peers is not None
@@ -634,7 +635,8 @@ def test_how_peers_stand_is_told(pair: Pair) -> None:
     assert told["state"] == "connected" and told["peer"] == pair.fleet.reference(0)["peer"]
     assert sum(pair.counted("peer_bytes").values()) == told["num_bytes"] > 0
     assert pair.decode.side.metrics.gauges[f"peer_connected:{told['address']}"] == 1
-    pair.prefill.ranks[0].side._listener._told_at = 0.0  # type: ignore[union-attr]
+    for rank in pair.prefill.ranks:
+        rank.side._listener._told_at = 0.0  # type: ignore[union-attr]
     pair.prefill.add(OTHER, 1)
     pair.prefill.drain(500)
     [asker] = pair.prefill.side.askers.told()
