@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from benchmarks.long_document_qa.engine import Engine
@@ -14,6 +15,7 @@ from benchmarks.long_document_qa.workload import Prompt
 __all__ = ["Answered", "BatchEngine", "BatchProcess"]
 
 _FORGET_SECONDS = 10.0
+_ROUTE_BYTES, _FROM_PEERS = "vllm:cpu_offload_route_bytes", "peers_to_pool"
 
 
 class Answered(NamedTuple):
@@ -51,7 +53,11 @@ class BatchEngine(Engine):
     def batch(
         self, prompts: Sequence[Prompt], output_tokens: int, hints: Mapping[str, Any]
     ) -> list[Answered]:
-        """Hand all over before the first step, with these ``kv_transfer_params``; wait for all answers."""
+        """Hand all over before the first step, with these ``kv_transfer_params``; wait for all answers.
+
+        An engine in a process of its own would begin with the first of them alone. So it is paused meanwhile,
+        and seconds count from when it goes on.
+        """
         from vllm import SamplingParams
 
         engine = self._llm.llm_engine
@@ -62,12 +68,14 @@ class BatchEngine(Engine):
             detokenize=False,
             extra_args={"kv_transfer_params": dict(hints)},
         )
-        began = time.perf_counter()
         names = []
+        self._tell("pause_scheduler", "keep", False)
         for prompt in prompts:
             self._asked += 1
             names.append(f"batch-{self._asked}")
             engine.add_request(names[-1], {"prompt_token_ids": prompt.tolist()}, sampling)
+        began = time.perf_counter()
+        self._tell("resume_scheduler")
         first: dict[str, float] = {}
         answered: dict[str, Answered] = {}
         while len(answered) < len(names):
@@ -82,12 +90,26 @@ class BatchEngine(Engine):
                     answered[name] = Answered(first[name], seconds, computed)
         return [answered[name] for name in names]
 
+    def fetched_bytes(self) -> int:
+        """KV that has come from peers so far, in whole blocks."""
+        self.settle()
+        return sum(
+            int(getattr(metric, "value", 0))
+            for metric in self._llm.get_metrics()
+            if metric.name == _ROUTE_BYTES and metric.labels.get("route") == _FROM_PEERS
+        )
+
+    def _tell(self, method: str, *arguments: object) -> None:
+        """Call a method of an engine core in a process of its own; another one makes no step by itself."""
+        if not self._settings.in_process:
+            self._llm.llm_engine.engine_core.call_utility(method, *arguments)
+
 
 class BatchProcess(EngineProcess):
-    """A `BatchEngine` in a process of its own."""
+    """A `BatchEngine` in a process of its own; ``arguments`` as for `Engine`."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings, "offload", make=BatchEngine)
+    def __init__(self, settings: Settings, arguments: Mapping[str, Any] = {}) -> None:
+        super().__init__(settings, "offload", make=partial(BatchEngine, arguments=dict(arguments)))
 
     def prime(self, prompts: Sequence[Prompt]) -> None:
         """See `BatchEngine.prime`."""
@@ -100,3 +122,11 @@ class BatchProcess(EngineProcess):
         answered: list[Answered] = self.run(BatchEngine.batch, list(prompts), output_tokens, dict(hints))
         self.run(BatchEngine.forget_gpu)
         return answered
+
+    def store(self, prompts: Sequence[Prompt]) -> None:
+        """Compute these, have their KV in the pool, and leave none on the GPU."""
+        self.batch(prompts, 1, {})
+
+    def fetched_bytes(self) -> int:
+        """See `BatchEngine.fetched_bytes`."""
+        return self.run(BatchEngine.fetched_bytes)
