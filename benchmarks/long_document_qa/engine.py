@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +75,16 @@ class Engine(Client):
     Args:
         settings: sizes of workload, model and caches.
         mode: one of `settings.MODES`.
-        arguments: of vLLM's `LLM`, in place of those that these make.
     """
 
-    def __init__(self, settings: Settings, mode: str, arguments: Mapping[str, Any] = {}) -> None:
+    def __init__(self, settings: Settings, mode: str) -> None:
         super().__init__(settings.workload)
         self._settings = settings
         self._mode = mode
         self._asked = 0
         from vllm import LLM
 
-        self._llm = LLM(**{**engine_arguments(settings, mode), **arguments})
+        self._llm = LLM(**engine_arguments(settings, mode))
 
     def warm_up(self, on_done: Callable[[], None]) -> None:
         """Ask about other documents, each twice; forget them after.

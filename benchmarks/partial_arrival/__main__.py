@@ -1,18 +1,12 @@
 """What does a request of a batch wait for whose KV arrived, when that of others did not?
 
-    python -m benchmarks.partial_arrival [--scenes whole,tail,cut] [--lost 0,1,2,4,8] [--rounds 3]
-        [--json FILE]
+    python -m benchmarks.partial_arrival [--lost 0,1,2,4,8] [--rounds 3] [--json FILE]
 
-A batch of `--batch` prompts comes at once to an engine. In two scenes its pool has the KV of some, and of so
-many as `--lost` says it lacks KV:
+A batch of `--batch` prompts comes at once to an engine whose pool has the KV of some. Of so many as `--lost`
+says it lacks KV, in two scenes:
 
 - whole: nobody has ever computed these prompts.
 - tail: only the first three quarters of them arrived.
-
-In a third one the KV of all prompts is in the pool of another engine, and comes over TCP:
-
-- cut: after `--cut-share` of its bytes the connections are cut, and nobody is reached any more. How many
-  prompts lack something, and how much, is what the engine has counted. Seconds include the fetch.
 
 Compared are two modes, in turns, with the same prompts and the same pool:
 
@@ -43,13 +37,11 @@ from benchmarks.long_document_qa.arguments import add_engine_arguments, make_set
 from benchmarks.long_document_qa.settings import Settings
 from benchmarks.long_document_qa.workload import Prompt
 from benchmarks.partial_arrival.engine import Answered, BatchProcess
-from benchmarks.partial_arrival.wire import Cut, Pair
 from offload.testing.engines.process import EngineError
 
-__all__ = ["BATCH_DEFAULTS", "SCENES", "Batch", "batch_of", "draw_batch", "main", "row_of"]
+__all__ = ["BATCH_DEFAULTS", "SCENES", "Batch", "draw_batch", "main", "row_of"]
 
 SCENES = ("whole", "tail")
-_CUT = "cut"
 _OURS, _ALL_OR_NOTHING = "missing only", "all or nothing"
 _NO_STORE = {"cpu_offload_store": False}
 _HINTS = {_OURS: _NO_STORE, _ALL_OR_NOTHING: {**_NO_STORE, "cpu_offload_load": False}}
@@ -99,21 +91,12 @@ def draw_batch(settings: Settings, size: int, scene: str, lost: int, number: int
     """The batch of round ``number``: ``lost`` of ``size`` prompts lack KV as ``scene`` says."""
     workload = settings.workload
     rng = np.random.default_rng([workload.seed, SCENES.index(scene), lost, number])
-    prompts = _draw(settings, rng, size)
+    tokens = workload.document_tokens + workload.question_tokens
+    prompts = list(rng.integers(_FIRST_ID, workload.vocab_size, (size, tokens), dtype=np.int32))
     whole = workload.document_tokens // settings.block_size
     left = 0 if scene == "whole" else whole * 3 // 4
     is_lost = [bool(place < lost) for place in rng.permutation(size)]
     return Batch(prompts, [settings.block_size * (left if each else whole) for each in is_lost], is_lost)
-
-
-def batch_of(prompts: list[Prompt], cut: Cut, settings: Settings) -> Batch:
-    """The batch of which so much came as was counted: by prompt it is what was not computed."""
-    workload = settings.workload
-    whole = workload.document_tokens // settings.block_size * settings.block_size
-    arrived = [len(prompt) - each.num_computed for prompt, each in zip(prompts, cut.answered, strict=True)]
-    if sum(arrived) != cut.num_arrived:
-        raise EngineError(f"{cut.num_arrived} tokens came, and {sum(arrived)} were not computed")
-    return Batch(prompts, arrived, [each < whole for each in arrived])
 
 
 def row_of(
@@ -154,64 +137,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         if any(lost > options.batch for lost in options.lost):
             raise ValueError(f"lost={options.lost}: must be at most batch={options.batch}")
-        if not 0 < options.cut_share < 1:
-            raise ValueError(f"cut_share={options.cut_share}: must be between 0 and 1")
     except ValueError as error:
         parser.error(str(error))
     notes = report.load_note()
+    rows: list[dict[str, Any]] = []
     try:
-        rows = _measure_all(settings, options)
+        with BatchProcess(settings) as engine:
+            engine.warm_up()
+            for scene in SCENES:
+                for lost in options.lost:
+                    if lost or scene == SCENES[0]:
+                        rows += _measure(settings, engine, scene, lost, options)
+                        print(f"  {rows[-1]}", file=sys.stderr, flush=True)
     except EngineError as failure:
         print(f"error: {failure}", file=sys.stderr)
         return 1
     print(table(_COLUMNS, rows))
     for note in notes:
         print(note)
-    told = {name: getattr(options, name) for name in ("batch", "lost", "rounds", "cut_share")}
-    told |= asdict(settings)
+    told = {"batch": options.batch, "lost": options.lost, "rounds": options.rounds, **asdict(settings)}
     report.write(options.json, rows, settings=told, notes=notes)
     return 0
-
-
-def _measure_all(settings: Settings, options: argparse.Namespace) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    scenes = [scene for scene in SCENES if scene in options.scenes]
-    if scenes:
-        with BatchProcess(settings) as engine:
-            engine.warm_up()
-            for scene in scenes:
-                for lost in options.lost:
-                    if lost or scene == SCENES[0]:
-                        rows += _measure(settings, engine, scene, lost, options)
-                        print(f"  {rows[-1]}", file=sys.stderr, flush=True)
-    if _CUT in options.scenes:
-        with Pair(settings) as pair:
-            rows += _measure_cut(settings, pair, options)
-    return rows
-
-
-def _measure_cut(settings: Settings, pair: Pair, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each mode. What came in a round is what counts for both."""
-    workload = settings.workload
-    blocks = workload.document_tokens // settings.block_size * options.batch
-    num_bytes = int(options.cut_share * blocks * settings.block_bytes)
-    seen: dict[str, list[tuple[Batch, list[Answered]]]] = {_OURS: [], _ALL_OR_NOTHING: []}
-    for number in range(options.rounds):
-        prompts = _draw(settings, np.random.default_rng([workload.seed, number]), options.batch)
-        pair.store(prompts)
-        ours = pair.fetched(prompts, workload.output_tokens, _HINTS[_OURS], num_bytes)
-        all_or_nothing = pair.computed(prompts, workload.output_tokens, _HINTS[_ALL_OR_NOTHING])
-        batch = batch_of(prompts, ours, settings)
-        for mode, cut in ((_OURS, ours), (_ALL_OR_NOTHING, all_or_nothing)):
-            seen[mode].append((batch, cut.answered))
-    lost = max(sum(batch.is_lost) for batch, _ in seen[_OURS])
-    return [row_of(_CUT, lost, mode, rounds) for mode, rounds in seen.items()]
-
-
-def _draw(settings: Settings, rng: np.random.Generator, size: int) -> list[Prompt]:
-    workload = settings.workload
-    tokens = workload.document_tokens + workload.question_tokens
-    return list(rng.integers(_FIRST_ID, workload.vocab_size, (size, tokens), dtype=np.int32))
 
 
 def _measure(
@@ -238,24 +184,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     counts = [0, 1, 2, 4, 8]
     add("--lost", type=_counts, default=counts, metavar="N,...", help="requests (default: 0,1,2,4,8)")
-    scenes = (*SCENES, _CUT)
-    add("--scenes", type=_scenes, default=scenes, metavar="NAME,...", help=f"default: {','.join(scenes)}")
-    add(
-        "--cut-share", type=float, default=0.6, metavar="SHARE", help="of bytes before the cut (default: 0.6)"
-    )
     add_numbers(parser, ("batch", 8, "requests that come at once"), ("rounds", 3, "per scene, mode and loss"))
     add("--document-tokens", type=int, metavar="N", help="of a prompt, but for its last (default: 3584)")
     add("--output-tokens", type=int, metavar="N", help="per answer (default: 10)")
     add("--seed", type=int, metavar="N", help="of prompts and order (default: 0)")
     add_engine_arguments(parser.add_argument_group("engine (its GPU cache holds the batch)"))
     return parser
-
-
-def _scenes(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in (*SCENES, _CUT)]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: must be of {', '.join((*SCENES, _CUT))}")
-    return names
 
 
 def _counts(text: str) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from benchmarks.long_document_qa.engine import Engine
@@ -15,7 +14,6 @@ from benchmarks.long_document_qa.workload import Prompt
 __all__ = ["Answered", "BatchEngine", "BatchProcess"]
 
 _FORGET_SECONDS = 10.0
-_ROUTE_BYTES, _FROM_PEERS = "vllm:cpu_offload_route_bytes", "peers_to_pool"
 
 
 class Answered(NamedTuple):
@@ -90,15 +88,6 @@ class BatchEngine(Engine):
                     answered[name] = Answered(first[name], seconds, computed)
         return [answered[name] for name in names]
 
-    def fetched_bytes(self) -> int:
-        """KV that has come from peers so far, in whole blocks."""
-        self.settle()
-        return sum(
-            int(getattr(metric, "value", 0))
-            for metric in self._llm.get_metrics()
-            if metric.name == _ROUTE_BYTES and metric.labels.get("route") == _FROM_PEERS
-        )
-
     def _tell(self, method: str, *arguments: object) -> None:
         """Call a method of an engine core in a process of its own; another one makes no step by itself."""
         if not self._settings.in_process:
@@ -106,10 +95,10 @@ class BatchEngine(Engine):
 
 
 class BatchProcess(EngineProcess):
-    """A `BatchEngine` in a process of its own; ``arguments`` as for `Engine`."""
+    """A `BatchEngine` in a process of its own."""
 
-    def __init__(self, settings: Settings, arguments: Mapping[str, Any] = {}) -> None:
-        super().__init__(settings, "offload", make=partial(BatchEngine, arguments=dict(arguments)))
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, "offload", make=BatchEngine)
 
     def prime(self, prompts: Sequence[Prompt]) -> None:
         """See `BatchEngine.prime`."""
@@ -122,11 +111,3 @@ class BatchProcess(EngineProcess):
         answered: list[Answered] = self.run(BatchEngine.batch, list(prompts), output_tokens, dict(hints))
         self.run(BatchEngine.forget_gpu)
         return answered
-
-    def store(self, prompts: Sequence[Prompt]) -> None:
-        """Compute these, have their KV in the pool, and leave none on the GPU."""
-        self.batch(prompts, 1, {})
-
-    def fetched_bytes(self) -> int:
-        """See `BatchEngine.fetched_bytes`."""
-        return self.run(BatchEngine.fetched_bytes)

@@ -5,11 +5,9 @@ import pytest
 from benchmarks.long_document_qa.arguments import make_settings
 from benchmarks.long_document_qa.settings import Settings
 from benchmarks.partial_arrival import __main__ as partial_arrival
-from benchmarks.partial_arrival.__main__ import BATCH_DEFAULTS, SCENES, batch_of, draw_batch, row_of
+from benchmarks.partial_arrival.__main__ import BATCH_DEFAULTS, SCENES, draw_batch, row_of
 from benchmarks.partial_arrival.engine import Answered
-from benchmarks.partial_arrival.wire import Cut
 from offload.testing.engines.environment import ENVIRONMENT
-from offload.testing.engines.process import EngineError
 from tests.benchmarks.conftest import Refusal, Run
 
 SMALL = {"hidden-size": 64, "heads": 2, "kv-heads": 1, "layers": 2, "block-size": 32, "document-tokens": 128}
@@ -45,20 +43,8 @@ def test_a_row_tells_lost_ones_from_those_that_arrived() -> None:
     assert row["tokens_computed"] == row["tokens_missing"] == 3586
 
 
-def test_what_makes_no_sense_is_refused(refusal: Refusal) -> None:
+def test_more_than_the_batch_cannot_be_lost(refusal: Refusal) -> None:
     assert "must be at most batch=2" in refusal(partial_arrival, "--batch", "2", "--lost", "3")
-    assert "must be of whole, tail, cut" in refusal(partial_arrival, "--scenes", "whole,half")
-    assert "must be between 0 and 1" in refusal(partial_arrival, "--cut-share", "1")
-
-
-def test_a_cut_counts_what_did_not_come() -> None:
-    drawn = settings()
-    prompts = draw_batch(drawn, 3, "whole", 0, 0).prompts
-    answers = [Answered(1.0, 1.0, number) for number in (1, 1 + 3 * 128, 3585)]
-    batch = batch_of(prompts, Cut(answers, 3584 + 25 * 128), drawn)
-    assert (batch.is_lost, batch.num_missing) == ([False, True, True], 1 + 1 + 3 * 128 + 3585)
-    with pytest.raises(EngineError, match="were not computed"):
-        batch_of(prompts, Cut(answers, 3584), drawn)
 
 
 @pytest.mark.engine
@@ -78,16 +64,3 @@ def test_a_real_engine_computes_what_is_missing_and_nothing_else(
         ("tail", 1, "all or nothing"): 3 * 129,
     }
     assert all(row["tokens_computed"] == row["tokens_missing"] for row in ran.rows if "only" in row["mode"])
-
-
-@pytest.mark.engine
-def test_what_came_before_a_cut_is_not_computed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The benchmark itself ends with an error where tokens that came are computed."""
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    sizes = {**SMALL, "document-tokens": 1024}
-    options = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
-    ran = run(partial_arrival, "--batch", "3", "--scenes", "cut", "--rounds", "2", *options)
-    ours, all_or_nothing = ran.rows
-    assert 3 < ours["tokens_computed"] == ours["tokens_missing"] < 3 * 1025
-    assert all_or_nothing["tokens_computed"] == 3 * 1025 and 0 < ours["lost"] <= 3

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from offload.testing.engines.relay import Relay
 from offload.testing.engines.server import ServerProcess, held_port
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt
 from tests.engine.engine import SHORT
@@ -31,6 +30,7 @@ from tests.engine.fleets import (
     stream,
     wait_for,
 )
+from tests.engine.relay import Relay
 from tests.engine.server import SIZES, served_model
 
 pytestmark = [

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from offload.testing.engines.relay import Relay
 from offload.testing.engines.server import ServerProcess
 from offload.vllm.tiers import store_extent_slots
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
@@ -27,6 +26,7 @@ from tests.engine.fleets import (
     stream,
     wait_for,
 )
+from tests.engine.relay import Relay
 from tests.engine.server import SIZES, served_model
 from tests.stores import REDIS, StoreServer
 

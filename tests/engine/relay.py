@@ -1,11 +1,9 @@
-"""A wire between an engine and its peer, which counts what comes over it, and may be held or cut."""
+"""A wire between an engine and its peer, that counts what comes over it, and can be held in the middle."""
 
 import contextlib
 import socket
 import threading
 from typing import Self
-
-__all__ = ["Relay"]
 
 _PIECE = 64 << 10
 
@@ -27,8 +25,6 @@ class Relay:
         self._passed = 0  # bytes that are counted, on all connections
         self._limit: int | None = None
         self._is_held = False
-        self._cuts = False  # at the limit, in place of holding
-        self._is_down = False
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -42,12 +38,7 @@ class Relay:
     def hold_after(self, num_bytes: int) -> None:
         """Once so many bytes more have passed, no further ones are passed on until ``let_go``."""
         with self._lock:
-            self._limit, self._cuts = self._passed + num_bytes, False
-
-    def cut_after(self, num_bytes: int) -> None:
-        """Once so many bytes more have passed, close all connections, and take none until ``let_go``."""
-        with self._lock:
-            self._limit, self._cuts = self._passed + num_bytes, True
+            self._limit = self._passed + num_bytes
 
     def wait_until_held(self, seconds: float) -> None:
         """It is in the middle of what is counted."""
@@ -55,32 +46,23 @@ class Relay:
             assert self._lock.wait_for(lambda: self._is_held, seconds), "so many bytes never came"
 
     def let_go(self) -> None:
-        """Whatever is held is passed on, and connections are taken."""
+        """Whatever is held is passed on."""
         with self._lock:
-            self._limit, self._is_held, self._is_down = None, False, False
+            self._limit, self._is_held = None, False
             self._lock.notify_all()
 
-    def cut(self, *, is_down: bool = False) -> None:
-        """Close all connections, without what is held. ``is_down``: take none until ``let_go``."""
+    def cut(self) -> None:
+        """Close all connections, without what is held."""
         with self._lock:
             for each in self._open:
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
-            self._limit, self._is_held, self._is_down = None, False, is_down
-            self._lock.notify_all()
-
-    @property
-    def is_down(self) -> bool:
-        """Whether it was cut, and takes no connections."""
-        return self._is_down
+        self.let_go()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 asking, _ = self._listening.accept()
-                if self._is_down:
-                    asking.close()
-                    continue
                 try:
                     answering = socket.create_connection(("127.0.0.1", self._target))
                 except OSError:
@@ -112,9 +94,6 @@ class Relay:
             self._passed += len(data)
         target.sendall(data[:room])
         if room == len(data):
-            return
-        if self._cuts:
-            self.cut(is_down=True)
             return
         with self._lock:
             self._is_held = True
