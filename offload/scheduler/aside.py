@@ -17,6 +17,8 @@ _A_STEP = 1 / 2
 """Of that: what a step takes of it, however long it was. What landed in it could not go on before its end."""
 _WITH_IT = 1 / 16
 """Of the time that computing takes: who comes so soon after it was first asked has come with it."""
+_MOST_SECONDS = 30.0
+"""That computing is believed to take: what was measured may have a pause of the engine in it."""
 _FEWER = 8
 """Whom it lets pass has to compute so many times fewer tokens."""
 _STEPS = 2
@@ -157,7 +159,7 @@ class Aside:
             return False
         if self._common.engine.groups.has_bags and offer.why is not Why.ABSENT:
             return False
-        seconds = self._common.costs.prefill.expected(num_there, request.num_tokens)
+        seconds = min(self._common.costs.prefill.expected(num_there, request.num_tokens), _MOST_SECONDS)
         patience, now = _AT_MOST * seconds, self._common.clock()
         last = _Place(request.priority, now + _WITH_IT * seconds)
         turn = _Turn(last, num_missing // _FEWER, patience, now, patience)

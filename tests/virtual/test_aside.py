@@ -7,6 +7,7 @@ import pytest
 from vllm.v1.request import Request
 
 from offload.messages import LOAD
+from offload.scheduler import aside
 from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine
@@ -130,6 +131,22 @@ def test_restores_that_take_long_are_not_waited_for(make: Engines) -> None:
     step_until(engine, lambda: batch.requests[0].num_computed_tokens > 0)
     waited = engine.clock() - began
     assert PATIENCE / 2 < waited <= PATIENCE + 4 * SOON
+    release(engine)
+    batch.run()
+
+
+def test_a_pause_that_was_taken_for_a_prefill_keeps_nobody_waiting_for_long(
+    make: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps seem to have taken hours; that prefills take so long is not believed."""
+    monkeypatch.setattr(aside, "_MOST_SECONDS", PATIENCE)
+    engine = make()
+    batch = Batch(engine, [1, 2, 3])
+    monkeypatch.setattr(engine.side.costs.prefill, "expected", lambda first, stop: 3600.0 * (stop - first))
+    hold(engine, LOAD)
+    began = engine.clock()
+    step_until(engine, lambda: batch.requests[0].num_computed_tokens > 0)
+    assert engine.clock() - began <= SHARE * PATIENCE + 4 * SOON
     release(engine)
     batch.run()
 
