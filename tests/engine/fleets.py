@@ -25,8 +25,8 @@ PATIENCE = 60
 PEERS = "peers_to_pool"
 """The route of fetches from peers."""
 
-NEVER_ILL = ("--health-seconds", "3600")
-"""Options of a proxy: engines that are stopped for a while are not ill."""
+_NEVER_ILL = ("--health-seconds", "3600")
+"""Options of a proxy: engines that are stopped for a while, or are slow, are not ill."""
 
 _WAIT_SECONDS = 120.0
 
@@ -182,7 +182,7 @@ def proxied(
     admin = ("--admin-port", str(port))
     urls = [[server.ready().http.base_url for server in servers] for servers in (prefill, decode, both)]
     of_both = [part for url in urls.pop() for part in ("--both", url)]
-    proxy = kv_offload_proxy(*urls, [*options, *admin, *of_both])
+    proxy = kv_offload_proxy(*urls, [*_NEVER_ILL, *options, *admin, *of_both])
     stack.enter_context(proxy.running())
     return HttpServer(proxy.url), Admin(HttpServer(f"http://127.0.0.1:{port}"))
 

@@ -11,7 +11,7 @@ import pytest
 
 from offload.testing.engines.server import ServerProcess, environment, held_port
 from tests.engine.answers import BLOCK_SIZE
-from tests.engine.fleets import NEVER_ILL, proxied
+from tests.engine.fleets import proxied
 from tests.engine.server import SIZES, served_model
 
 pytestmark = pytest.mark.engine
@@ -50,8 +50,7 @@ def test_all_requests_are_handed_over_and_answered(tmp_path: Path) -> None:
             (tmp_path / str(number)).mkdir()
             server = ServerProcess(tmp_path / str(number), served_model(), SIZES, config, {})
             servers.append(stack.enter_context(server))
-        options = ("--min-prefill-tokens", "1", *NEVER_ILL)
-        proxy, _ = proxied(stack, *options, prefill=servers[:1], decode=servers[1:])
+        proxy, _ = proxied(stack, "--min-prefill-tokens", "1", prefill=servers[:1], decode=servers[1:])
         told = bench(tmp_path / "bench", proxy.base_url)
         assert (told["completed"], told["failed"]) == (REQUESTS, 0)
         assert told["total_output_tokens"] == REQUESTS * OUTPUT_TOKENS

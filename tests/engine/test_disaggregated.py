@@ -12,7 +12,6 @@ from offload.testing.engines.client import HttpServer
 from offload.testing.engines.server import ServerProcess, held_port
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
 from tests.engine.fleets import (
-    NEVER_ILL,
     NUM_BLOCKS,
     NUM_TOKENS,
     PATIENCE,
@@ -64,7 +63,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
             for config in configs
         ]
         prefill, decode = servers[:2], servers[2:]
-        made = proxied(stack, "--min-prefill-tokens", "1", *NEVER_ILL, prefill=prefill, decode=decode)
+        made = proxied(stack, "--min-prefill-tokens", "1", prefill=prefill, decode=decode)
         yield Fleet(prefill, decode, *made)
 
 

@@ -18,7 +18,6 @@ from offload.testing.engines.server import ServerProcess, held_port
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
 from tests.engine.engine import SHORT
 from tests.engine.fleets import (
-    NEVER_ILL,
     Admin,
     Handed,
     ask,
@@ -91,7 +90,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             config = {"cpu_gib": 0.0625, "listen": peer, "peers": peers, "operator_socket": str(sockets)}
             folder = tmp_path_factory.mktemp("pair")
             servers.append(stack.enter_context(ServerProcess(folder, served_model(), flags, config, {})))
-        options = ("--policy", "round_robin", "--drain-seconds", "0", *NEVER_ILL)
+        options = ("--policy", "round_robin", "--drain-seconds", "0")
         made = Pair(servers, *proxied(stack, *options, both=servers), sockets, events)
         for server in servers:
             wait_for(lambda server=server: _is_connected(server), "they do not meet")  # type: ignore[misc]
@@ -139,7 +138,7 @@ def test_a_proxy_that_follows_events_finds_who_has_a_prompt(pair: Pair) -> None:
     for number in (0, 1):
         ask(pair.servers[number].http, prompts[number])
     with ExitStack() as stack:
-        options = ["--policy", "prefix", *NEVER_ILL, "--tokenize-seconds", "60", "--history-tokens", "0"]
+        options = ["--policy", "prefix", "--tokenize-seconds", "60", "--history-tokens", "0"]
         for server, endpoint in zip(pair.servers, pair.events, strict=True):
             options += ["--kv-events", server.http.base_url, endpoint, f"{endpoint}.again"]
         proxy, admin = proxied(stack, *options, both=pair.servers)

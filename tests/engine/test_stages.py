@@ -14,7 +14,6 @@ from offload.testing.engines.server import ServerProcess, held_port
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt
 from tests.engine.engine import SHORT
 from tests.engine.fleets import (
-    NEVER_ILL,
     NUM_BLOCKS,
     NUM_TOKENS,
     PATIENCE,
@@ -68,7 +67,7 @@ class Fleet:
         }
         self.prefill = self._start(self._prefill_config, {"--max-num-batched-tokens": _CHUNK})
         self.decode = [self._start(self._decode_config, {}) for _ in range(2)]
-        options = ("--min-prefill-tokens", "1", *NEVER_ILL)
+        options = ("--min-prefill-tokens", "1")
         self.http, self.admin = proxied(stack, *options, prefill=[self.prefill], decode=self.decode)
         self.seed = 0
 

@@ -13,7 +13,6 @@ from offload.testing.engines.server import ServerProcess
 from offload.vllm.tiers import store_extent_slots
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
 from tests.engine.fleets import (
-    NEVER_ILL,
     NUM_BLOCKS,
     NUM_TOKENS,
     Asking,
@@ -64,7 +63,7 @@ class Pair:
             self._start(folder / name, name, relay, stack)
             for name, relay in (("both", self.writing), ("decode", self.reading))
         )
-        options = ("--min-prefill-tokens", "1", *NEVER_ILL)
+        options = ("--min-prefill-tokens", "1")
         self.http, self._admin = proxied(stack, *options, prefill=[self.prefill], decode=[self.decode])
         self.handed = Handed([self.decode], _ROUTE)
 
