@@ -215,10 +215,9 @@ class Replayed(kv_streams._Stream):
     """It has messages again from the engine itself, not from its socket."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(URL, KvSource("ipc:///nowhere"), 100, ProxyMetrics())
+        replay = "ipc:///nowhere" if engine.told.maxlen else None
+        super().__init__(URL, KvSource("ipc:///nowhere", replay), 100, ProxyMetrics())
         self._engine = engine
-        if engine.told.maxlen:
-            self.source = KvSource("ipc:///nowhere", "ipc:///nowhere")
 
     async def _replay(self, context: zmq.asyncio.Context) -> bool:
         for _, number, payload in list(self._engine.told):
