@@ -70,7 +70,7 @@ class Common:
         job.seconds = max(job.seconds, report.seconds)
         job.nbytes += report.nbytes
         if has_ended and job.num_good == job.num_blocks:
-            self.costs.link(job.flow.route).add(job.nbytes, job.seconds)
+            self.costs.link(job.flow.route).add(job.nbytes, job.seconds, self.clock())
 
     def drop_jobs(self, flow: Flow[Any]) -> list[int]:
         """Nobody wants what the jobs of a flow bring, or write, any more. Returns which these are."""

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
 import numpy as np
 
@@ -11,6 +12,10 @@ _LATEST = 32
 """Samples that count."""
 _SPREAD = 2
 """Sizes must differ by that factor to tell what a job costs from what a byte costs."""
+_FAR = 1.5
+"""A sample is far from what was expected by that factor."""
+_CHANGED = 4
+"""Samples in a row that are far, all on one side, tell that a link has changed."""
 _LEAST_TOKENS = 256
 """Of a step, to say something about prefill."""
 TOKEN_SECONDS = 0.25e-3
@@ -30,17 +35,34 @@ class LinkCost:
         """Nothing is known."""
         self._samples: deque[tuple[int, float]] = deque(maxlen=_LATEST)
         self._line: tuple[float, float] | None = None
+        self._expected: tuple[float, float] | None = None  # the line before the latest samples
+        self._num_faster = self._num_slower = 0  # samples in a row that are far from it
+        self.measured_at = -inf
+        """When the latest sample came."""
 
-    def add(self, num_bytes: int, seconds: float) -> None:
-        """A job of so many bytes took that long. One without bytes says nothing."""
-        if num_bytes > 0:
-            self._samples.append((num_bytes, seconds))
-            self._line = None
+    def add(self, num_bytes: int, seconds: float, now: float = -inf) -> None:
+        """A job of so many bytes took that long, and ended ``now``. One without bytes says nothing."""
+        if num_bytes <= 0:
+            return
+        self._samples.append((num_bytes, seconds))
+        self._line, self.measured_at = None, now
+        if self._expected is not None:
+            per_job, per_byte = self._expected
+            expected = per_job + num_bytes * per_byte
+            self._num_faster = self._num_faster + 1 if seconds * _FAR < expected else 0
+            self._num_slower = self._num_slower + 1 if seconds > expected * _FAR else 0
+            if max(self._num_faster, self._num_slower) >= _CHANGED:
+                self._forget()
 
     @property
     def is_known(self) -> bool:
         """Whether anything was measured."""
         return bool(self._samples)
+
+    @property
+    def seems_faster(self) -> bool:
+        """Whether the latest jobs took far less than expected, and are too few to tell of a change."""
+        return self._num_faster > 0
 
     @property
     def per_job(self) -> float:
@@ -62,9 +84,15 @@ class LinkCost:
         assert all(seconds >= 0 for _, seconds in self._samples), f"a clock went backwards: {self._samples}"
         assert min(self._fitted()) >= 0, f"more bytes take less time: {self._fitted()}"
 
+    def _forget(self) -> None:
+        """The link is another one than before: only what was measured since counts."""
+        self._samples = deque(list(self._samples)[-_CHANGED:], maxlen=_LATEST)
+        self._num_faster = self._num_slower = 0
+        self._expected = None
+
     def _fitted(self) -> tuple[float, float]:
         if self._line is None:
-            self._line = self._fit()
+            self._line = self._expected = self._fit()
         return self._line
 
     def _fit(self) -> tuple[float, float]:
@@ -94,6 +122,7 @@ class PrefillCost:
         self._clock = clock
         self._step: tuple[float, int, float] | None = None  # when the last one began, its tokens, their depth
         self._classes: dict[int, deque[float]] = {}
+        self._known: dict[int, float] = {}  # what was said of classes since the last sample
 
     def step(self, num_tokens: int, depth: Callable[[], float]) -> None:
         """A step of so many tokens begins, and the one before it has ended.
@@ -105,6 +134,7 @@ class PrefillCost:
             began, before, depth_before = self._step
             latest = self._classes.setdefault(_class_of(depth_before), deque(maxlen=_LATEST))
             latest.append((now - began) / before)
+            self._known.clear()
         self._step = (now, num_tokens, depth()) if num_tokens >= _LEAST_TOKENS else None
 
     @property
@@ -137,9 +167,12 @@ class PrefillCost:
             assert min(latest) >= 0, f"a clock went backwards: {latest}"
 
     def _per_token(self, number: int) -> float:
-        nearest = min(self._classes, key=lambda each: (abs(each - number), each))
-        latest = self._classes[nearest]
-        return sorted(latest)[len(latest) // 4]
+        known = self._known.get(number)
+        if known is None:
+            nearest = min(self._classes, key=lambda each: (abs(each - number), each))
+            latest = self._classes[nearest]
+            known = self._known[number] = sorted(latest)[len(latest) // 4]
+        return known
 
 
 class Costs:

@@ -83,6 +83,29 @@ def test_a_link_forgets() -> None:
     assert link.seconds(1000) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("factor", [0.25, 4.0])
+def test_a_link_that_has_changed_is_known_after_four_jobs(factor: float) -> None:
+    """Whichever way, and though 32 samples count else."""
+    link = LinkCost()
+    for number in range(40):
+        link.add(1000 + 1000 * (number % 4), 1.0 + number % 4, float(number))
+    assert link.seconds(1000) == pytest.approx(1.0)
+    for _ in range(3):
+        link.add(2000, 2.0 * factor)
+        assert link.seconds(1000) == pytest.approx(1.0)
+    link.add(4000, 4.0 * factor, 50.0)
+    assert link.seconds(1000) == pytest.approx(1.0 * factor)
+    assert link.measured_at == 50.0
+    link.check_invariants()
+
+
+def test_jobs_that_take_long_now_and_then_change_nothing() -> None:
+    link = LinkCost()
+    for number in range(200):
+        link.add(1000 + 1000 * (number % 4), (1.0 + number % 4) * (9.0 if number % 4 == 3 else 1.0))
+        assert number < 8 or link.seconds(1000) == pytest.approx(1.0)
+
+
 def test_nothing_is_known_at_first() -> None:
     link = LinkCost()
     link.add(0, 5.0)
@@ -107,6 +130,14 @@ def test_where_nothing_was_measured_the_nearest_depth_counts(timed: Timed) -> No
     timed.compute(1000, 70_000, 8.0)
     assert timed.prefill.seconds(100_000, 101_000) == pytest.approx(8.0)
     assert timed.prefill.seconds(1024, 2024) == pytest.approx(1.0)
+
+
+def test_what_was_said_of_a_depth_is_said_anew_after_a_step(timed: Timed) -> None:
+    timed.compute(1000, 500, 1.0)
+    assert timed.prefill.seconds(0, 1000) == pytest.approx(1.0)
+    for _ in range(32):
+        timed.compute(1000, 500, 3.0)
+    assert timed.prefill.seconds(0, 1000) == pytest.approx(3.0)
 
 
 def test_idle_time_behind_some_steps_does_not_count(timed: Timed) -> None:
