@@ -13,6 +13,7 @@ from evictor import available_policies
 from offload.errors import ConfigError
 from offload.fleet_config import FLEET_KEYS, NO_FLEET, FleetConfig, Role
 from offload.pool_config import SharedMemoryConfig, read_pool
+from offload.restore_config import RestoreWhen
 from offload.settings import GIB
 from offload.tier_config import DiskConfig, TierConfig, read_tiers
 
@@ -49,6 +50,8 @@ class OffloadConfig:
         pool: where its memory lies; None: in private memory, which ends with the engine. See ``pool_config``.
         fetch_gpu_share: the part of the GPU's blocks, 0 to 1, that restores may hold while a tier still
             brings what they wait for; others begin once it is in the pool.
+        restore: when what the pool has is brought back: "always"; "auto" where that is over sooner than
+            computing it, by what is measured; or "never". See ``scheduler.choice``.
         fleet: engines that hand KV to each other. Its keys stand among the others; see ``fleet_config``.
 
     Raises:
@@ -66,6 +69,7 @@ class OffloadConfig:
     operator_socket: str | None = None
     pool: SharedMemoryConfig | None = None
     fetch_gpu_share: float = 0.1
+    restore: RestoreWhen = RestoreWhen.ALWAYS
     fleet: FleetConfig = NO_FLEET
 
     def __post_init__(self) -> None:
@@ -88,6 +92,15 @@ class OffloadConfig:
             names = ", ".join(Verify)
             raise ConfigError(f"verify_loads is {self.verify_loads!r}; use one of: {names}")
         object.__setattr__(self, "verify_loads", Verify(self.verify_loads))
+        if self.restore not in tuple(RestoreWhen):
+            names = ", ".join(RestoreWhen)
+            raise ConfigError(f"restore is {self.restore!r}; use one of: {names}")
+        object.__setattr__(self, "restore", RestoreWhen(self.restore))
+        if self.restore is RestoreWhen.NEVER and self.fleet.role is Role.DECODE:
+            raise ConfigError(
+                f"restore is {self.restore.value!r} and role is {self.fleet.role.value!r}: it would compute "
+                f"every prompt again; leave out one of them"
+            )
         object.__setattr__(self, "tiers", read_tiers(self.tiers))
         object.__setattr__(self, "pool", read_pool(self.pool))
         _check_share("hinted_share", self.hinted_share, "the pool", 0.25)
@@ -113,6 +126,12 @@ class OffloadConfig:
         has_siblings = self.pool is not None and self.pool.siblings
         has_store = any(not isinstance(tier, DiskConfig) for tier in self.tiers)
         return self.fleet.role is Role.DECODE and not (self.fleet.peers or has_store or has_siblings)
+
+    @property
+    def restore_when(self) -> RestoreWhen:
+        """When it restores. What others have prefilled for it is never computed again by choice."""
+        is_learned = self.restore is RestoreWhen.AUTO and self.fleet.role is not Role.DECODE
+        return self.restore if is_learned or self.restore is RestoreWhen.NEVER else RestoreWhen.ALWAYS
 
     @property
     def cpu_bytes(self) -> int:

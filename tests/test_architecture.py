@@ -55,12 +55,15 @@ STATEFUL = {
     "offload.scheduler.other_sizes.OtherSizes",
     "offload.scheduler.carryover.Carryover",
     "offload.scheduler.checkpoints.Checkpoints",
+    "offload.scheduler.choices.Choices",
     "offload.scheduler.hand_offs.HandOffs",
     "offload.scheduler.holds.Holds",
     "offload.scheduler.jobs.JobLedger",
     "offload.scheduler.leases.Leases",
     "offload.scheduler.lookout.Lookout",
     "offload.scheduler.patience.Patience",
+    "offload.scheduler.queues.GpuQueue",
+    "offload.scheduler.queues.LinkQueue",
     "offload.scheduler.restore_index.RestoreIndex",
     "offload.scheduler.restores.Restores",
     "offload.scheduler.side.SchedulerSide",
@@ -161,6 +164,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.storable.Storable",  # it has no state
     "offload.scheduler.store.Store",  # by Stores
     "offload.scheduler.costs.Costs",  # by what it is made of
+    "offload.scheduler.queues.Longest",  # by Choices
     "offload.scheduler.tiers.fetch.Batch",  # by Fetches
     "offload.scheduler.tiers.fetch.Fetch",  # by Fetches
     "offload.scheduler.tiers.peer_wish.PeerWish",  # by PeerFetches

@@ -77,8 +77,8 @@ class ReplaySettings:
     `timer` gives the nanoseconds of this machine that scheduler time is measured in. They are elapsed ones,
     or with `time.thread_time_ns` those that the scheduler's thread had a processor. ``watch``: measure the
     connector's calls as well, which makes a step longer by some microseconds. ``eviction_policy`` and
-    ``store_decode_blocks`` are those of our connector. ``groups`` and ``retention`` are as in
-    ``VirtualSettings``; hashes are of blocks of ``hash_tokens``. Without ``inner_checkpoints`` ours stores
+    ``store_decode_blocks`` are those of our connector, as is ``restore``. ``groups`` and ``retention`` are as
+    in ``VirtualSettings``; hashes are of blocks of ``hash_tokens``. Without ``inner_checkpoints`` ours stores
     checkpoints where prompts end and part, and nowhere else. ``places`` are below our pool.
     The engine and its scheduler go by ``clock``; None: the engine by one of its own, the scheduler by that
     of this machine.
@@ -100,6 +100,7 @@ class ReplaySettings:
     retention: int | None = 0
     inner_checkpoints: bool = True
     places: tuple[Place, ...] = ()
+    restore: str = "always"
     clock: VirtualClock | None = None
 
 
@@ -317,6 +318,7 @@ def _virtual(settings: ReplaySettings) -> VirtualSettings:
         native_options={"eviction_policy": policy or "lru", "offload_prompt_only": True},
         log_stats=True,
         places=settings.places,
+        restore=settings.restore,
     )
 
 

@@ -1,7 +1,7 @@
 """Is an engine with us at least as fast as one without, whatever the link and the GPU?
 
     python -m benchmarks.never_slower [--links 0.5,2,8,25,50] [--prefills 2000,10000,50000] \\
-        [--workloads agents,...] [--modes never,always] [--seeds 5] [--requests 240] [--json FILE]
+        [--workloads agents,...] [--modes never,always,auto] [--seeds 5] [--requests 240] [--json FILE]
 
 vLLM's real scheduler with our connector, on a virtual clock of tokens computed and bytes moved: a step takes
 10 ms, and its tokens by the speed of prefill. A token that has 32,768 tokens before it takes twice as long as
@@ -17,7 +17,8 @@ Users ask, wait for the answer, and ask again. After the first minute of the clo
 - agents: 24 sessions over a prompt of 4,096 tokens, which grow by 200 to 2,000 tokens with each of 8 to 24
   turns. Between turns the tool runs for 4 seconds, in the mean.
 
-Modes: `never` is an engine without connector; `always` restores whatever the pool has.
+Modes: `never` is an engine without connector; `always` restores whatever the pool has; `auto`
+decides for each restore.
 
 Per cell and mode, over all seeds: tokens of prompts and answers per second (geometric mean), the 99th
 percentile of the time to the first token (of all requests together), and the part of prompts that was loaded.
@@ -40,12 +41,12 @@ import numpy as np
 from benchmarks.common import report
 from benchmarks.common.arguments import add_numbers, one_of, parser_of, settings_of
 from benchmarks.common.tables import Column, table
-from benchmarks.never_slower.replay import ALWAYS, NEVER, Machine, Outcome, replay
+from benchmarks.never_slower.replay import ALWAYS, AUTO, NEVER, Machine, Outcome, replay
 from benchmarks.never_slower.users import KINDS
 
 __all__ = ["main"]
 
-MODES = (NEVER, ALWAYS)
+MODES = (NEVER, ALWAYS, AUTO)
 Row = dict[str, Any]
 _COLUMNS = (
     Column("workload", "workload"),

@@ -12,7 +12,7 @@ from benchmarks.engine_replay import ReplayEngine, ReplaySettings, TimeModel
 from benchmarks.never_slower.users import BLOCK, Kind, Turn
 from offload.testing.copiers.paced import VirtualClock
 
-__all__ = ["ALWAYS", "NEVER", "Machine", "Outcome", "replay"]
+__all__ = ["ALWAYS", "AUTO", "NEVER", "Machine", "Outcome", "replay"]
 
 TOKEN_BYTES = 128 << 10
 DOUBLE_AT = 32_768
@@ -21,7 +21,7 @@ STEP_SECONDS = 0.010
 CHUNK = 2_048
 WARM_SECONDS = 60.0
 
-NEVER, ALWAYS = "never", "always"
+NEVER, ALWAYS, AUTO = "never", "always", "auto"
 
 _FIRST_PART = 16 * 16 // BLOCK  # 32 MiB
 _MOST_IDLE_STEPS = 1_000_000
@@ -78,6 +78,7 @@ def replay(mode: str, kind: Kind, machine: Machine, num_requests: int, seed: int
             chunk=CHUNK,
             max_model_len=kind.longest,
             watch=False,
+            restore=ALWAYS if mode == NEVER else mode,
             time=TimeModel(
                 step_seconds=STEP_SECONDS,
                 tokens_per_second=machine.tokens_per_second,

@@ -29,6 +29,9 @@ METRICS = (
     MetricSpec("local_tokens", True, "Of these, tokens whose KV the GPU had."),
     MetricSpec("restored_requests", True, "Requests that were given KV from the CPU pool."),
     MetricSpec("restored_tokens", True, "Tokens whose KV came from the CPU pool instead of a prefill."),
+    MetricSpec(
+        "restore_choices", True, "Requests by what was made of what the pool had for them.", label=REASON
+    ),
     MetricSpec("loaded_bytes", True, "Bytes copied from the CPU pool to the GPU, all ranks."),
     MetricSpec("stored_bytes", True, "Bytes copied from the GPU to the CPU pool, all ranks."),
     MetricSpec("evicted_blocks", True, "Blocks evicted from the CPU pool for new ones."),

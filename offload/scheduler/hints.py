@@ -29,7 +29,7 @@ class RequestHints:
 
     Attributes:
         store: keep this request's KV in the pool.
-        load: restore KV from the pool for this request.
+        load: restore KV from the pool for this request: True whatever it costs, None where that is sooner.
         priority: "low" is evicted before "normal", "high" after it.
         ttl_seconds: its KV is evicted first once it has not been used for that long; None: no such time.
         keep: False: its KV takes only free or expired space and is evicted first, whatever else it asks for.
@@ -39,7 +39,7 @@ class RequestHints:
     """
 
     store: bool = True
-    load: bool = True
+    load: bool | None = None
     priority: str = "normal"
     ttl_seconds: float | None = None
     keep: bool = True
@@ -49,7 +49,7 @@ class RequestHints:
 
     def may_load(self, block_size: int) -> bool:
         """Whether a block of that many tokens may be restored for the request."""
-        return self.load and (self.max_load_tokens is None or self.max_load_tokens >= block_size)
+        return self.load is not False and (self.max_load_tokens is None or self.max_load_tokens >= block_size)
 
     def may_store(self, block_size: int) -> bool:
         """Whether a block of that many tokens may be stored of the request."""

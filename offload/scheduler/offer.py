@@ -20,6 +20,9 @@ class Why(StrEnum):
     REFUSED = "the scheduler keeps the blocks that a restore would take"
     PAUSED = "restores are paused after faults"
     STUCK = "restores that hang hold too many GPU blocks"
+    COMPUTED = "computing it is over sooner than loading it"
+    PART = "a part of it is loaded, and the rest is computed sooner"
+    OFF = "the configuration restores nothing"
 
 
 class Offer(NamedTuple):

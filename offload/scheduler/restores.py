@@ -1,15 +1,16 @@
 """Restores: loads under way for requests that wait for them, and what others may make of them."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from offload.messages import LOAD, Order, Part
+from offload.restore_config import RestoreWhen
 from offload.scheduler import amounts
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.carryover import Carryover
+from offload.scheduler.choices import Choices
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, State, Step
 from offload.scheduler.flow import Job, Progress
@@ -17,6 +18,7 @@ from offload.scheduler.hints import RequestHints
 from offload.scheduler.hits import Hits
 from offload.scheduler.offer import COMING, NOTHING, Offer, Why
 from offload.scheduler.restore import LoadPart, Restore
+from offload.scheduler.restore_checks import check_restores
 from offload.scheduler.restore_index import RestoreIndex
 from offload.scheduler.waiting import Waiting
 
@@ -52,11 +54,12 @@ class Restores:
 
     route = LOAD
 
-    def __init__(self, common: Common, *, first_part: int, step_tokens: int) -> None:
+    def __init__(self, common: Common, when: RestoreWhen, *, first_part: int, step_tokens: int) -> None:
         """Begin with none.
 
         Args:
             common: what all flows work with.
+            when: restores are made.
             first_part: blocks in the first part of a restore.
             step_tokens: tokens that a step computes at most.
         """
@@ -64,6 +67,7 @@ class Restores:
         self.first_part = first_part
         self._common = common
         self._metrics = common.metrics
+        self.choices = Choices(common, when)
         self._allocator = common.allocator
         self._ledger = common.ledger
         self._engine = common.engine
@@ -91,6 +95,8 @@ class Restores:
 
         None: ask. ``num_local``: leading tokens that the GPU has.
         """
+        if self.choices.is_off:
+            return NOTHING[Why.OFF]
         if request.request_id in self._failed:
             return COMING if self._waiting.must_let_pass(request) else NOTHING[Why.FAILED]
         if request.request_id == self._waiting.refused:
@@ -111,16 +117,16 @@ class Restores:
 
         ``coming``: leading positions that are resident, or on their way and may be followed.
         """
-        num_tokens = self._hits.num_tokens(request, num_local, hints.max_load_tokens, coming)
-        if not num_tokens:
-            return NOTHING[Why.ABSENT]
-        num_blocks = num_tokens // self._block_size * self._groups.columns + self._groups.bag_slots
+        offer = self._chosen(request, num_local, hints, coming)
+        if not offer.tokens:
+            return offer
+        num_blocks = offer.tokens // self._block_size * self._groups.columns + self._groups.bag_slots
         if not amounts.may_load(self._engine.num_blocks, self.num_stuck, num_blocks):
             return NOTHING[Why.STUCK]
         if self._waiting.need(request.request_id, num_blocks):
             return COMING
         self._waiting.offered(request.request_id)
-        return Offer(num_tokens, Why.RESIDENT)
+        return offer
 
     def follow(self, request: Request, position: int) -> bool:
         """Have the request wait for the restore that brings the block at that position of its chain.
@@ -173,6 +179,7 @@ class Restores:
         """That request is over: it waits for nothing, and nobody for it."""
         self._followed.pop(request.request_id, None)
         self._failed.discard(request.request_id)
+        self.choices.finish(request.request_id)
         self.went_on(request.request_id)
         return []
 
@@ -214,6 +221,8 @@ class Restores:
         self._index.add(restore)
         self._is_filling[block_ids] = True
         self.breaker.began(restore.restore_id)
+        if not restore.follows:
+            self.choices.queue.begin(len(block_ids) * self._common.block_bytes)
         named = [Part(job.job_id, *part) for job, part in zip(jobs, parts, strict=True)]
         fills = self._common.filled_by[slots] if fits else np.full(len(slots), _BY_NOBODY)
         return Order(self.route, named, slots, block_ids, fills, request_id)
@@ -254,6 +263,8 @@ class Restores:
         to is held until it has ended.
         """
         restore, start, stop = job.task
+        if not restore.follows and (progress.gave_up or (progress.ended and not job.given_up)):
+            self.choices.queue.end(job.num_blocks * self._common.block_bytes)
         if progress.ended:
             restore.end_part(start, start + job.num_good)
             restore.is_sound &= job.is_sound or restore.is_lost  # others may have the slots by now
@@ -292,41 +303,7 @@ class Restores:
 
     def check_invariants(self) -> None:
         """Index, parts and filling blocks are those of the restores in flight."""
-        parts = Counter(job.task.restore.restore_id for job in self._ledger.of(self))
-        in_flight = parts.keys()
-        assert in_flight == self._restores.keys(), f"{in_flight} load, {list(self._restores)} have not ended"
-        for restore in self:
-            num_parts = parts[restore.restore_id]
-            assert num_parts == restore.parts_left, f"{num_parts} parts in flight, {restore} says otherwise"
-        given_up = [job for job in self._ledger.of(self) if job.given_up]
-        stuck = sum(job.num_blocks for job in given_up)
-        assert stuck == self.num_stuck, f"{stuck} blocks stuck, {self.num_stuck} counted"
-        holding = [job for job in self._ledger.of(self) if job.blocks]
-        assert all(job.given_up for job in holding), f"{holding} hold blocks"
-        awaited = [restore for restore in self if not (restore.is_void or restore.is_cancelled)]
-        self._index.check_invariants(awaited)
-        filling = {each for restore in self if not restore.was_stuck for each in restore.block_ids.tolist()}
-        assert set(np.flatnonzero(self._is_filling).tolist()) == filling, f"{filling} are being filled"
-        for request_id, (restore, depth) in self._followed.items():
-            assert restore.followers[request_id] == depth, (
-                f"{request_id} does not follow {restore} to {depth}"
-            )
-        self.carryover.check_invariants()
-        restoring = {
-            each.request.request_id for each in self if not (each.was_stuck or each.request.is_finished())
-        }
-        unknown = (restoring | self._landed.keys()) - self._waiting.names
-        assert not unknown, f"{unknown} are restored, and are not known to wait"
-        self._waiting.check_invariants()
-        self._arrivals.check_invariants(list(self))
-        for request_id, restore in self._landed.items():
-            assert restore.request.request_id == request_id, f"{restore} is filed under {request_id}"
-            assert not restore.parts_left and not restore.is_cancelled, f"{restore} has not landed"
-            assert not (restore.is_void or restore.request.is_finished()), f"nobody may wait for {restore}"
-        void = {each.request.request_id for each in self if each.is_void and not each.request.is_finished()}
-        assert void <= self._failed, f"restores of {void} are void, and these may have another"
-        for restore in self:
-            assert restore.depths == sorted(set(restore.followers.values())), f"{restore} has other depths"
+        check_restores(self)
 
     def left_over(self) -> dict[str, object]:
         """What has not ended, by name. For tests."""
@@ -334,10 +311,27 @@ class Restores:
             "restores": list(self),
             "restores to hand over": list(self._landed),
             **self._waiting.left_over(),
+            "requests that are chosen for": self.choices.left_over(),
             "requests that follow": list(self._followed),
             "requests whose restores failed": list(self._failed),
             "pins and drops": len(self.carryover),
         }
+
+    def _chosen(self, request: Request, num_local: int, hints: RequestHints, coming: int) -> Offer:
+        """What of it is to be restored, by what that costs. A part ends at a checkpoint if there are any."""
+        num_tokens = self._hits.num_tokens(request, num_local, hints.max_load_tokens, coming)
+        if not num_tokens:
+            return NOTHING[Why.ABSENT]
+        stop = num_local + num_tokens
+        chosen = self.choices.make(request, num_local, stop, is_wanted=bool(hints.load), is_coming=coming > 0)
+        if chosen >= stop:
+            return Offer(num_tokens, Why.RESIDENT)
+        most = chosen - num_local
+        num_tokens = self._hits.num_tokens(request, num_local, most) if most > 0 else 0
+        if num_tokens:
+            return Offer(num_tokens, Why.PART)
+        self.choices.dismissed(request.request_id)
+        return NOTHING[Why.COMPUTED]
 
     def _drop(self, restore: Restore, index: int) -> None:
         """The bytes for block ``index`` of it are bad."""

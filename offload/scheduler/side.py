@@ -119,9 +119,8 @@ class SchedulerSide:
         self.adapters = Adapters(self.allocator, engine)
         self.askers = Askers(self.metrics)
         self.stores = Stores(common, self.adapters, config, step_tokens=step_tokens)
-        self.restores = Restores(
-            common, first_part=amounts.first_part_blocks(block_bytes // num_ranks), step_tokens=step_tokens
-        )
+        first_part = amounts.first_part_blocks(block_bytes // num_ranks)
+        self.restores = Restores(common, config.restore_when, first_part=first_part, step_tokens=step_tokens)
         self.aside = Aside(common, step_tokens)
         self.flows: list[Flow[Any]] = [self.restores, self.stores]
         self._sources: list[Source] = []
@@ -156,7 +155,8 @@ class SchedulerSide:
         self._name_weights(is_last=False)
         self.aside.arrived(request)
         self.stores.hand_offs.arrived(request)
-        if len(self._sources) > 1 and self.adapters.may_load(request):
+        self.restores.choices.arrived(request)
+        if len(self._sources) > 1 and not self.restores.choices.is_off and self.adapters.may_load(request):
             hints = self._hints_of(request)
             if hints.may_load(self.block_size):
                 for source in self._sources:
@@ -193,6 +193,7 @@ class SchedulerSide:
         has_waited = self.restores.went_on(request_id)
         num_local = self._local_tokens.pop(request_id, 0)
         self.aside.admitted(request, num_local, num_external, has_waited=has_waited)
+        self.restores.choices.admitted(request, num_local, num_external)
         self.stores.holds.was_given(request, num_local, num_external)
         may_store = self.adapters.may_store(request, num_local // self.block_size)
         if request_id in self._admitted:

@@ -123,6 +123,20 @@ AREAS = {
             "tests/virtual/test_event_tokens.py",
         ],
     ),
+    "choices": Area(
+        [
+            "offload.scheduler.choice",
+            "offload.scheduler.choices",
+            "offload.scheduler.costs",
+            "offload.scheduler.queues",
+        ],
+        [
+            "tests/offload/scheduler/test_choice.py",
+            "tests/offload/scheduler/test_choices.py",
+            "tests/offload/scheduler/test_costs.py",
+            "tests/offload/scheduler/test_queues.py",
+        ],
+    ),
     "ledger": Area(["offload.scheduler.jobs"], ["tests/offload/scheduler/test_jobs_machine.py"]),
     "amounts": Area(["offload.scheduler.amounts"], ["tests/offload/scheduler/test_amounts.py"]),
     "hints": Area(

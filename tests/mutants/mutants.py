@@ -43,6 +43,10 @@ _BAG_BLOCKS = "offload.vllm.kv_events:_BagBlocks"
 _WAITING = "offload.scheduler.waiting:Waiting"
 _INDEX_OF_EVENTS = "offload.proxy.kv_index:EngineIndex"
 _STREAM_OF_EVENTS = "offload.proxy.kv_streams:_Stream"
+_CHOOSE = "offload.scheduler.choice:choose"
+_CHOICES = "offload.scheduler.choices:Choices"
+_GPU_QUEUE = "offload.scheduler.queues:GpuQueue"
+_LINK_QUEUE = "offload.scheduler.queues:LinkQueue"
 
 _ROWS = [
     # area, function, old text, new text
@@ -311,6 +315,17 @@ _ROWS = [
     ("kv_streams", f"{_STREAM_OF_EVENTS}._catch_up", "self.index.clear(is_whole=False)", "pass"),
     ("kv_streams", f"{_STREAM_OF_EVENTS}._take_again", "if number > self._last + 1:", "if False:"),
     ("kv_streams", f"{_STREAM_OF_EVENTS}._apply", "self.index.clear(is_whole=True)", "pass"),
+    ("choices", _CHOOSE, "own_load < own_compute", "True"),
+    ("choices", _CHOOSE, "prospect.queue + own_load + rest", "own_load + rest"),
+    ("choices", _CHOOSE, "min(prospect.backlog, prospect.patience)", "prospect.backlog"),
+    ("choices", _CHOOSE, "load <= compute + spare", "load <= compute"),
+    ("choices", f"{_CHOICES}.admitted", "(choice.verdict is Verdict.COMPUTED) != bool(num_external)", "True"),
+    ("choices", f"{_CHOICES}._tried", "max(self._tried_at, self._link.measured_at)", "self._tried_at"),
+    ("choices", f"{_GPU_QUEUE}.backlog", "0 if own is None else own.num_tokens", "0"),
+    ("choices", f"{_GPU_QUEUE}._leave", "self._num_tokens -= waiter.num_tokens", "pass"),
+    ("choices", f"{_LINK_QUEUE}.begin", "self._num_bytes += num_bytes", "pass"),
+    ("choices", f"{_LINK_QUEUE}.end", "self._num_bytes -= num_bytes", "pass"),
+    ("choices", "offload.scheduler.costs:LinkCost.add", "self._forget()", "pass"),
 ]
 
 MUTANTS = {area: [Edit(*row[1:]) for row in rows] for area, rows in groupby(_ROWS, key=lambda row: row[0])}

@@ -11,6 +11,7 @@ import pytest
 from offload import ConfigError, OffloadConfig
 from offload import config as config_module
 from offload.config import check_record_trace, unwritable
+from offload.restore_config import RestoreWhen
 from offload.settings import GIB
 from offload.worker.pool.host_limits import check_host_memory, host_memory_bytes
 
@@ -81,6 +82,10 @@ POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
         ({"cpu_gib": 8, "hinted_share": "0.5"}, "hinted_share", "'0.5'", "a part of the pool from 0 to 1"),
         ({"cpu_gib": 8, "fetch_gpu_share": 2}, "fetch_gpu_share", "2", "a part of the GPU's blocks from 0"),
         ({"cpu_gib": 8, "fetch_gpu_share": "1"}, "fetch_gpu_share", "'1'", "a part of the GPU's blocks from"),
+        ({"cpu_gib": 8, "restore": "Auto"}, "restore", "'Auto'", "use one of: auto, always, never"),
+        ({"cpu_gib": 8, "restore": False}, "restore", "False", "use one of: auto, always, never"),
+        ({"cpu_gib": 8, "restore": {}}, "restore", "{}", "use one of: auto, always, never"),
+        ({"cpu_gib": 8, "restore": "never", "role": "decode"}, "restore", "'never'", "leave out one of them"),
         ({"cpu_gib": 8, "record_trace": True}, "record_trace", "True", "name a file to write"),
         ({"cpu_gib": 8, "record_trace": 3}, "record_trace", "3", "name a file to write"),
         ({"cpu_gib": 8, "record_trace": ""}, "record_trace", "''", "name a file to write"),
@@ -108,6 +113,7 @@ def test_defaults() -> None:
     assert config.hinted_share == 0.25
     assert config.fetch_gpu_share == 0.1
     assert config.huge_pages is False
+    assert config.restore is RestoreWhen.ALWAYS
 
 
 @pytest.mark.parametrize("share", [0, 0.0, 0.3, 1])
@@ -124,9 +130,27 @@ def test_all_settings_are_read() -> None:
         "fetch_gpu_share": 0,
         "record_trace": "trace.jsonl",
         "huge_pages": True,
+        "restore": "auto",
     }
     config = OffloadConfig.from_mapping(settings)
     assert {key: getattr(config, key) for key in settings} == settings
+
+
+@pytest.mark.parametrize(
+    ("restore", "role", "when"),
+    [
+        ("auto", "both", RestoreWhen.AUTO),
+        ("auto", "prefill", RestoreWhen.AUTO),
+        ("auto", "decode", RestoreWhen.ALWAYS),
+        ("always", "decode", RestoreWhen.ALWAYS),
+        ("always", "both", RestoreWhen.ALWAYS),
+        ("never", "both", RestoreWhen.NEVER),
+        ("never", "prefill", RestoreWhen.NEVER),
+    ],
+)
+def test_what_others_prefilled_for_it_is_restored_always(restore: str, role: str, when: RestoreWhen) -> None:
+    settings = {"cpu_gib": 8, "restore": restore, "role": role, "listen": "127.0.0.1:7100"}
+    assert OffloadConfig.from_mapping(settings).restore_when is when
 
 
 @pytest.mark.parametrize(("given", "stored"), [(True, True), (False, False), ("auto", None)])

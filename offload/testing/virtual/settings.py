@@ -96,6 +96,7 @@ class VirtualSettings:
         native_options: more of the native connector's ``kv_connector_extra_config``.
         eviction_policy: as in the connector's configuration.
         fetch_gpu_share: the same.
+        restore: the same.
         fleet: what the connector's configuration says of hand-offs.
         network: over which peers meet; None: that of the machine.
         peer_limits: what bounds fetches from peers.
@@ -146,6 +147,7 @@ class VirtualSettings:
     native_options: Mapping[str, Any] = field(default_factory=dict)
     eviction_policy: str = DEFAULT_POLICY
     fetch_gpu_share: float = 0.1
+    restore: str = "always"
     fleet: Mapping[str, Any] = field(default_factory=dict)
     network: VirtualNetwork | None = None
     peer_limits: TierLimits = TierLimits(least_tokens=1)  # noqa: RUF009 (immutable)
@@ -364,6 +366,7 @@ def _transfer_config(settings: VirtualSettings) -> dict[str, Any] | None:
             "record_trace": settings.record_trace,
             "eviction_policy": settings.eviction_policy,
             "fetch_gpu_share": settings.fetch_gpu_share,
+            "restore": settings.restore,
             **settings.fleet,
         }
         if settings.region is not None:

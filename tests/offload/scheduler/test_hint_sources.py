@@ -28,7 +28,7 @@ class TestXargs:
     @pytest.mark.parametrize(
         ("xargs", "expected"),
         [
-            ({"cpu_offload_store": 0, "cpu_offload_load": 1}, RequestHints(store=False)),
+            ({"cpu_offload_store": 0, "cpu_offload_load": 1}, RequestHints(store=False, load=True)),
             ({"cpu_offload_store": 1, "cpu_offload_load": 0}, RequestHints(load=False)),
             ({"cpu_offload_keep": 0}, RequestHints(keep=False)),
             ({"cpu_offload_keep": False, "cpu_offload_store": True}, RequestHints(keep=False)),

@@ -45,7 +45,7 @@ def quoted(value: object) -> str:
         ({"cpu_offload_store": False}, RequestHints(store=False)),
         ({"cpu_offload_load": False}, RequestHints(load=False)),
         ({"cpu_offload_load": False, "cpu_offload_store": False}, RequestHints(store=False, load=False)),
-        ({"cpu_offload_load": True, "cpu_offload_store": True}, RequestHints()),
+        ({"cpu_offload_load": True, "cpu_offload_store": True}, RequestHints(load=True)),
         ({"cpu_offload_priority": "low"}, RequestHints(priority="low")),
         ({"cpu_offload_priority": "normal", "cpu_offload_keep": True}, RequestHints()),
         (
@@ -234,7 +234,7 @@ def test_a_misspelt_key_is_found_among_others(num_before: int, caplog: pytest.Lo
     before = {f"other {index}": 0 for index in range(num_before)}
     params = {"cpu_offload_load": True, **before, "cpu_offload_stor": False, "cpu_offload_keeep": False}
     for _ in range(2):
-        assert read_hints(params) == RequestHints()
+        assert read_hints(params) == RequestHints(load=True)
     (record,) = caplog.records
     assert "'cpu_offload_stor' is unknown" in record.getMessage()
 

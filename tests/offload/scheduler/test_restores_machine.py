@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from allocator import CpuOffloadingBlockAllocator
 from offload.observe.metrics import Metrics
+from offload.restore_config import RestoreWhen
 from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.common import Common
 from offload.scheduler.costs import Costs
@@ -56,7 +57,7 @@ class RestoresMachine(RuleBasedStateMachine):
             Costs(lambda: 0.0),
             SlotTokens(fills, 1),
         )
-        self.restores = Restores(common, first_part=first_part, step_tokens=64)
+        self.restores = Restores(common, RestoreWhen.ALWAYS, first_part=first_part, step_tokens=64)
         self.breaker = self.restores.breaker
         self.restores.shared_at_once, self.restores.carryover.step_work = at_once, work
         self.restores.tidy()
@@ -264,6 +265,7 @@ def test_a_request_whose_restore_fell_short_is_offered_no_more_and_is_forgotten(
     assert machine.restores.early_offer(other, 0) is None
     assert machine.restores.offer(other, 0, RequestHints()) == Offer(LENGTH, Why.RESIDENT)
     machine._go(request)
+    machine.restores.finish(other)
     assert not any(machine.restores.left_over().values())
 
 

@@ -1,0 +1,150 @@
+"""Choices: what is made of each restore that the pool could serve, and what was made of them."""
+
+from math import inf
+
+from offload.messages import LOAD, STORE
+from offload.restore_config import RestoreWhen
+from offload.scheduler.choice import Choice, Prospect, Verdict, choose
+from offload.scheduler.common import Common
+from offload.scheduler.costs import LinkCost
+from offload.scheduler.engine import Request
+from offload.scheduler.queues import GpuQueue, LinkQueue, Longest
+
+TRY_SECONDS = 15.0
+"""If the link was not measured for that long, a little is loaded though all of it is computed."""
+_LATEST_TRY_SECONDS = 45.0
+"""Then also of a request that others have kept waiting."""
+_NEXT_TRY_SECONDS = 1.0
+"""If the latest try was far faster than was expected."""
+_TRIED_SECONDS = 0.05
+"""What that may take, by what is known: a three hundredth of the time."""
+_SIZES = (1, 4)
+"""So many times that in turns: jobs of one size do not tell what a job costs from what a byte costs."""
+_PATIENCE = 0.4
+"""As a part of the longest that a request was to take of late: so much longer may one take for others."""
+
+
+class Choices:
+    """Decides about restores of one engine, and remembers what it decides with.
+
+    Where the configuration decides, nothing is remembered but the verdict, until it is counted.
+    """
+
+    def __init__(self, common: Common, when: RestoreWhen) -> None:
+        """``when``: the configuration's."""
+        self._common = common
+        self._when = when
+        self._link = common.costs.link(LOAD)
+        self._stores = common.costs.link(STORE)
+        self.queue = LinkQueue(self._link, common.clock)
+        self._gpu = GpuQueue(common.costs.prefill, common.clock)
+        self._longest = Longest(common.clock)
+        self._made: dict[str, Choice] = {}  # of requests that wait, the latest
+        self._tried_at = -inf
+        self._num_tries = 0
+
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is restored."""
+        return self._when is RestoreWhen.NEVER
+
+    def arrived(self, request: Request) -> None:
+        """It waits for its turn."""
+        if self._when is RestoreWhen.AUTO:
+            self._gpu.arrived(request)
+
+    def make(self, request: Request, first: int, stop: int, *, is_wanted: bool, is_coming: bool) -> int:
+        """Up to which token a restore is made for that request; ``first``: none is.
+
+        Args:
+            request: who asks.
+            first: leading tokens that the GPU has.
+            stop: that there could be.
+            is_wanted: its client wants all of it.
+            is_coming: some of it is on its way from below the pool.
+        """
+        if self._when is RestoreWhen.ALWAYS:
+            choice = Choice(stop, Verdict.ALWAYS)
+        elif is_wanted:
+            choice = Choice(stop, Verdict.ASKED)
+        elif is_coming:
+            choice = Choice(stop, Verdict.FETCHED)
+        else:
+            choice = self._choose(request, first, stop)
+        self._made[request.request_id] = choice
+        return choice.stop
+
+    def dismissed(self, request_id: str) -> None:
+        """What was chosen for that request comes to nothing: no checkpoint is so near."""
+        self._made[request_id] = self._made[request_id]._replace(verdict=Verdict.COMPUTED)
+
+    def admitted(self, request: Request, num_local: int, num_external: int) -> None:
+        """It has blocks: so many tokens behind those that the GPU has are restored, or it goes on."""
+        choice = self._made.pop(request.request_id, None)
+        if choice is not None and (choice.verdict is Verdict.COMPUTED) != bool(num_external):
+            self._common.metrics.count("restore_choices", 1, choice.verdict)
+            if choice.verdict is Verdict.TRIED:
+                self._tried_at = self._common.clock()
+                self._num_tries += 1
+        if self._when is RestoreWhen.AUTO:
+            self._gpu.admitted(request, num_local + num_external)
+            if not num_external:
+                self._gpu.goes_on(request)
+
+    def finish(self, request_id: str) -> None:
+        """It is over."""
+        self._made.pop(request_id, None)
+        self._gpu.finish(request_id)
+
+    def check_invariants(self) -> None:
+        """What waits was summed up, and nobody took less than no time."""
+        self._gpu.check_invariants()
+        assert self._longest.seconds >= 0, f"the longest request took {self._longest.seconds} s"
+        assert self._when is RestoreWhen.AUTO or not self._gpu.left_over(), (
+            f"{self._gpu.left_over()} are known"
+        )
+
+    def left_over(self) -> list[str]:
+        """Who has not ended. For tests."""
+        return [*self._gpu.left_over(), *self._made]
+
+    # Private
+
+    def _choose(self, request: Request, first: int, stop: int) -> Choice:
+        common = self._common
+        waited = self._gpu.waited(request.request_id)
+        groups, size = common.engine.groups, common.block_size
+        prospect = Prospect(
+            first,
+            stop,
+            request.num_tokens,
+            groups.columns * common.block_bytes / size,
+            groups.bag_slots * common.block_bytes,
+            self.queue.seconds,
+            self._gpu.backlog(request.request_id),
+            _PATIENCE * self._longest.seconds - waited,
+        )
+        choice = choose(common.costs.prefill, self._known_link, prospect)
+        self._longest.note(waited + choice.compute_seconds)
+        if choice.verdict is Verdict.COMPUTED:
+            choice = self._tried(choice, prospect)
+        return choice._replace(stop=choice.stop - choice.stop % size if choice.stop != first else first)
+
+    def _tried(self, choice: Choice, prospect: Prospect) -> Choice:
+        """Of what is to be computed, load a little if that is due; with checkpoints all, and less often."""
+        common, link = self._common, self._known_link
+        seconds = _TRIED_SECONDS * _SIZES[self._num_tries % len(_SIZES)]
+        has_time = prospect.patience > seconds and not common.engine.groups.has_bags
+        due = TRY_SECONDS if has_time else _LATEST_TRY_SECONDS
+        due = _NEXT_TRY_SECONDS if self._link.seems_faster else due
+        if common.clock() < max(self._tried_at, self._link.measured_at) + due:
+            return choice
+        tried, each = prospect.stop, prospect.token_bytes * link.per_byte
+        if each and not common.engine.groups.has_bags:
+            tried = min(tried, prospect.first + max(int(seconds / each), common.block_size))
+        return choice._replace(stop=tried, verdict=Verdict.TRIED)
+
+    @property
+    def _known_link(self) -> LinkCost:
+        """What loads cost; as long as none was made, as much as stores."""
+        return self._link if self._link.is_known else self._stores
