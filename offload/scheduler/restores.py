@@ -303,6 +303,8 @@ class Restores:
 
     def check_invariants(self) -> None:
         """Index, parts and filling blocks are those of the restores in flight."""
+        stuck = sum(job.num_blocks for job in self._ledger.of(self) if job.given_up)
+        assert stuck == self.num_stuck, f"{stuck} blocks stuck, {self.num_stuck} counted"
         check_restores(self)
 
     def left_over(self) -> dict[str, object]:
