@@ -11,7 +11,7 @@ from allocator.events import EventLog
 from allocator.leases import Leases
 from allocator.node import Node, Pin, Place
 from allocator.pins import Pins
-from allocator.planning import Planning
+from allocator.planning import Planning, check_full
 from allocator.plans import Event, Hit, Note, StorePlan, UncachedRun
 from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
@@ -77,6 +77,7 @@ class CpuOffloadingBlockAllocator:
         self._uncached = UncachedBlocks()
         self._stores = StorePlans(self._tree, self._ranking, self._pool)
         self._room = Room(self._tree, self._ranking, self._pool, self._policy, self._log, admits_all)
+        self.departures = self._room.departures
         parts = self._tree, self._ranking, self._pool, self._policy
         self._pins = Pins(*parts, self._room)
         self._planning = Planning(*parts, self._room, self._stores)
@@ -199,7 +200,7 @@ class CpuOffloadingBlockAllocator:
         Raises:
             ChainError: more full blocks than hashes.
         """
-        _check_full(num_full, chain)
+        check_full(num_full, chain)
         self._uncached.note(owner, chain, num_full)
 
     def forget_owner(self, owner: Hashable) -> None:
@@ -247,7 +248,7 @@ class CpuOffloadingBlockAllocator:
         Raises:
             ChainError: more full blocks than hashes, or more slots than a bag has.
         """
-        _check_full(stop, chain)
+        check_full(stop, chain)
         if num_bag is not None and not 0 <= num_bag <= self._bag_slots:
             raise ChainError(f"a bag of {num_bag} slots: one has at most {self._bag_slots}")
         self._stores.orphan()
@@ -322,6 +323,7 @@ class CpuOffloadingBlockAllocator:
         """
         node = self._tree.node_at(chain, 0, position)
         if node is not None and node.start + node.resident > position:
+            self.departures.note(chain[position], is_evicted=False)
             self._cut(Place(node, position))
 
     def drop_bag(self, chain: Sequence[bytes], depth: int) -> None:
@@ -337,6 +339,7 @@ class CpuOffloadingBlockAllocator:
         """All chains that begin so leave the pool, also what is on its way there. Like ``reset``."""
         node = self._tree.node_at([first_hash], 0, 0)
         if node is not None:
+            self.departures.note(first_hash, is_evicted=False)
             self._cut(Place(node, 0))
 
     def reset(self) -> None:
@@ -372,7 +375,7 @@ class CpuOffloadingBlockAllocator:
     def check_invariants(self) -> None:
         """Tree, pool, policy, pins and plans agree. O(pool); for tests."""
         self._stores.orphan()
-        for part in (self._tree, self._uncached, self._stores, self._pins, self.leases):
+        for part in (self._tree, self._uncached, self._stores, self._pins, self.leases, self.departures):
             part.check_invariants()
         self._policy.check_invariants([*self._tree.nodes(), *self._tree.dead_nodes()])
         self._pool.check_invariants()
@@ -392,8 +395,3 @@ class CpuOffloadingBlockAllocator:
         self._ranking.cut(place)
         self._stores.note_cut()
         self._work_left = self._room.take_away(self._work_left)
-
-
-def _check_full(num_full: int, chain: Sequence[bytes]) -> None:
-    if not 0 <= num_full <= len(chain):
-        raise ChainError(f"{num_full} full blocks do not fit {len(chain)} prefix hashes")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from allocator.errors import ChainError
 from allocator.node import Node, Place
 from allocator.plans import Note, StorePlan
 from allocator.prefix_tree import PrefixTree
@@ -41,7 +42,23 @@ class Planning:
         must: bool,
         note: Note | None,
     ) -> StorePlan | None:
-        """See ``CpuOffloadingBlockAllocator.plan_store``."""
+        """See ``CpuOffloadingBlockAllocator.plan_store``. What leaves, leaves for ``departures.whom``."""
+        plan = self._plan(chain, stop, limit, hints, num_bag, must, note)
+        self._room.departures.whom = ""
+        return plan
+
+    # Private
+
+    def _plan(
+        self,
+        chain: Sequence[bytes],
+        stop: int,
+        limit: int | None,
+        hints: KeepHints | None,
+        num_bag: int | None,
+        must: bool,
+        note: Note | None,
+    ) -> StorePlan | None:
         place = self._tree.find(chain, stop)
         wanted = min(stop - place.depth, stop if limit is None else limit)
         if num_bag is not None and (place.depth + wanted < stop or not self._lacks_bag(place, wanted)):
@@ -78,8 +95,6 @@ class Planning:
             self._room.trim_loose()
         return plan
 
-    # Private
-
     def _lacks_bag(self, place: Place, wanted: int) -> bool:
         """Whether there is none, complete or filling, so many positions behind ``place``."""
         node, depth = place
@@ -93,3 +108,9 @@ class Planning:
         bag = self._pool.take(num_slots)
         self._ranking.begin_bag(node, depth, bag)
         return bag
+
+
+def check_full(num_full: int, chain: Sequence[bytes]) -> None:
+    """Raises ChainError unless ``chain`` has prefix hashes of so many full blocks."""
+    if not 0 <= num_full <= len(chain):
+        raise ChainError(f"{num_full} full blocks do not fit {len(chain)} prefix hashes")

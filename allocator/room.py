@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from allocator.bags import BagState, Checkpoint
+from allocator.departures import Departures
 from allocator.events import EventLog
 from allocator.giving_back import give_back, give_back_bag
 from allocator.node import Node, Place, Removed
@@ -36,6 +37,7 @@ class Room:
         self._pool = pool
         self._policy = policy
         self._log = log
+        self.departures = Departures()
         self._most_bagged = pool.capacity // 2 if tree.columns else 0
         self.slack = pool.capacity // max(tree.columns, 1) // _SLACK
         """Positions that a bite may take beyond what is needed, 1/1024 of the pool."""
@@ -116,10 +118,13 @@ class Room:
             self.trim_loose(growing)
         return work
 
-    def trim_loose(self, growing: Node | None = None) -> None:
-        """What is behind the last checkpoint of a leaf goes, where nobody goes on; after what was cut off."""
+    def trim_loose(self, growing: Node | None = None, *, is_evicted: bool = False) -> None:
+        """What is behind the last checkpoint of a leaf goes, where nobody goes on; after what was cut off.
+
+        ``is_evicted``: as what was behind it has been.
+        """
         while not self._tree.has_dead and (removed := self._ranking.trim_loose(growing)) is not None:
-            self._give(removed)
+            self._give(removed, is_evicted=is_evicted)
 
     def remove_bag(self, node: Node, depth: int, state: BagState) -> None:
         """The bag at ``depth`` leaves the pool, if it is in that state."""
@@ -141,13 +146,15 @@ class Room:
         removed = self._ranking.evict(num_slots, self.slack, newcomer, admission, growing)
         if removed is None:
             return False
-        self._give(removed)
+        self._give(removed, is_evicted=True)
         if self._ranking.loose:
-            self.trim_loose(growing)
+            self.trim_loose(growing, is_evicted=True)
         return True
 
-    def _give(self, removed: Removed) -> None:
+    def _give(self, removed: Removed, *, is_evicted: bool) -> None:
         self._log.evicted(removed)
+        if len(removed.slots):
+            self.departures.note(removed.hashes[0], is_evicted=is_evicted)
         self.num_evicted += len(removed.slots)
         self._pool.move(flat(removed.slots), SlotState.RESIDENT, SlotState.FREE)
         for checkpoint in removed.bags or ():

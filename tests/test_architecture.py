@@ -16,6 +16,7 @@ PACKAGES = ("evictor", "allocator", "offload")
 """In the order of the arrows: each may import from those before it."""
 
 STATEFUL = {
+    "allocator.departures.Departures",
     "allocator.bags.Bags",
     "allocator.block_allocator.CpuOffloadingBlockAllocator",
     "allocator.checkpoints.Checkpoints",

@@ -63,7 +63,7 @@ _ROWS = [
     ("allocator", f"{_TREE}.join", "pin.node = heir", "pass"),
     ("allocator", f"{_INDEX}.find", "depth == size or chain[depth] == after", "True"),
     ("allocator", f"{_INDEX}.lead", "max(start - 1, 0)", "start"),
-    ("allocator", "allocator.planning:Planning.plan", "self._ranking.refresh(node)", "pass"),
+    ("allocator", "allocator.planning:Planning._plan", "self._ranking.refresh(node)", "pass"),
     ("allocator", f"{_STORES}.commit", "if self.end_orphan(plan):\n        return None", "pass"),
     ("allocator", f"{_ALLOCATOR}.drop", "node.start + node.resident > position", "True"),
     ("allocator", "allocator.pins:Pins.end", "self._pool.end_read(flat(pin.slots[pin.kept :]))", "pass"),

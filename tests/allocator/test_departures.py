@@ -1,0 +1,76 @@
+"""What left the pool is remembered by where it began, and what is remembered is bounded."""
+
+from typing import Any
+
+import pytest
+
+from allocator import CpuOffloadingBlockAllocator
+from allocator.departures import Departure, Departures
+
+ONE = [b"a%d" % index for index in range(8)]
+OTHER = [b"b%d" % index for index in range(8)]
+
+
+def store(pool: CpuOffloadingBlockAllocator, chain: list[bytes], whom: str = "") -> None:
+    pool.departures.whom = whom
+    plan = pool.plan_store(chain, len(chain))
+    assert plan is not None
+    pool.commit(plan)
+
+
+@pytest.fixture
+def pool() -> CpuOffloadingBlockAllocator:
+    pool = CpuOffloadingBlockAllocator(10)
+    store(pool, ONE)
+    return pool
+
+
+def test_a_tail_that_was_evicted(pool: CpuOffloadingBlockAllocator) -> None:
+    pool.departures.now = 3.0
+    store(pool, OTHER, "r1")
+    depth = pool.resident_depth(ONE)
+    assert pool.departures.of(ONE[depth]) == Departure(True, 3.0, "r1")
+    assert [pool.departures.of(each) for each in (*ONE[:depth], *OTHER)] == [None] * (depth + 8)
+    pool.departures.now = 4.0
+    pool.evict(10)
+    assert pool.departures.of(ONE[0]) == Departure(True, 4.0, ""), "for nobody"
+    pool.check_invariants()
+
+
+@pytest.mark.parametrize(
+    "leave", [lambda pool: pool.drop(ONE, 3), lambda pool: pool.forget(ONE[0])], ids=["drop", "forget"]
+)
+def test_what_was_dropped(pool: CpuOffloadingBlockAllocator, leave: Any) -> None:
+    leave(pool)
+    left = pool.departures.of(ONE[pool.resident_depth(ONE)])
+    assert left is not None and not left.is_evicted
+    pool.check_invariants()
+
+
+def test_what_is_not_there_does_not_leave(pool: CpuOffloadingBlockAllocator) -> None:
+    pool.drop(OTHER, 0)
+    pool.forget(OTHER[0])
+    assert len(pool.departures) == 0
+
+
+def test_it_is_bounded_and_the_oldest_are_forgotten() -> None:
+    departures = Departures(2)
+    for number, name in enumerate((b"a", b"b", b"a", b"c")):
+        departures.now = float(number)
+        departures.note(name, is_evicted=True)
+        departures.check_invariants()
+    assert [departures.of(name) is not None for name in (b"a", b"b", b"c")] == [True, False, True]
+    assert departures.num_forgotten == 1
+
+
+def test_what_nobody_can_go_on_behind_was_not_evicted() -> None:
+    """It leaves as no checkpoint is behind it, and for nobody."""
+    pool = CpuOffloadingBlockAllocator(20, bag_slots=3)
+    for stop, num_bag in ((4, 3), (8, None)):
+        plan = pool.plan_store(ONE, stop, num_bag=num_bag)
+        assert plan is not None
+        pool.commit(plan)
+    pool.departures.begin("", 3.0)
+    pool.close(ONE)
+    assert pool.departures.of(ONE[4]) == Departure(False, 3.0, "")
+    pool.check_invariants()
