@@ -17,6 +17,8 @@ PACKAGES = ("evictor", "allocator", "offload")
 
 STATEFUL = {
     "allocator.departures.Departures",
+    "offload.scheduler.why.notes.Notes",
+    "offload.scheduler.why.prompts.Prompts",
     "allocator.bags.Bags",
     "allocator.block_allocator.CpuOffloadingBlockAllocator",
     "allocator.checkpoints.Checkpoints",
@@ -159,6 +161,8 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.arrivals.Arrival",  # by Arrivals, and its plan by the allocator
     "offload.scheduler.backlog.Pending",  # by Backlog and Holds
     "offload.scheduler.groups.Groups",  # does not change
+    "offload.scheduler.why.absence.Absence",  # a time, beside what is remembered elsewhere
+    "offload.scheduler.why.note.Note",  # by Notes
     "offload.scheduler.hits.Hits",  # it has no state but what all flows work with
     "offload.scheduler.flow.Job",  # by JobLedger, and its task by its flow
     "offload.scheduler.restore.Restore",  # by Restores

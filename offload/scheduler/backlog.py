@@ -48,6 +48,7 @@ class Pending:
         num_in_flight: GPU blocks that its stores in flight hold.
         is_over: it holds none itself.
         delivers: its prompt is to be handed off.
+        lost: why from which position on its blocks are not stored, for whoever asks.
     """
 
     request_id: str
@@ -68,6 +69,11 @@ class Pending:
     num_in_flight: int = 0
     is_over: bool = False
     delivers: bool = False
+    lost: dict[str, int] = field(default_factory=dict)
+
+    def lose(self, why: str, position: int) -> None:
+        """From that position on its blocks are not stored."""
+        self.lost[why] = min(position, self.lost.get(why, position))
 
     @property
     def num_storable(self) -> int:
@@ -220,9 +226,14 @@ class Backlog:
         self._queue.append(pending)
         self.num_queued += len(blocks)
 
-    def take(self, num_positions: int) -> list[Any]:
-        """Blocks of the leading positions of the first in the queue, which from now on does without them."""
+    def take(self, num_positions: int, why: str | None = None) -> list[Any]:
+        """Blocks of the leading positions of the first in the queue, which from now on does without them.
+
+        ``why``: they are not stored; None: they are.
+        """
         pending = self._queue[0]
+        if why is not None:
+            pending.lose(why, pending.start)
         num_blocks = num_positions * pending.columns
         taken = pending.blocks[:num_blocks]
         del pending.blocks[:num_blocks]
@@ -233,7 +244,7 @@ class Backlog:
         self.moved()
         return taken
 
-    def give_up(self, num_blocks: int) -> list[Any]:
+    def give_up(self, num_blocks: int, why: str) -> list[Any]:
         """The last blocks of the queue, that many at least, or all. They fill positions.
 
         The engine should reuse the first of them first.
@@ -245,6 +256,7 @@ class Backlog:
             at -= at % pending.columns
             given_up += reversed(pending.blocks[at:])
             del pending.blocks[at:]
+            pending.lose(why, pending.stop)
             if not pending.blocks:
                 self._queue.pop()
         self.num_queued -= len(given_up)
@@ -326,9 +338,12 @@ class Backlog:
     def planned(self, pending: Pending, stop: int) -> None:
         """Stores are under way up to that position."""
         pending.num_planned = stop
+        if pending.lost.get("not_admitted", stop) < stop:
+            del pending.lost["not_admitted"]
 
-    def declined(self, pending: Pending) -> None:
+    def declined(self, pending: Pending, start: int) -> None:
         """Its blocks are worth less than all that is in the pool now: another try at the next look."""
+        pending.lose("not_admitted", start)
         self._allocator.forget_owner(pending.request_id)
         pending.num_full = 0
 

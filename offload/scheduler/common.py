@@ -14,6 +14,8 @@ from offload.scheduler.flow import Flow, Job
 from offload.scheduler.jobs import JobLedger
 from offload.scheduler.lasting import Lasting
 from offload.scheduler.spelling import SlotTokens
+from offload.scheduler.why.note import name_of
+from offload.scheduler.why.notes import Notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Common:
         arrivals: what is on its way into the pool from below.
         costs: what was measured.
         tokens: that slots hold KV of, as far as KV events are to tell of it.
+        notes: of requests, for whoever asks why.
         lasting: told what the pool holds if it outlives the engine.
         record_events: whether to list what enters and leaves places.
     """
@@ -49,6 +52,7 @@ class Common:
     arrivals: Arrivals
     costs: Costs
     tokens: SlotTokens
+    notes: Notes
     lasting: Lasting | None = None
     record_events: bool = False
 
@@ -86,8 +90,10 @@ class Common:
     def note_of(self, request: Request) -> Note | None:
         """Has a plan for that request spelled, as its events are to be; None: there are none.
 
-        The spelling also has what the bag at the end of the plan is of.
+        The spelling also has what the bag at the end of the plan is of. The plan has to be made next: what
+        leaves the pool for it leaves for that request.
         """
+        self.allocator.departures.begin(name_of(request.request_id), self.clock())
         if not self.record_events:
             return None
         spelled, reach = self.engine.spelled, self.engine.groups.reach

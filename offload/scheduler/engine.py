@@ -95,6 +95,20 @@ States = Mapping[int, Any]
 """GPU blocks that hold a state, by cache group."""
 
 
+class Origin(NamedTuple):
+    """What a prompt begins with, as far as it says whether others could share it.
+
+    Attributes:
+        tokens: a hash of the tokens of its first position; None: there are none.
+        salt: a hash of its ``cache_salt``; 0 without one.
+        adapter: the name of its adapter; "" without one.
+    """
+
+    tokens: int | None
+    salt: int
+    adapter: str
+
+
 class Engine(Protocol):
     """What is asked of the engine. Its cache groups hand out blocks of one pool."""
 
@@ -120,6 +134,9 @@ class Engine(Protocol):
 
     def transfer_params(self, request: Any) -> KVTransferParams:
         """What it says of hand-offs. Never raises."""
+
+    def origin(self, request: Any) -> Origin:
+        """What its prompt begins with. O(tokens of a position)."""
 
     def chain(self, request: Any) -> Sequence[bytes]:
         """Prefix hashes of a request's chain positions; grows with the request."""

@@ -119,6 +119,8 @@ class Holds:
         pending = self._in_flight.pop(job, None)
         if pending is None:
             return 0
+        if job.num_good < job.num_blocks:
+            pending.lose("outage", job.task.plan.start)
         blocks, job.blocks = job.blocks, []
         self._count_in_flight(pending, -len(blocks))
         self._engine.release(reversed(blocks))
@@ -198,7 +200,7 @@ class Holds:
         """Release the last blocks of the queue, or all."""
         if self._backlog.num_queued:
             num_blocks = self._backlog.num_queued if num_blocks is None else num_blocks
-            self.release(self._backlog.give_up(num_blocks), why)
+            self.release(self._backlog.give_up(num_blocks, why), why)
 
     def release(self, blocks: list[Any], why: str | None) -> None:
         """Release blocks that were queued, the first to be reused first; none is lost without ``why``."""

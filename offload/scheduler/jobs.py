@@ -18,6 +18,7 @@ class JobLedger:
         """Ranks that report each job, and the id of the first one."""
         self._num_ranks = num_ranks
         self._ids = count(first_id)
+        self._first_id = first_id
         self._jobs: dict[int, Job[Any]] = {}
         self.num_opened = 0
         """Jobs that have begun, ever."""
@@ -27,6 +28,11 @@ class JobLedger:
     def __len__(self) -> int:
         """Jobs in flight."""
         return len(self._jobs)
+
+    @property
+    def next_id(self) -> int:
+        """The id of the job that begins next."""
+        return self._first_id + self.num_opened
 
     def open(
         self, flow: Flow[Task], task: Task, num_blocks: int, blocks: list[Any] | None = None

@@ -26,6 +26,7 @@ from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.aside import Aside
 from offload.scheduler.askers import Askers
 from offload.scheduler.common import Common
+from offload.scheduler.conservation import check_side, left_over_of
 from offload.scheduler.costs import Costs
 from offload.scheduler.engine import Engine, Request, Step
 from offload.scheduler.flow import Below, Flow, Progress, Source
@@ -40,6 +41,7 @@ from offload.scheduler.restores import Restores
 from offload.scheduler.spelling import SlotTokens
 from offload.scheduler.stores import Stores
 from offload.scheduler.weights import Weights
+from offload.scheduler.why.notes import Notes
 from offload.transfer_params import KVTransferParams
 
 
@@ -96,26 +98,26 @@ class SchedulerSide:
             self._lasting = Lasting(peer, outlives=adoption is not None)
         self.metrics = Metrics()
         filled_by = np.full(num_slots, -1, dtype=np.int64) if adoption is None else adoption.generations
+        parts = self.allocator, self.ledger, engine
         self._common = common = Common(
-            self.allocator,
-            self.ledger,
-            engine,
+            *parts,
             self.metrics,
             clock,
             block_size,
             slot_bytes,
             block_bytes,
             filled_by=filled_by,
-            arrivals=Arrivals(self.allocator, int(engine.num_blocks * config.fetch_gpu_share)),
+            arrivals=(arrivals := Arrivals(self.allocator, int(engine.num_blocks * config.fetch_gpu_share))),
             costs=(costs := Costs(clock)),
             tokens=SlotTokens(filled_by, block_size),
+            notes=(notes := Notes(parts, clock, block_size, costs, arrivals.fetched, has_below=bool(places))),
             lasting=self._lasting,
             record_events=record_events,
         )
         if adoption is not None:
             adoption.into(self.allocator)
             self.metrics.show("adopted_blocks", adoption.num_slots)
-        self.costs = costs
+        self.costs, self.notes = costs, notes
         self.adapters = Adapters(self.allocator, engine)
         self.askers = Askers(self.metrics)
         self.stores = Stores(common, self.adapters, config, step_tokens=step_tokens)
@@ -154,6 +156,7 @@ class SchedulerSide:
         """``request`` waits for its turn; what it will ask for may be brought nearer meanwhile."""
         self._name_weights(is_last=False)
         self.aside.arrived(request)
+        self.notes.arrived(request)
         self.stores.hand_offs.arrived(request)
         self.restores.choices.arrived(request)
         if len(self._sources) > 1 and not self.restores.choices.is_off and self.adapters.may_load(request):
@@ -179,9 +182,10 @@ class SchedulerSide:
             return ASIDE
         self._local_tokens[request.request_id] = num_local
         offer = self._offer(request, num_local)
+        if offer.tokens is not None and self.aside.must(request, num_local, offer):
+            offer = ASIDE
+        self.notes.asked(request, num_local, offer)
         if offer.tokens is not None:
-            if self.aside.must(request, num_local, offer):
-                return ASIDE
             self.stores.holds.give_way(request, num_local, offer.tokens)
             if self._engine.groups.has_states:
                 self.stores.checkpoints.prepare(request, self._hints_of(request).max_offload_tokens)
@@ -196,6 +200,8 @@ class SchedulerSide:
         self.restores.choices.admitted(request, num_local, num_external)
         self.stores.holds.was_given(request, num_local, num_external)
         may_store = self.adapters.may_store(request, num_local // self.block_size)
+        hints = self._hints_of(request)
+        self.notes.admitted(request, num_local, num_external, has_waited=has_waited, hints=hints)
         if request_id in self._admitted:
             if may_store:
                 self.stores.backlog.admit_again(request_id)
@@ -209,20 +215,22 @@ class SchedulerSide:
             self._other_sizes.admitted(request)
             self._common.count_prompt(request.num_prompt_tokens, num_local)
             kind = self.stores.arrived(request, num_local)
-            hints = self._hints_of(request)
             keep = hints.to_keep(self._clock())
             self.allocator.touch(self._engine.chain(request), keep)
             delivers = self.stores.hand_offs.begin(request, hints, may_store=may_store)
             if may_store and hints.may_store(self.block_size) and not request.resumable:
                 self.stores.admit(request, keep, hints.max_offload_tokens, kind, delivers=delivers)
+            self.notes.stores(request, self.stores.backlog.get(request_id), hints, may_store=may_store)
         if not num_external:
             return
         positions = amounts.load_range(num_local, num_external, self.block_size)
-        self._next.orders.append(self.restores.open(request, positions))
+        self._next.orders.append(order := self.restores.open(request, positions))
+        self.notes.opened(order)
 
     def build_plan(self, step: Step) -> StepPlan:
         """Everything the workers are to do in this step."""
         self._name_weights(is_last=step.total_num_scheduled_tokens > 0)
+        self.allocator.departures.now = self._clock()
         self.aside.end_step()
         if self.restores.tidy():
             self.stores.backlog.plan_anew()
@@ -273,7 +281,9 @@ class SchedulerSide:
             self._recorder.record(request.arrival_time, *counts, self._engine.chain(request))
         for flow in self.flows:
             self._next.orders += flow.finish(request)
-        return self.stores.hand_offs.take_answer()
+        told = self.stores.hand_offs.take_answer()
+        self.notes.finished(request, told)
+        return told
 
     # Now and then
 
@@ -281,6 +291,7 @@ class SchedulerSide:
         """Forget all KV: weights may have changed. Nothing computed before this is ever stored."""
         self.allocator.reset()
         self._other_sizes.reset()
+        self.notes.reset()
         if self._lasting is not None:
             self._lasting.reset()
         for flow in self.flows:
@@ -315,34 +326,13 @@ class SchedulerSide:
 
     def check_invariants(self) -> None:
         """All parts agree, and nobody is known who is not known here. O(pool); for tests."""
-        own = (self.ledger, self.adapters, self.metrics, self.costs, self._gauges, self.weights, self.aside)
-        for part in (self.allocator, self.askers, self._other_sizes, *own):
-            part.check_invariants()
-        for flow in self.flows:
-            flow.check_invariants()
-            flow.breaker.check_invariants()
+        check_side(self)
         num_pins = sum(flow.num_pins for flow in self.flows)
         assert num_pins == self.allocator.num_pins, f"{self.allocator.num_pins} pins, {num_pins} known"
-        if self._recorder is not None:
-            self._recorder.check_invariants()
-        gone = [request_id for request_id in self.stores.backlog if request_id not in self._admitted]
-        assert not gone, f"blocks of {gone} may be stored, and they are not admitted"
-        planned = [part.job_id for order in self._next.orders for part in order.parts]
-        over = [job_id for job_id in planned if job_id not in self.ledger]
-        assert not over, f"jobs {over} are over before workers were told of them"
 
     def left_over(self) -> dict[str, object]:
         """What has not ended or is known of somebody, by name; nothing once all is over. For tests."""
-        left = {
-            "jobs": list(self.ledger),
-            "requests": [*self._admitted, *self._local_tokens, *self._hints, *self.aside.left_over()],
-            "pins": self.allocator.num_pins,
-            "owners of uncached blocks": self.allocator.num_owners,
-            "requests in other sizes": self._other_sizes.left_over(),
-        }
-        for flow in self.flows:
-            left |= flow.left_over()
-        return {name: each for name, each in left.items() if each}
+        return left_over_of(self)
 
     def close(self) -> None:
         """The engine shuts down."""
@@ -398,3 +388,5 @@ class SchedulerSide:
             if job.flow is self.restores:
                 self.aside.failed(job.task.restore.request.request_id)
         job.flow.advance(job, progress)
+        if progress.ended and job.flow is self.restores and not job.task.restore.parts_left:
+            self.notes.restored(job.task.restore)

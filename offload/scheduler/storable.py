@@ -55,6 +55,7 @@ class Storable:
         state = self._engine.state(request)
         if state is not State.COMPLETED:
             if state is not State.ABORTED or not pending.has_run:
+                pending.lose("aborted", pending.num_planned)
                 return 0
             num_unconfirmed = request.num_in_flight_tokens
         return amounts.storable_blocks_at_finish(
@@ -76,7 +77,8 @@ class Storable:
         self._metrics.count("answers", answers.is_learning)
         if answers.are_stored(pending.kind):
             return num_full
+        num_kept = max(num_prompt, pending.num_planned)
+        pending.lose("unreturned" if answers.is_learning else "answers", num_kept)
         if answers.is_learning:
-            num_lost = max(0, num_full - max(num_prompt, pending.num_planned))
-            self._holds.count_unstored(num_lost, "unreturned")
+            self._holds.count_unstored(max(0, num_full - num_kept), "unreturned")
         return num_prompt

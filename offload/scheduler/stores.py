@@ -175,6 +175,7 @@ class Stores:
             return orders
         start = self._allocator.known_depth(pending.chain, num_full)
         if start < pending.num_planned:
+            pending.lose("cut_off", pending.num_planned)
             self.holds.count_unstored(max(0, num_full - pending.num_planned), "cut_off")
         elif start < num_full:
             blocks = self._groups.prefix(tables, range(start, num_full))
@@ -304,7 +305,7 @@ class Stores:
         note = self._common.note_of(pending.request)
         plan = self._allocator.plan_store(pending.chain, stop, limit, pending.keep, must=must, note=note)
         if plan is None:
-            self.backlog.declined(pending)
+            self.backlog.declined(pending, start)
             return []
         self.backlog.planned(pending, plan.stop)
         return [self._copy(pending, plan, [])]
@@ -344,7 +345,7 @@ class Stores:
 
     def _drop_first(self, num_positions: int, why: str | None) -> None:
         """Release positions of the first in the queue; nothing is lost if there is no reason ``why``."""
-        self.holds.release(self.backlog.take(num_positions)[::-1], why)
+        self.holds.release(self.backlog.take(num_positions, why)[::-1], why)
 
     def _copy(self, pending: Pending, plan: StorePlan, bag: GpuBlocks) -> Order:
         """Store positions that a request has in its tables, and blocks for the bag of ``plan``."""
@@ -375,9 +376,8 @@ class Stores:
         """GPU blocks that a store may hold now. A trial that hangs costs its slots."""
         if self.breaker.is_outage:
             return self._groups.least
-        return (
-            self._engine.num_blocks if pending is not None and pending.delivers else self.holds.num_holdable
-        )
+        delivers = pending is not None and pending.delivers
+        return self._engine.num_blocks if delivers else self.holds.num_holdable
 
     def _end(self, job: Job[Store]) -> None:
         store = job.task

@@ -14,7 +14,7 @@ import numpy as np
 
 from allocator import hash_chain
 from offload.messages import Ids
-from offload.scheduler.engine import Adapter, Drafts, State, States
+from offload.scheduler.engine import Adapter, Drafts, Origin, State, States
 from offload.scheduler.groups import GpuBlocks, Group, Groups, Kind
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.spelling import Spelling
@@ -166,6 +166,10 @@ class MemoryEngine:
     def transfer_params(self, request: MemoryRequest) -> KVTransferParams:
         """What it says of hand-offs."""
         return request.params
+
+    def origin(self, request: MemoryRequest) -> Origin:
+        """What its prompt begins with."""
+        return Origin(hash(request.block_hashes[0]) if request.block_hashes else None, 0, "")
 
     def chain(self, request: MemoryRequest) -> list[bytes]:
         """Its prefix hashes."""

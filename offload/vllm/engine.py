@@ -11,7 +11,7 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.request import RequestStatus
 
 from offload.messages import Ids
-from offload.scheduler.engine import Drafts, State, States
+from offload.scheduler.engine import Drafts, Origin, State, States
 from offload.scheduler.groups import GpuBlocks, Groups
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.spelling import Spelling
@@ -112,6 +112,12 @@ class VllmEngine:
     def transfer_params(self, request: "Request") -> KVTransferParams:
         """What it says of hand-offs. Never raises."""
         return KVTransferParams.read(request.kv_transfer_params)
+
+    def origin(self, request: "Request") -> Origin:
+        """What its prompt begins with. O(tokens of a position). A salt is told by its hash alone."""
+        ids, salt, adapter = request.prompt_token_ids, request.cache_salt, request.lora_request
+        tokens = None if ids is None else hash(tuple(ids[: self.groups.position_tokens]))
+        return Origin(tokens, hash(salt) if salt else 0, "" if adapter is None else adapter.lora_name)
 
     def chain(self, request: "Request") -> Sequence[bytes]:
         """Prefix hashes of a request's chain positions; grows with the request."""

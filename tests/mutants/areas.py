@@ -137,6 +137,19 @@ AREAS = {
             "tests/offload/scheduler/test_queues.py",
         ],
     ),
+    "why": Area(
+        [
+            "offload.scheduler.why.absence",
+            "offload.scheduler.why.notes",
+            "offload.scheduler.why.prompts",
+            "allocator.departures",
+        ],
+        [
+            "tests/allocator/test_departures.py",
+            "tests/offload/scheduler/test_prompts.py",
+            "tests/virtual/test_why.py",
+        ],
+    ),
     "ledger": Area(["offload.scheduler.jobs"], ["tests/offload/scheduler/test_jobs_machine.py"]),
     "amounts": Area(["offload.scheduler.amounts"], ["tests/offload/scheduler/test_amounts.py"]),
     "hints": Area(

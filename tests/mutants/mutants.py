@@ -48,8 +48,28 @@ _CHOICES = "offload.scheduler.choices:Choices"
 _GPU_QUEUE = "offload.scheduler.queues:GpuQueue"
 _LINK_QUEUE = "offload.scheduler.queues:LinkQueue"
 
+_ABSENCE = "offload.scheduler.why.absence:Absence"
+_NOTES = "offload.scheduler.why.notes:Notes"
+_PROMPTS = "offload.scheduler.why.prompts:Prompts"
+_DEPARTURES = "allocator.departures:Departures"
+
 _ROWS = [
     # area, function, old text, new text
+    ("why", f"{_ABSENCE}._why_absent", "or _began(sharer) <= left.at", ""),
+    ("why", f"{_ABSENCE}._why_absent", "len(neighbour.chain) > position", "True"),
+    ("why", f"{_ABSENCE}._why_lost", "if first <= position", "if False"),
+    ("why", f"{_ABSENCE}._why", "if known > position", "if known >= position"),
+    ("why", f"{_NOTES}.restored", "note.first_job", "0"),
+    ("why", f"{_NOTES}.restored", "from_pool -= num_fetched", "pass"),
+    ("why", f"{_NOTES}.finished", "self.prompts.charge(note)", "pass"),
+    ("why", f"{_ABSENCE}._why_lost", "sharer.ended is None", "False"),
+    ("why", f"{_ABSENCE}._why", "(known > position or self._has_below)", "True"),
+    ("why", f"{_ABSENCE}._why_known", "note.num_local + most < (position + 1) * self._block_size", "True"),
+    ("why", f"{_PROMPTS}.charge", "or len(self._notes) > self._most_notes", ""),
+    ("why", f"{_PROMPTS}.charge", "note.marks.append(mark)", "pass"),
+    ("why", f"{_PROMPTS}._forget", "if each is not note", ""),
+    ("why", f"{_PROMPTS}._forget", "del self._by_tokens[tokens]", "pass"),
+    ("why", f"{_DEPARTURES}.note", "self._by_first.move_to_end(first_hash)", "pass"),
     ("allocator", f"{_TREE}._split_off_tail", "tail.pins, node.pins = node.pins, NO_PINS", "pass"),
     ("allocator", f"{_TREE}._split_off_tail", "pin.node = tail", "pass"),
     ("allocator", f"{_TREE}._split_off_tail", "child.parent = tail", "pass"),
@@ -143,8 +163,8 @@ _ROWS = [
     (
         "scheduler",
         f"{_HOLDS}.give_up",
-        "self.release(self._backlog.give_up(num_blocks), why)",
-        "self._backlog.give_up(num_blocks)",
+        "self.release(self._backlog.give_up(num_blocks, why), why)",
+        "self._backlog.give_up(num_blocks, why)",
     ),
     ("scheduler", f"{_HOLDS}.release_held", "job.blocks, []", "job.blocks, job.blocks"),
     ("scheduler", f"{_JOBS_OF_STORES}.finish", "self._engine.hold(blocks)", "pass"),

@@ -11,6 +11,10 @@ from offload.scheduler.tiers.names import Path
 class Reading(Protocol):
     """Extents of a chain that are being read."""
 
+    @property
+    def place(self) -> str:
+        """The place that they are read from, if it has a name of its own beside the tier's; or ``""``."""
+
     def extents(self, starts: Ids, skips: Ids) -> Extents:
         """What workers must know of them: ``starts`` and ``skips`` as in ``Extents``."""
 

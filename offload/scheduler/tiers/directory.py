@@ -23,6 +23,10 @@ class Reading(NamedTuple):
     places: Ids
     generations: Ids
 
+    @property
+    def place(self) -> str:
+        return ""
+
     def extents(self, starts: Ids, skips: Ids) -> Extents:
         """What workers must know of it: see ``Contents``."""
         return Extents(self.places, self.generations, starts, skips)

@@ -1,6 +1,7 @@
 """A fetch under way, and what a request wants of a tier."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 from allocator import StorePlan
 from offload.messages import Ids
 from offload.scheduler.arrivals import Arrival
+from offload.scheduler.flow import Job
 from offload.scheduler.tiers.contents import Reading
 
 LEAST_TOKENS = 512
@@ -79,6 +81,17 @@ class Fetch:
             assert restore.pin is not None or restore.is_lost or not is_wanted, (
                 f"nothing holds what {restore} reads"
             )
+
+    @staticmethod
+    def check_all(jobs: Sequence[Job["Fetch"]], coming: Iterable["Fetch"], num_filling: int) -> None:
+        """They have these jobs, all in flight; these are said to come, and so many slots fill. For tests."""
+        num = sum(job.num_blocks for job in jobs)
+        assert num == num_filling, f"{num} slots fill, {num_filling} counted"
+        in_flight = Counter(id(job.task) for job in jobs)
+        for job in jobs:
+            job.task.check_invariants(in_flight[id(job.task)])
+        for fetch in coming:
+            assert in_flight[id(fetch)] and not fetch.is_over, f"{fetch} brings nothing"
 
 
 class Wish(NamedTuple):

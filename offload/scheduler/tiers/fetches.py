@@ -1,6 +1,5 @@
 """The flow from a tier into the pool, from where restores take what it brings."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -20,6 +19,7 @@ from offload.scheduler.tiers.contents import Contents, Reading
 from offload.scheduler.tiers.fetch import LEAST_TOKENS, NO_WISH, POOL_SHARE, Batch, Fetch, Wish, parts_of
 from offload.scheduler.tiers.names import Grid, Path
 from offload.scheduler.tiers.pace import Pace
+from offload.scheduler.why.reasons import Unfetched
 
 _PART_BYTES = 16 << 20
 _MOST_BYTES = 1 << 30
@@ -70,6 +70,7 @@ class Fetches:
         self._most_filling = int(common.allocator.capacity * pool_share)
         self._has_bags = common.engine.groups.has_bags
         self._fetched = common.arrivals.fetched
+        self._fetched.prepare()
         self._part_slots = max(1, _PART_BYTES // common.slot_bytes)
         self._orders: list[Order] = []
         self._coming: dict[bytes, Fetch] = {}  # by hash: in flight, and somebody may wait for them
@@ -126,11 +127,14 @@ class Fetches:
         awaited = wish.stop - 1 if self._has_bags else max(num_usable, first)
         if 0 <= awaited < len(chain) and chain[awaited] in self._coming:
             return self._coming_to(chain, first, wish.stop)
+        why = Unfetched.FELL_SHORT if num_usable <= wish.behind else Unfetched.CHEAPER
         if num_usable > wish.behind and self._is_worth(chain, num_usable, first, wish.stop):
-            self._wishes[request_id] = wish._replace(behind=num_usable)
+            self._wishes[request_id], why = wish._replace(behind=num_usable), Unfetched.NO_ROOM
             if self._begin(request, chain, wish.stop):
                 return self._coming_to(chain, first, wish.stop)
         self._wishes[request_id] = NO_WISH
+        why = why if self.breaker.allows else Unfetched.PAUSED
+        common.notes.not_fetched(request_id, self.route.source, wish.stop, why)
         return None
 
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
@@ -177,16 +181,9 @@ class Fetches:
 
     def check_invariants(self) -> None:
         """What is in flight is counted, and what is said to come is in flight."""
-        jobs = list(self._common.ledger.of(self))
-        num_filling = sum(job.num_blocks for job in jobs)
         self._fetched.check(job for job in self._common.ledger if isinstance(job.task, Fetch))
-        assert num_filling == self._num_filling, f"{num_filling} slots fill, {self._num_filling} counted"
-        in_flight = Counter(id(job.task) for job in jobs)
-        for job in jobs:
-            job.task.check_invariants(in_flight[id(job.task)])
+        Fetch.check_all(list(self._common.ledger.of(self)), self._coming.values(), self._num_filling)
         assert self._ahead.keys() <= self._wishes.keys(), f"{self._ahead} were fetched for nobody"
-        for fetch in self._coming.values():
-            assert in_flight[id(fetch)] and not fetch.is_over, f"{fetch} brings nothing"
 
     def left_over(self) -> dict[str, object]:
         waiting = [*self._wishes, *self._unsure]
@@ -329,7 +326,7 @@ class Fetches:
             job = common.ledger.open(self, fetch, part_stop - part_start)
             self.breaker.began(job.job_id)
             common.filled_by[slots[part_start:part_stop]] = job.job_id
-            self._fetched.begin(slots[part_start:part_stop], job.job_id, self.route.source)
+            self._fetched.begin(slots[part_start:part_stop], job.job_id, reading.place or self.route.source)
             fetch.starts[job.job_id] = part_start
             parts.append(Part(job.job_id, part_start, part_stop))
         fetch.num_left = len(parts)

@@ -157,6 +157,7 @@ class PeerFetches(SiblingFetches):
         if params.peer is not None and directory.is_over:
             wish.reason = Unused.OTHER_WEIGHTS
         if wish.reason:
+            common.notes.not_fetched(request_id, f"peer {params.peer}", limit, wish.reason)
             self._count_unused(wish.reason)
             wish.forget_reference()
         is_wanted = wish.chain and not directory.is_over
@@ -238,6 +239,9 @@ class PeerFetches(SiblingFetches):
         directory = self._directory
         found = directory.answer(wish.life, wish.sought)
         if wish.life is not None and found.reason and found.at > wish.answered_at:
+            self._common.notes.not_fetched(
+                wish.request.request_id, f"peer {wish.life.peer}", wish.goal, found.reason
+            )
             self._count_unused(found.reason)
             wish.forget_reference()
             if directory.is_alone(wish.request.request_id):
@@ -347,11 +351,16 @@ class PeerFetches(SiblingFetches):
         self._wishes[request_id] = NO_WISH
         self._has_asked(request_id)
         if wish.life is None:
+            if is_wanted and wish.known > wish.there:
+                reason = wish.reason or self._reason(wish)
+                self._common.notes.not_fetched(request_id, self.route.source, wish.known, reason)
             return
         if wish.is_done:
             self._common.metrics.count("received_hand_offs")
         elif is_wanted:
-            self._count_unused(wish.reason or self._reason(wish))
+            reason = wish.reason or self._reason(wish)
+            self._common.notes.not_fetched(request_id, f"peer {wish.life.peer}", wish.goal, reason)
+            self._count_unused(reason)
         self._directory.release(wish.life, wish.tip)
 
     def _reason(self, wish: PeerWish) -> Unused:

@@ -29,6 +29,10 @@ class SharedReading(NamedTuple):
     suffix: bytes
     life: PeerLife | None = None
 
+    @property
+    def place(self) -> str:
+        return "" if self.life is None else f"peer {self.life.peer}"
+
     def extents(self, starts: Ids, skips: Ids) -> Extents:
         return _extents(self.names, self.start, self.suffix, starts, skips)._replace(life=self.life)
 

@@ -134,7 +134,7 @@ class BacklogMachine(RuleBasedStateMachine):
         if self.store_answers and request.num_tokens >= request.num_prompt:
             return
         assert pending is not None
-        self.backlog.declined(pending)
+        self.backlog.declined(pending, 0)
         request.was_declined = True
         request.seen = request.noted = 0
 
@@ -195,7 +195,7 @@ class BacklogMachine(RuleBasedStateMachine):
     def give_up(self, num: int) -> None:
         """The last come first; within a request the deepest."""
         given_up = self.queued[max(0, len(self.queued) - num) :]
-        assert self.backlog.give_up(num) == given_up[::-1]
+        assert self.backlog.give_up(num, "gave_way") == given_up[::-1]
         del self.queued[len(self.queued) - len(given_up) :]
 
     @rule(seconds=st.sampled_from([1.0, 29.0]), moved=st.booleans())

@@ -17,6 +17,7 @@ from offload.scheduler.common import Common
 from offload.scheduler.costs import Costs, LinkCost, PrefillCost
 from offload.scheduler.jobs import JobLedger
 from offload.scheduler.spelling import SlotTokens
+from offload.scheduler.why.notes import Notes
 from offload.testing.memory_engine import MemoryEngine, MemoryRequest
 
 SIZE, BLOCK_BYTES = 10, 1000
@@ -33,19 +34,19 @@ class Desk:
         self.metrics, self.costs = Metrics(), Costs(lambda: self.now)
         engine, allocator = MemoryEngine(100, SIZE), CpuOffloadingBlockAllocator(60)
         fills = np.zeros(60, dtype=np.int64)
+        ledger, arrivals = JobLedger(1), Arrivals(allocator, 100)
+        parts = allocator, ledger, engine, self.metrics
         common = Common(
-            allocator,
-            JobLedger(1),
-            engine,
-            self.metrics,
+            *parts,
             lambda: self.now,
             SIZE,
             BLOCK_BYTES,
             BLOCK_BYTES,
             fills,
-            Arrivals(allocator, 100),
+            arrivals,
             self.costs,
             SlotTokens(fills, SIZE),
+            Notes(parts, lambda: self.now, SIZE, self.costs, arrivals.fetched),
         )
         self.choices = Choices(common, when)
         self._num = 0

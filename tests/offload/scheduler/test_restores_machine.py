@@ -20,6 +20,7 @@ from offload.scheduler.offer import NOTHING, Offer, Why
 from offload.scheduler.restore import LoadPart, Restore
 from offload.scheduler.restores import Restores
 from offload.scheduler.spelling import SlotTokens
+from offload.scheduler.why.notes import Notes
 from offload.testing.memory_engine import Kv, MemoryEngine, MemoryRequest
 from tests.strategies import thorough
 
@@ -43,19 +44,21 @@ class RestoresMachine(RuleBasedStateMachine):
         self.ledger = JobLedger(1)
         fills = np.zeros(self.allocator.capacity, dtype=np.int64)
         arrivals = Arrivals(self.allocator, self.engine.num_blocks)
+        metrics, costs = Metrics(), Costs(lambda: 0.0)
         common = Common(
             self.allocator,
             self.ledger,
             self.engine,
-            Metrics(),
+            metrics,
             lambda: 0.0,
             1,
             1,
             1,
             fills,
             arrivals,
-            Costs(lambda: 0.0),
+            costs,
             SlotTokens(fills, 1),
+            Notes((self.allocator, self.ledger, self.engine), lambda: 0.0, 1, costs, arrivals.fetched),
         )
         self.restores = Restores(common, RestoreWhen.ALWAYS, first_part=first_part, step_tokens=64)
         self.breaker = self.restores.breaker

@@ -19,6 +19,7 @@ from offload.scheduler.jobs import JobLedger
 from offload.scheduler.spelling import SlotTokens
 from offload.scheduler.store import Store
 from offload.scheduler.stores import Stores
+from offload.scheduler.why.notes import Notes
 from offload.testing.memory_engine import Kv, MemoryEngine, MemoryRequest, MemoryStep
 from tests.strategies import thorough
 
@@ -38,19 +39,27 @@ class StoresMachine(RuleBasedStateMachine):
         self.ledger, self.metrics = JobLedger(1), Metrics()
         fills = np.zeros(self.allocator.capacity, dtype=np.int64)
         arrivals = Arrivals(self.allocator, self.engine.num_blocks)
+        metrics, costs = self.metrics, Costs(lambda: self.now)
         common = Common(
             self.allocator,
             self.ledger,
             self.engine,
-            self.metrics,
+            metrics,
             lambda: self.now,
             BLOCK,
             1,
             1,
             fills,
             arrivals,
-            Costs(lambda: self.now),
+            costs,
             SlotTokens(fills, BLOCK),
+            Notes(
+                (self.allocator, self.ledger, self.engine),
+                lambda: self.now,
+                BLOCK,
+                costs,
+                arrivals.fetched,
+            ),
         )
         adapters = Adapters(self.allocator, self.engine)
         self.stores = Stores(common, adapters, OffloadConfig(cpu_gib=1), step_tokens=64)

@@ -1,0 +1,1 @@
+"""Why requests were given what they were given."""
