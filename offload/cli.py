@@ -10,6 +10,7 @@ from typing import Any
 from offload.config import OffloadConfig
 from offload.doctor.command import add_doctor_command
 from offload.errors import OffloadError, without_vllm
+from offload.explain_command import add_explain_command
 from offload.files.memory_path import look_for_room
 from offload.files.probe import probe
 from offload.files.tier_path import check_live
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_top_command(commands)
     add_doctor_command(commands)
     add_peers_command(commands)
+    add_explain_command(commands)
     add_reset_command(commands)
     add_pool_command(commands)
     add_proxy_command(commands)

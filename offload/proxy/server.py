@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import uuid
 from contextlib import suppress
 from typing import Self
 
@@ -146,7 +147,10 @@ class Proxy:
                 "stripped", text="a client sent kv_transfer_params of engines; they are left out"
             )
         exchange = Exchange(request, settings.stall_seconds)
-        return await Relay(self.core, turn, forwarded(request.headers), exchange).serve()
+        headers = forwarded(request.headers)
+        if "X-Request-Id" not in request.headers and "request_id" not in turn.body:
+            headers["X-Request-Id"] = uuid.uuid4().hex  # so that both legs are known by one id
+        return await Relay(self.core, turn, headers, exchange).serve()
 
     async def _read(self, request: web.Request) -> bytes:
         try:

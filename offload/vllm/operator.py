@@ -16,11 +16,15 @@ from offload.operator.directory import runtime_directory
 from offload.operator.server import OperatorSocket
 from offload.scheduler.side import SchedulerSide
 from offload.scheduler.weights import Weights
+from offload.scheduler.why.notes import Notes
 from offload.vllm.about import about_engine, settings_of
 from offload.vllm.places import Place
+from offload.vllm.request_ids import MOST_CHARACTERS, names
 
 logger = logging.getLogger(__name__)
 
+_MOST_EXPLAINED = 64
+"""Requests of one id: choices, and prompts."""
 _SECONDS = 0.5
 """What is said is that old at most while the engine makes steps."""
 
@@ -43,6 +47,7 @@ class Operator:
         self._weights = weights
         self._next = 0.0
         self._socket: OperatorSocket | None = None
+        self._notes: Notes | None = None  # once there is a scheduler's side
         told: dict[str, Any] = self._engine | {"as_of": None, "pool": None, "jobs": None}
         told |= {
             "counters": self._lately.told(time.monotonic(), {}),
@@ -54,7 +59,11 @@ class Operator:
             "leases": {"num_leases": 0},
         }
         try:
-            handlers = {"weights": lambda request: weights.told, "reset": self._name_weights}
+            handlers = {
+                "weights": lambda request: weights.told,
+                "reset": self._name_weights,
+                "explain": self._explain,
+            }
             self._socket = OperatorSocket(runtime_directory(config.operator_socket), told, handlers)
         except OperatorError as error:
             logger.warning("no operator socket: %s; kv-offload status will not find this engine", error)
@@ -65,6 +74,7 @@ class Operator:
 
     def tell(self, side: SchedulerSide) -> None:
         """A step begins: publish how things stand, if that was not done just before. O(routes)."""
+        self._notes = side.notes
         if self._socket is None or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _SECONDS
@@ -87,6 +97,14 @@ class Operator:
             raise OperatorError(f"after is {after!r}; give the number of a reset")
         self._weights.name(request.get("weights_version"), after)  # type: ignore[arg-type]  # looked at there
         return self._weights.told
+
+    def _explain(self, request: Mapping[str, Any]) -> dict[str, object]:
+        """On the socket's thread."""
+        asked, notes = request.get("id"), self._notes
+        if not isinstance(asked, str) or not 0 < len(asked) <= MOST_CHARACTERS:
+            raise OperatorError(f"give the id of a request, a text of {MOST_CHARACTERS} characters at most")
+        found = [] if notes is None else notes.of(lambda each: names(each, asked), _MOST_EXPLAINED)
+        return {"requests": [] if notes is None else [each.told(notes.now) for each in found]}
 
     def _told(self, side: SchedulerSide) -> Mapping[str, Any]:
         allocator, gauges = side.allocator, side.metrics.gauges

@@ -33,6 +33,7 @@ class VllmServer(ServerProcess):
 
     def __init__(self, directory: Path, extra_config: Mapping[str, Any]) -> None:
         """Its log goes into ``directory``, an empty one."""
+        self.extra_config = extra_config
         super().__init__(directory, served_model(), SIZES, extra_config, {"VLLM_LOG_STATS_INTERVAL": "1"})
 
     def complete(self, prompt: list[int] | str) -> dict[str, Any]:

@@ -143,10 +143,12 @@ AREAS = {
             "offload.scheduler.why.notes",
             "offload.scheduler.why.prompts",
             "allocator.departures",
+            "offload.vllm.request_ids",
         ],
         [
             "tests/allocator/test_departures.py",
             "tests/offload/scheduler/test_prompts.py",
+            "tests/offload/vllm/test_request_ids.py",
             "tests/virtual/test_why.py",
         ],
     ),

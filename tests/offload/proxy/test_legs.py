@@ -251,6 +251,19 @@ async def test_both_legs_have_the_clients_authorization() -> None:
             assert engine.of()[-1].headers["X-Request-Id"] == "r1"
 
 
+@on_a_loop
+async def test_both_legs_have_one_id_though_the_client_gives_none() -> None:
+    async with stand(prefill=1, decode=1) as it:
+        for _ in range(2):
+            await it.ask(prompt=PROMPT, max_tokens=2)
+        legs = [
+            [each.headers["X-Request-Id"] for each in engine.of()] for engine in (*it.prefill, *it.decode)
+        ]
+        assert legs[0] == legs[1] and len(set(legs[0])) == 2
+        await it.ask(prompt=PROMPT, max_tokens=2, request_id="r2")
+        assert "X-Request-Id" not in it.decode[0].of()[-1].headers, "its body has one"
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 @on_a_loop
 async def test_a_client_that_goes_away_ends_both_legs(is_stream: bool) -> None:
