@@ -30,6 +30,8 @@ _DECODE, _PREFILL = "do_remote_decode", "do_remote_prefill"
 HAND_OFF_KEYS = (_V, _PEER, _EPOCH, _TOKENS, _TIP, _REFUSED)
 """Ours, beside the hints of requests."""
 
+REPORT = "cpu_offload_report"
+"""A hint in a request; in a response, what it asks for."""
 _HINTS = "cpu_offload_"
 _OF_CLIENTS = ("prompt_token_ids", "max_load_tokens", "max_offload_tokens")
 """Keys of vLLM's own that clients may set."""
@@ -164,6 +166,7 @@ class KVTransferParams:
         another connector.
         """
         said = dict(engine.items()) if isinstance(engine, Mapping) else {}
+        said.pop(REPORT, None)  # of another leg, and told to nobody
         return KVTransferParams.strip(client) | said
 
 

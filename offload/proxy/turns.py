@@ -12,7 +12,7 @@ import msgspec
 from offload.proxy.continuing import why_not_continued
 from offload.proxy.faults import ClientError
 from offload.proxy.policies import Request
-from offload.transfer_params import KVTransferParams
+from offload.transfer_params import REPORT, KVTransferParams
 
 __all__ = ["CHAT", "COMPLETIONS", "Turn", "parse", "strip"]
 
@@ -91,7 +91,8 @@ class Turn:
         if body.get("max_completion_tokens") is not None:
             body["max_completion_tokens"] = 1
         offer = KVTransferParams(do_remote_decode=True).to_dict()
-        body["kv_transfer_params"] = KVTransferParams.merge(body.get("kv_transfer_params"), offer)
+        params = KVTransferParams.merge(body.get("kv_transfer_params"), offer)
+        body["kv_transfer_params"] = {key: value for key, value in params.items() if key != REPORT}
         return msgspec.json.encode(body)
 
     def decode_body(self, reference: Mapping[str, Any] | None) -> bytes:

@@ -34,6 +34,7 @@ class RequestHints:
         ttl_seconds: its KV is evicted first once it has not been used for that long; None: no such time.
         keep: False: its KV takes only free or expired space and is evicted first, whatever else it asks for.
         pin_seconds: its KV is not evicted for that long after the request's start; None: not pinned.
+        report: say in the response what came from where, and why it was not more.
         max_load_tokens: restored at most, behind what the GPU has; None: all there is.
         max_offload_tokens: leading tokens that are stored at most; None: all.
     """
@@ -44,6 +45,7 @@ class RequestHints:
     ttl_seconds: float | None = None
     keep: bool = True
     pin_seconds: float | None = None
+    report: bool = False
     max_load_tokens: int | None = None
     max_offload_tokens: int | None = None
 
@@ -97,6 +99,7 @@ _RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "ttl_seconds": _DURATION,
     "keep": _BOOLEAN,
     "pin_seconds": _DURATION,
+    "report": _BOOLEAN,
     "max_load_tokens": _COUNT,
     "max_offload_tokens": _COUNT,
 }

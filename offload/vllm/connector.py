@@ -36,7 +36,7 @@ from offload.vllm.copy_paths import make_copier
 from offload.vllm.engine import VllmEngine, drafts_of
 from offload.vllm.fingerprint import check_fingerprint, take_fingerprint
 from offload.vllm.groups import event_groups, groups_of
-from offload.vllm.hand_offs import as_params, listener_of, owes_delivery, peer_of
+from offload.vllm.hand_offs import listener_of, owes_delivery, peer_of, told_of
 from offload.vllm.kv_events import KvEvents
 from offload.vllm.lasting_pool import region_plan
 from offload.vllm.operator import Operator
@@ -237,8 +237,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         """Never delays the request's blocks: stores in flight hold references of their own."""
         side = self._scheduler
-        told = None if side is None else side.finish(request)
-        return False, None if told is None else as_params(told, self._vllm_config)
+        return False, None if side is None else told_of(side, request, self._vllm_config)
 
     def has_pending_push_work(self) -> bool:
         """Facts, completions and events travel on steps: the engine must step while any are to come."""

@@ -1,7 +1,7 @@
 """Hand-offs as vLLM sees them: where an engine listens, what others call it, what its clients are told."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -9,12 +9,16 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from offload.config import OffloadConfig
 from offload.errors import ConfigError, UnsupportedError
 from offload.fleet_config import Address, FleetConfig, Role, peer_name, read_fleet_key
-from offload.transfer_params import KVTransferParams
+from offload.scheduler.side import SchedulerSide
+from offload.transfer_params import REPORT, KVTransferParams
 from offload.vllm.groups import shape_of
 from offload.vllm.namespace import namespace_of
 from offload.vllm.plugin import CONNECTOR
 from offload.vllm.prompt_hashes import hashes_of
 from offload.worker.peers.listener import Listener, ListenPlan
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
 
 _LAST_PORT = 65535
 _OF_REFERENCES = ("Nixl", "Mooncake", "MoRIIO")
@@ -104,6 +108,18 @@ def as_params(told: KVTransferParams, vllm_config: VllmConfig) -> dict[str, Any]
     transfer = vllm_config.kv_transfer_config
     is_alone = transfer is not None and transfer.kv_connector == CONNECTOR
     return (told if is_alone else replace(told, do_remote_prefill=False)).to_dict()
+
+
+def told_of(side: SchedulerSide, request: "Request", vllm_config: VllmConfig) -> dict[str, Any] | None:
+    """``request`` is over: what its response says in ``kv_transfer_params``; None: nothing.
+
+    One that was to be handed off has no report: whoever passes its answer on would send that to an engine.
+    """
+    told = side.finish(request)
+    if told is not None:
+        return as_params(told, vllm_config)
+    report = side.notes.report(request.request_id)
+    return None if report is None else {REPORT: report}
 
 
 def check_siblings_of_peers(vllm_config: VllmConfig, fleet: FleetConfig) -> None:

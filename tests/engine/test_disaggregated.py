@@ -4,10 +4,12 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
 
+from offload.cli import main
 from offload.testing.engines.client import HttpServer
 from offload.testing.engines.server import ServerProcess, held_port
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
@@ -20,6 +22,7 @@ from tests.engine.fleets import (
     Asking,
     ask,
     assert_same,
+    body_of,
     cold,
     computed,
     fetched_bytes,
@@ -43,11 +46,14 @@ class Fleet(NamedTuple):
     decode: list[ServerProcess]
     proxy: HttpServer
     admin: Admin
+    sockets: str
+    """A directory."""
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with ExitStack() as stack:
+        sockets = f"{stack.enter_context(TemporaryDirectory(prefix='kvo'))}/run"
         peers = [f"127.0.0.1:{stack.enter_context(held_port()).getsockname()[1]}" for _ in range(2)]
         configs: list[dict[str, Any]] = [
             *({"cpu_gib": 0.0625, "role": "prefill", "listen": peer} for peer in peers),
@@ -56,6 +62,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
                 for _ in range(2)
             ),
         ]
+        for config in configs:
+            config["operator_socket"] = sockets
         servers = [
             stack.enter_context(
                 ServerProcess(tmp_path_factory.mktemp("fleet"), served_model(), _FLAGS, config, _VARIABLES)
@@ -64,7 +72,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         ]
         prefill, decode = servers[:2], servers[2:]
         made = proxied(stack, "--min-prefill-tokens", "1", prefill=prefill, decode=decode)
-        yield Fleet(prefill, decode, *made)
+        yield Fleet(prefill, decode, *made, sockets)
 
 
 def test_one_prefills_and_another_decodes(fleet: Fleet) -> None:
@@ -77,6 +85,20 @@ def test_one_prefills_and_another_decodes(fleet: Fleet) -> None:
     assert total(fleet.decode, "cpu_offload_restored_tokens") - restored == num_whole
     for answer, prompt in zip(answers, prompts, strict=True):
         assert_same(answer, cold(fleet.prefill[0].http, prompt))
+
+
+def test_both_legs_are_explained(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    body = body_of(prompt_of(30), kv_transfer_params={"cpu_offload_report": True})
+    with fleet.proxy.open("/v1/completions", body) as response:
+        answer = json.load(response)
+    assert main(["explain", answer["id"], "--operator-socket", fleet.sockets, "--json"]) == 0
+    decoded, prefilled = json.loads(capsys.readouterr().out)["requests"]
+    if decoded["hand_off"]:
+        decoded, prefilled = prefilled, decoded
+    assert prefilled["hand_off"] == f"{WHOLE} tokens" and prefilled["tokens"]["computed"] == NUM_TOKENS
+    [peer] = [source for source in decoded["tokens"] if source.startswith("peer ")]
+    assert decoded["tokens"] == {"gpu": 0, peer: WHOLE, "computed": NUM_TOKENS - WHOLE}
+    assert answer["kv_transfer_params"]["cpu_offload_report"]["tokens"] == decoded["tokens"]
 
 
 def test_bytes_that_crossed_are_those_of_the_prompts(fleet: Fleet) -> None:

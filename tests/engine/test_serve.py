@@ -9,10 +9,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
 
+from offload.cli import main
 from offload.testing.engines.server import START_SECONDS, environment, held_port, serve_command
 from offload.vllm.stats import CONFIG_INFO
 from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt
@@ -37,9 +40,14 @@ LONG = [prompt_of(40 * BLOCK_SIZE + 11, seed) for seed in range(3)]
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[VllmServer]]:
     """Two, starting side by side, because it takes long."""
     with ExitStack() as running:
+        folders = [Path(running.enter_context(TemporaryDirectory(prefix="kvo"))) / "run" for _ in range(2)]
         yield [
-            running.enter_context(VllmServer(tmp_path_factory.mktemp("serve"), {"cpu_gib": 0.0625}))
-            for _ in range(2)
+            running.enter_context(
+                VllmServer(
+                    tmp_path_factory.mktemp("serve"), {"cpu_gib": 0.0625, "operator_socket": str(folder)}
+                )
+            )
+            for folder in folders
         ]
 
 
@@ -89,6 +97,47 @@ def test_each_panels_query_on_prometheus(server: VllmServer, tmp_path: Path) -> 
         assert set(empty) == {"Peers", "Hand-offs"}, "a query has samples, and no test knows"
         [hits] = prometheus.ask("vllm:cpu_offload_restored_tokens_total > 0")
         assert hits["metric"].keys() >= {"instance", "engine"}, "alerts are by them"
+
+
+def explained(server: VllmServer, asked: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """What ``kv-offload explain`` says of the requests with that id."""
+    folder = str(server.extra_config["operator_socket"])
+    assert main(["explain", asked, "--operator-socket", folder]) == 0
+    assert "tokens   " in capsys.readouterr().out
+    assert main(["explain", asked, "--operator-socket", folder, "--json"]) == 0
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["requests"]
+    return found
+
+
+def test_a_request_is_explained(server: VllmServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the id of its response and by that of its header; each choice; and in the response itself."""
+    prompt = prompt_of(20 * BLOCK_SIZE + 5, seed=99)
+    body = {"prompt": prompt, "max_tokens": 2, "kv_transfer_params": {"cpu_offload_report": True}}
+    answers = []
+    for number, n in enumerate((1, 2)):
+        with server.http.open(
+            "/v1/completions", {**body, "n": n}, headers={"X-Request-Id": f"why-{number}"}
+        ) as response:
+            answers.append(json.load(response))
+    server.complete("settle")
+    report = answers[0]["kv_transfer_params"]["cpu_offload_report"]
+    assert report["tokens"] == {"gpu": 0, "computed": 20 * BLOCK_SIZE + 5}
+    assert report["missing"] == [{"from_token": 0, "tokens": 20 * BLOCK_SIZE, "reason": "unseen"}]
+    for asked in (answers[0]["id"], "why-0"):
+        [told] = explained(server, asked, capsys)
+        assert told["tokens"] == report["tokens"] and told["state"] == "completed"
+    for asked in (answers[1]["id"], "why-1"):
+        found = explained(server, asked, capsys)
+        assert sorted(each["request"][:2] for each in found) == ["0_", "1_"]
+        assert all(each["tokens"]["gpu"] == 20 * BLOCK_SIZE for each in found)
+    streamed = {"prompt": prompt, "max_tokens": 2, "stream": True}
+    with server.http.open("/v1/completions", streamed, headers={"X-Request-Id": "why-2"}) as response:
+        response.read()
+    [told] = explained(server, "why-2", capsys)
+    assert told["request"].startswith("cmpl-why-2-0")
+    folder = str(server.extra_config["operator_socket"])
+    assert main(["explain", "why", "--operator-socket", folder]) == 1
+    assert "no request 'why' is remembered" in capsys.readouterr().err
 
 
 def test_the_size_of_the_pool_under_vllms_name(server: VllmServer) -> None:

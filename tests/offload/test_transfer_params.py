@@ -184,3 +184,12 @@ def test_a_tip_is_the_beginning_of_a_hash() -> None:
     assert tip_of(bytes(range(32))) == bytes(range(16)).hex()
     assert tip_of(b"\1" * 16) == "01" * 16
     assert tip_of(b"\1" * 8) == "01" * 8 + "00" * 8
+
+
+def test_a_report_of_another_leg_is_passed_to_nobody() -> None:
+    told = {"cpu_offload_report": {"tokens": {}}, "remote_host": "h"}
+    assert KVTransferParams.merge({"cpu_offload_report": True}, told) == {
+        "cpu_offload_report": True,
+        "remote_host": "h",
+    }
+    assert KVTransferParams.merge(None, told) == {"remote_host": "h"}

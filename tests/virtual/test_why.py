@@ -9,7 +9,8 @@ from vllm.v1.request import Request
 from offload.messages import LOAD, STORE
 from offload.peer_messages import Unused
 from offload.scheduler.why.note import Note
-from offload.scheduler.why.reasons import TEXTS, WHY_UNSTORED, Missing, Reason, Unfetched
+from offload.scheduler.why.notes import Notes
+from offload.scheduler.why.reasons import OF_OTHERS, TEXTS, WHY_UNSTORED, Missing, Reason, Unfetched
 from offload.testing.copiers.faulty import Fault
 from offload.testing.media.faulty import MediumFault
 from offload.testing.memory_engine import MemoryRequest
@@ -447,6 +448,39 @@ def test_ids_that_clients_chose_are_cut(engine: VirtualEngine) -> None:
 
 def test_texts_are_whole() -> None:
     assert set(TEXTS) == set(Reason)
+    assert set(Reason) > OF_OTHERS
+
+
+# Clients are told
+
+
+def test_a_client_is_told_what_it_asks_for(engine: VirtualEngine) -> None:
+    told: list[Any] = []
+    notes: Notes = engine.side.notes
+    serve(engine, PROMPT, salt="one")
+    plain = serve(engine, PROMPT, salt="two")
+    told.append(notes.report(plain.request_id))
+    asked = serve(engine, PROMPT, salt="three", hints={"cpu_offload_report": True})
+    told.append(notes.report(asked.request_id))
+    told.append(notes.report(plain.request_id))
+    assert told[0] is None and told[2] is None
+    assert told[1]["tokens"] == {"gpu": 0, "computed": 41}
+    assert told[1]["missing"] == [{"from_token": 0, "tokens": 40, "reason": "unseen"}], "salts stay apart"
+    assert why(engine, asked).reason is Reason.SALT
+
+
+def test_what_is_handed_off_has_no_report_in_its_answer() -> None:
+    """Whoever passes that answer on would send it to another engine."""
+    pair = Pair()
+    told: list[Any] = []
+    connector = pair.prefill.scheduler.connector
+    finished = connector.request_finished_all_groups
+    connector.request_finished_all_groups = lambda *each: told.append(finished(*each)) or told[-1]
+    request = serve(pair.prefill, PROMPT, hints={"cpu_offload_report": True})
+    assert note_of(pair.prefill, request).hand_off == "40 tokens"
+    params = told[0][1]
+    assert params["cpu_offload_from_tokens"] == 40 and "cpu_offload_report" not in params
+    pair.fleet.close()
 
 
 def test_a_reference_to_nobody_is_told() -> None:

@@ -1,13 +1,13 @@
 """What is noted of one request."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from offload.messages import Order
 from offload.scheduler.engine import Origin
 from offload.scheduler.offer import Offer
-from offload.scheduler.why.reasons import WHY_UNSTORED, Missing
+from offload.scheduler.why.reasons import OF_OTHERS, WHY_UNSTORED, Missing, Reason
 
 MOST_NOTES = 10_000
 """Requests that are over, and remembered: some 10 MB."""
@@ -48,6 +48,7 @@ class Note:
         unfetched: what a place below the pool has of it that was not fetched: place, positions, why.
         lost: why from which position on its blocks were not stored; shared with the backlog.
         hand_off: what became of the hand-off that was asked for; "" if none was.
+        wants_report: its client asks for a report.
         chain: its prefix hashes; None: forgotten, or never noted.
         num_charged: of these, that count as remembered.
         marks: of these, those that it is filed under.
@@ -80,6 +81,7 @@ class Note:
     unfetched: tuple[str, int, str] | None = None
     lost: dict[str, int] = field(default_factory=dict)
     hand_off: str = ""
+    wants_report: bool = False
     chain: Sequence[bytes] | None = None
     num_charged: int = 0
     marks: list[bytes] = field(default_factory=list)
@@ -124,6 +126,21 @@ class Note:
             ],
             "unstored": {WHY_UNSTORED[why]: position for why, position in dict(self.lost).items()},
             "hand_off": self.hand_off,
+        }
+
+    def report(self) -> Mapping[str, Any]:
+        """For its client: nothing that says what other clients have sent."""
+        return {
+            "tokens": self.tokens(),
+            **self._seconds(),
+            "missing": [
+                {
+                    "from_token": each.from_token,
+                    "tokens": each.num_tokens,
+                    "reason": str(Reason.UNSEEN if each.reason in OF_OTHERS else each.reason),
+                }
+                for each in self.missing
+            ],
         }
 
     def _seconds(self) -> dict[str, float | None]:

@@ -1,6 +1,7 @@
 """Notes of what each request was given, and why it was not more: a few plain facts, of the latest."""
 
 from collections.abc import Callable
+from typing import Any
 
 from allocator import CpuOffloadingBlockAllocator
 from offload.messages import Order
@@ -55,6 +56,7 @@ class Notes:
         self._live: dict[str, Note] = {}
         self._over: list[Note | None] = [None] * most
         self._num_over = 0
+        self._is_told = ""  # the last to end, if its client asks for a report
 
     # As a request goes its way
 
@@ -98,6 +100,7 @@ class Notes:
         note.admitted, note.state = self._clock(), "runs"
         note.num_prompt = request.num_prompt_tokens
         note.num_local, note.num_planned = num_local, num_external
+        note.wants_report = hints.report
         note.origin = self._engine.origin(request)
         missing = self._absence.explain(note, request, hints)
         note.missing = () if missing is None else (missing,)
@@ -155,9 +158,11 @@ class Notes:
 
     def finished(self, request: Request, told: KVTransferParams | None) -> None:
         """It is over; ``told``: what its client is of the hand-off that was asked for."""
-        note = self._live.pop(request.request_id, None)
+        note, self._is_told = self._live.pop(request.request_id, None), ""
         if note is None:
             return
+        if note.wants_report:
+            self._is_told = request.request_id
         self._end_hold(note)
         note.ended, note.state = self._clock(), self._engine.state(request).name.lower()
         if told is not None:
@@ -176,6 +181,13 @@ class Notes:
         self._absence.reset_at = self._clock()
 
     # Whoever asks
+
+    def report(self, request_id: str) -> Any:
+        """What its client is to be told of the request that was the last to end; None: nothing was asked."""
+        if not request_id or request_id != self._is_told:
+            return None
+        note = self._over[(self._num_over - 1) % len(self._over)]
+        return None if note is None else note.report()
 
     def of(self, is_meant: Callable[[str], bool], most: int) -> list[Note]:
         """Notes of requests whose ids are meant, ``most`` of them, the latest first. O(all)."""

@@ -126,3 +126,7 @@ class Missing(NamedTuple):
         whom = f", for {self.whom}" if self.whom else ""
         by = self.by or "another request"
         return TEXTS[self.reason].format(ago=ago, whom=whom, by=by, detail=detail, place=self.place)
+
+
+OF_OTHERS = frozenset({Reason.SALT, Reason.ADAPTER, Reason.INPUTS, Reason.DIFFERS, Reason.ENDS_BEFORE})
+"""They say how prompts of others begin. Clients are told ``UNSEEN``: salts keep them apart."""

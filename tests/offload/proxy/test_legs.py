@@ -264,6 +264,15 @@ async def test_both_legs_have_one_id_though_the_client_gives_none() -> None:
         assert "X-Request-Id" not in it.decode[0].of()[-1].headers, "its body has one"
 
 
+@on_a_loop
+async def test_a_report_is_asked_of_the_engine_that_decodes_alone() -> None:
+    async with stand(prefill=1, decode=1) as it:
+        await it.ask(prompt=PROMPT, max_tokens=2, kv_transfer_params={"cpu_offload_report": True})
+        first, second = it.prefill[0].of()[0].body, it.decode[0].of()[0].body
+        assert first["kv_transfer_params"] == {"do_remote_decode": True}
+        assert second["kv_transfer_params"]["cpu_offload_report"] is True
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 @on_a_loop
 async def test_a_client_that_goes_away_ends_both_legs(is_stream: bool) -> None:

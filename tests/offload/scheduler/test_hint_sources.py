@@ -76,7 +76,7 @@ class TestXargs:
     def test_any_number_of_keys_costs_the_same(self) -> None:
         xargs = Counted({**{f"cpu_offload_{index}": 0 for index in range(100_000)}, "cpu_offload_load": 0})
         assert read_hints(None, xargs) == RequestHints(load=False)
-        assert xargs.num_lookups == 6
+        assert xargs.num_lookups == 7
         assert xargs.num_listed <= MAX_OTHER_KEYS
 
     @pytest.mark.parametrize("xargs", ["cpu_offload_store", [1], 7])
@@ -116,7 +116,10 @@ class TestPrecedence:
 VALUES = st.sampled_from(
     [True, False, 0, 1, -1, 2.5, 10**6, 2**70, 0.0, float("nan"), "low", "high", "normal", "", None, [1], {}]
 )
-KEYS = [f"cpu_offload_{name}" for name in ("store", "load", "priority", "ttl_seconds", "keep", "pin_seconds")]
+KEYS = [
+    f"cpu_offload_{name}"
+    for name in ("store", "load", "priority", "ttl_seconds", "keep", "pin_seconds", "report")
+]
 MAPPINGS = st.dictionaries(
     st.sampled_from([*KEYS, "max_load_tokens", "max_offload_tokens", "cpu_offload_x", "other", 7]),
     VALUES,
@@ -145,7 +148,7 @@ def expected_of(params: Any, xargs: Any, actions: list[KvAction]) -> RequestHint
     for key in xargs:
         if key in KEYS:
             name, value = key.removeprefix("cpu_offload_"), xargs[key]
-            if name in ("store", "load", "keep") and type(value) is int and value in (0, 1):
+            if name in ("store", "load", "keep", "report") and type(value) is int and value in (0, 1):
                 value = value == 1
             said.append((name, value))
     for kind, version, payload in actions:
@@ -165,7 +168,7 @@ def expected_of(params: Any, xargs: Any, actions: list[KvAction]) -> RequestHint
 
 
 def is_possible(name: str, value: Any) -> bool:
-    if name in ("store", "load", "keep"):
+    if name in ("store", "load", "keep", "report"):
         return value is True or value is False
     if name == "priority":
         return value in ("low", "normal", "high")
