@@ -70,6 +70,10 @@ METRICS = (
         "Part of asked_tokens that a pool of so many times this size would have had of late; estimated.",
         label=SIZE,
     ),
+    MetricSpec(
+        "saved_seconds", True, "Seconds of prefill that restores have saved requests, less what they waited."
+    ),
+    MetricSpec("lost_seconds", True, "Seconds that requests have waited for KV longer than a prefill takes."),
     MetricSpec("leased_blocks", False, "Blocks of the CPU pool that leases keep there."),
     MetricSpec("pool_blocks", False, "Blocks the CPU pool can hold."),
     MetricSpec("pool_used_blocks", False, "Blocks of the CPU pool that are not free."),

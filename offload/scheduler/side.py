@@ -98,10 +98,9 @@ class SchedulerSide:
             self._lasting = Lasting(peer, outlives=adoption is not None)
         self.metrics = Metrics()
         filled_by = np.full(num_slots, -1, dtype=np.int64) if adoption is None else adoption.generations
-        parts = self.allocator, self.ledger, engine
+        parts = self.allocator, self.ledger, engine, self.metrics
         self._common = common = Common(
             *parts,
-            self.metrics,
             clock,
             block_size,
             slot_bytes,

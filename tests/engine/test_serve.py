@@ -138,6 +138,8 @@ def test_a_request_is_explained(server: VllmServer, capsys: pytest.CaptureFixtur
     folder = str(server.extra_config["operator_socket"])
     assert main(["explain", "why", "--operator-socket", folder]) == 1
     assert "no request 'why' is remembered" in capsys.readouterr().err
+    page = server.http.metrics()
+    assert "vllm:cpu_offload_saved_seconds" in page and "vllm:cpu_offload_lost_seconds" in page
 
 
 def test_the_size_of_the_pool_under_vllms_name(server: VllmServer) -> None:

@@ -18,6 +18,7 @@ from offload.testing.virtual import MODELS, VirtualEngine
 from offload.testing.virtual.tier import FETCH
 from offload.worker.media.base import Verb
 from tests.virtual.driver import (
+    Counts,
     Engines,
     come_to_rest,
     finish,
@@ -97,10 +98,11 @@ def test_what_was_lost_on_the_way_is_not_from_the_pool(engine: VirtualEngine) ->
     assert (note.missing[0].from_token, note.missing[0].num_tokens) == (0, 40)
 
 
-@pytest.mark.parametrize(("chunk", "pays"), [(1024, False), (256, True)])
-def test_seconds_saved_and_lost(chunk: int, pays: bool, engines: Engines) -> None:
+@pytest.mark.parametrize(("chunk", "counter"), [(1024, "lost_seconds"), (256, "saved_seconds")])
+def test_seconds_saved_and_lost(chunk: int, counter: str, engines: Engines) -> None:
     """A step takes a second, a restore several: it pays where the prompt takes more steps than that."""
     engine = engines(gpu_blocks=400, cpu_slots=400, chunk=chunk)
+    counts = Counts(engine)
     prompt = tokens(1001, 3)
     for first in (1, 2):
         serve(engine, tokens(1001, first))
@@ -108,7 +110,10 @@ def test_seconds_saved_and_lost(chunk: int, pays: bool, engines: Engines) -> Non
     note = note_of(engine, serve(engine, prompt))
     gain = engine.side.costs.prefill.seconds(0, 1000) - note.held - note.restoring
     assert note.num_restored == 1000 and note.restoring > 0
-    assert note.gain == pytest.approx(gain) and (gain > 0) == pays
+    assert note.gain == pytest.approx(gain)
+    assert {name: counts[name] for name in ("lost_seconds", "saved_seconds") if counts[name]} == {
+        counter: pytest.approx(abs(gain))
+    }
 
 
 # What is remembered of others

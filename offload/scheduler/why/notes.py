@@ -5,6 +5,7 @@ from typing import Any
 
 from allocator import CpuOffloadingBlockAllocator
 from offload.messages import Order
+from offload.observe.metrics import Metrics
 from offload.scheduler.backlog import Pending
 from offload.scheduler.costs import Costs
 from offload.scheduler.engine import Engine, Request
@@ -31,7 +32,7 @@ class Notes:
 
     def __init__(
         self,
-        parts: tuple[CpuOffloadingBlockAllocator, JobLedger, Engine],
+        parts: tuple[CpuOffloadingBlockAllocator, JobLedger, Engine, Metrics],
         clock: Callable[[], float],
         block_size: int,
         costs: Costs,
@@ -44,9 +45,10 @@ class Notes:
 
         ``fetched``: what came from below. ``has_below``: there are tiers or peers.
         """
-        allocator, ledger, engine = parts
+        allocator, ledger, engine, metrics = parts
         self._ledger = ledger
         self._engine = engine
+        self._metrics = metrics
         self._clock = clock
         self._block_size = block_size
         self._prefill = costs.prefill
@@ -255,3 +257,5 @@ class Notes:
         first = note.asked_local if note.asked_local >= 0 else note.num_local
         stop = note.num_local + note.num_restored
         note.gain = self._prefill.seconds(first, max(first, stop)) - note.held - note.restoring
+        self._metrics.count("saved_seconds", max(note.gain, 0.0))
+        self._metrics.count("lost_seconds", max(-note.gain, 0.0))

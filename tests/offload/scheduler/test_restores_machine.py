@@ -58,7 +58,9 @@ class RestoresMachine(RuleBasedStateMachine):
             arrivals,
             costs,
             SlotTokens(fills, 1),
-            Notes((self.allocator, self.ledger, self.engine), lambda: 0.0, 1, costs, arrivals.fetched),
+            Notes(
+                (self.allocator, self.ledger, self.engine, metrics), lambda: 0.0, 1, costs, arrivals.fetched
+            ),
         )
         self.restores = Restores(common, RestoreWhen.ALWAYS, first_part=first_part, step_tokens=64)
         self.breaker = self.restores.breaker

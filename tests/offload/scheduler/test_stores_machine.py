@@ -54,7 +54,7 @@ class StoresMachine(RuleBasedStateMachine):
             costs,
             SlotTokens(fills, BLOCK),
             Notes(
-                (self.allocator, self.ledger, self.engine),
+                (self.allocator, self.ledger, self.engine, metrics),
                 lambda: self.now,
                 BLOCK,
                 costs,
