@@ -55,16 +55,12 @@ _DEPARTURES = "allocator.departures:Departures"
 
 _ROWS = [
     # area, function, old text, new text
-    ("why", f"{_ABSENCE}._why_absent", "or _began(sharer) <= left.at", ""),
     ("why", f"{_ABSENCE}._why_absent", "len(neighbour.chain) > position", "True"),
     ("why", f"{_ABSENCE}._why_lost", "if first <= position", "if False"),
     ("why", f"{_ABSENCE}._why", "if known > position", "if known >= position"),
-    ("why", f"{_NOTES}.restored", "note.first_job", "0"),
     ("why", f"{_NOTES}.restored", "from_pool -= num_fetched", "pass"),
     ("why", f"{_NOTES}.finished", "self.prompts.charge(note)", "pass"),
-    ("why", f"{_ABSENCE}._why_lost", "sharer.ended is None", "False"),
     ("why", f"{_ABSENCE}._why", "(known > position or self._has_below)", "True"),
-    ("why", f"{_ABSENCE}._why_known", "note.num_local + most < (position + 1) * self._block_size", "True"),
     ("why", f"{_PROMPTS}.charge", "or len(self._notes) > self._most_notes", ""),
     ("why", f"{_PROMPTS}.charge", "note.marks.append(mark)", "pass"),
     ("why", f"{_PROMPTS}._forget", "if each is not note", ""),

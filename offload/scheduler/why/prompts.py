@@ -96,6 +96,9 @@ class Prompts:
         filed = [note for latest in (*self._by_mark.values(), self._by_tokens.values()) for note in latest]
         gone = [note.request_id for note in filed if id(note) not in known or note.chain is None]
         assert not gone, f"{gone} are forgotten, and found"
+        over = [note for note in self._notes if note.ended is not None]
+        less = [note.request_id for note in over if note.num_charged != len(note.chain or ())]
+        assert not less, f"{less} are over, and count with less than they keep"
 
     def _forget(self, note: Note) -> None:
         """Nobody finds it any more. O(log n)."""

@@ -309,3 +309,18 @@ def test_a_part_that_hung_gives_its_blocks_back_when_it_has_ended() -> None:
     assert block_ids
     machine._end(job, 0)
     assert [machine.engine.num_holds(block_id) for block_id in block_ids] == [num - 1 for num in held]
+
+
+def test_what_was_handed_over_is_forgotten() -> None:
+    """Its blocks were too many to be shared in one step, so it waits to be handed over."""
+    machine = RestoresMachine()
+    machine.make(first_part=LENGTH, at_once=1, work=1 << 15)
+    machine.send(chains=[0, 0], length=LENGTH)
+    request, _ = machine.waiting
+    [job] = machine.ledger.of(machine.restores)
+    machine._end(job, job.num_blocks)
+    assert machine.restores.left_over()["restores to hand over"] == [request.request_id]
+    machine.restores.check_invariants()
+    assert machine.restores.went_on(request.request_id)
+    machine.restores.check_invariants()
+    assert not machine.restores.left_over()["restores to hand over"]
