@@ -27,8 +27,10 @@ _SHORT_TOKENS = 1024
 class LinkCost:
     """Seconds per job and per byte of what moves bytes, by what was measured of late.
 
-    A line through the samples, by medians (Theil and Sen): what took long by chance changes nothing. As long
-    as all jobs are of about one size, all that they take counts for the bytes.
+    A line through the samples, by medians (Theil and Sen): what took long by chance changes nothing. Jobs of
+    about one size do not tell what a job takes and what a byte does. Then the last line that is known holds,
+    but for the greater part of what such a job takes: that part is as measured. Where no line is known, all
+    that they take counts for the bytes.
     """
 
     def __init__(self) -> None:
@@ -36,6 +38,7 @@ class LinkCost:
         self._samples: deque[tuple[int, float]] = deque(maxlen=_LATEST)
         self._line: tuple[float, float] | None = None
         self._expected: tuple[float, float] | None = None  # the line before the latest samples
+        self._told: tuple[float, float] | None = None  # the last line that jobs of several sizes have told
         self._num_faster = self._num_slower = 0  # samples in a row that are far from it
         self.measured_at = -inf
         """When the latest sample came."""
@@ -106,7 +109,15 @@ class LinkCost:
             slope = float(np.median((times[second] - times[first])[differ] / runs[differ]))
             rest = float(np.median(times - slope * sizes))
             if slope >= 0 and rest >= 0:
-                return rest, slope
+                self._told = rest, slope
+                return self._told
+        elif self._told is not None:
+            (rest, slope), size, seconds = self._told, float(np.median(sizes)), float(np.median(times))
+            changed = (
+                (seconds - slope * size, slope) if rest > slope * size else (rest, (seconds - rest) / size)
+            )
+            if min(changed) >= 0:
+                return changed
         return 0.0, float(np.median(times / sizes))
 
 

@@ -99,6 +99,21 @@ def test_a_link_that_has_changed_is_known_after_four_jobs(factor: float) -> None
     link.check_invariants()
 
 
+@pytest.mark.parametrize(("size", "seconds"), [(10, 0.5), (10, 0.02), (4000, 16.1), (4000, 1.1)])
+def test_jobs_of_one_size_change_the_greater_part_of_what_they_take(size: int, seconds: float) -> None:
+    """A job takes 0.1 s and 1 ms a byte. Then all are small, or large, and the link is another one."""
+    link = LinkCost()
+    for number in range(40):
+        link.add(1000 + 1000 * (number % 4), 1.1 + number % 4)
+    assert (link.per_job, link.per_byte) == (pytest.approx(0.1), pytest.approx(0.001))
+    for _ in range(4):
+        link.add(size, seconds)
+    assert link.seconds(size) == pytest.approx(seconds)
+    kept = link.per_byte if size == 10 else link.per_job
+    assert kept == pytest.approx(0.001 if size == 10 else 0.1)
+    link.check_invariants()
+
+
 def test_jobs_that_take_long_now_and_then_change_nothing() -> None:
     link = LinkCost()
     for number in range(200):
