@@ -36,7 +36,7 @@ class Choices:
         self._when = when
         self._link = common.costs.link(LOAD)
         self._stores = common.costs.link(STORE)
-        self.queue = LinkQueue(self._link, common.clock)
+        self.queue = LinkQueue(self._link if when is RestoreWhen.AUTO else None, common.clock)
         self._gpu = GpuQueue(common.costs.prefill, common.clock)
         self._longest = Longest(common.clock)
         self._made: dict[str, Choice] = {}  # of requests that wait, the latest

@@ -14,8 +14,8 @@ _SHARE = 1 / 16
 class LinkQueue:
     """Seconds until a link is free, of jobs that go one after the other."""
 
-    def __init__(self, cost: LinkCost, clock: Callable[[], float]) -> None:
-        """Nothing is on it. ``cost``: of its jobs. ``clock`` in seconds."""
+    def __init__(self, cost: LinkCost | None, clock: Callable[[], float]) -> None:
+        """Nothing is on it. ``cost``: of its jobs; None: nobody asks for seconds. ``clock`` in seconds."""
         self._cost = cost
         self._clock = clock
         self._num_bytes = 0
@@ -29,14 +29,16 @@ class LinkQueue:
 
     def begin(self, num_bytes: int) -> None:
         """So many more are to be moved."""
-        self._set(self.seconds + self._cost.seconds(num_bytes))
         self._num_bytes += num_bytes
+        if self._cost is not None:
+            self._set(self.seconds + self._cost.seconds(num_bytes))
 
     def end(self, num_bytes: int) -> None:
         """So many of these are over."""
         self._num_bytes -= num_bytes
-        left = self._cost.seconds(self._num_bytes) if self._num_bytes else 0.0
-        self._set(min(self.seconds, left))
+        if self._cost is not None:
+            left = self._cost.seconds(self._num_bytes) if self._num_bytes else 0.0
+            self._set(min(self.seconds, left))
 
     def check_invariants(self, num_bytes: int) -> None:
         """So many bytes are on it."""

@@ -42,6 +42,15 @@ def test_a_link_is_busy_until_time_has_passed(link: LinkQueue, clock: Clock) -> 
     link.check_invariants(5000)
 
 
+def test_where_nobody_asks_nothing_is_estimated(clock: Clock) -> None:
+    link = LinkQueue(None, clock)
+    link.begin(2000)
+    link.begin(3000)
+    assert link.seconds == 0
+    link.end(2000)
+    link.check_invariants(3000)
+
+
 def test_what_ends_early_leaves_the_rest(link: LinkQueue) -> None:
     link.begin(2000)
     link.begin(3000)
