@@ -143,7 +143,6 @@ class Checkpoints:
             The plan, and GPU blocks for its bag. None: it is not worth it, or not possible.
         """
         groups, chain, depth = self._groups, pending.chain, candidate.depth
-        note = self._note_of(pending.request)
         known = self._allocator.known_depth(chain, depth)
         if known < min(depth, pending.last_checkpoint) and not must:  # it was stored before, and was evicted
             return None
@@ -153,6 +152,7 @@ class Checkpoints:
             return None
         if num_blocks > num_holdable:
             num_first = min(num_holdable // groups.columns, depth - known) if groups.columns else 0
+            note = self._note_of(pending.request)
             plan = self._allocator.plan_store(
                 chain, known + num_first, None, pending.keep, must=must, note=note
             )
@@ -160,6 +160,7 @@ class Checkpoints:
         bag = self._bag(pending, candidate)
         if len(bag) < num_bag or not self._engine.ids(bag).all():
             return None
+        note = self._note_of(pending.request)
         plan = self._allocator.plan_store(chain, depth, None, pending.keep, num_bag, must, note)
         if plan is None:
             return None
