@@ -59,7 +59,7 @@ _ROWS = [
     ("why", f"{_ABSENCE}._why_lost", "if first <= position", "if False"),
     ("why", f"{_ABSENCE}._why", "if known > position", "if known >= position"),
     ("why", f"{_NOTES}.restored", "from_pool -= num_fetched", "pass"),
-    ("why", f"{_NOTES}.finished", "self.prompts.charge(note)", "pass"),
+    ("why", f"{_NOTES}.finished", "self.prompts.finish(note)", "pass"),
     ("why", f"{_ABSENCE}._why", "(known > position or self._has_below)", "True"),
     ("why", f"{_PROMPTS}.charge", "or len(self._notes) > self._most_notes", ""),
     ("why", f"{_PROMPTS}.charge", "note.marks.append(mark)", "pass"),

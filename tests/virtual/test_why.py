@@ -444,6 +444,15 @@ def test_notes_are_bounded(engine: VirtualEngine) -> None:
     assert [note.request_id for note in notes.of(lambda each: True, 9)] == ["r6", "r5", "r4"]
 
 
+def test_a_hash_for_each_position_is_kept_of_who_is_over(engines: Engines) -> None:
+    """Where vLLM has several for one, as with blocks of several sizes."""
+    engine = engines(groups=MODELS["mixed"], gpu_blocks=150, cpu_slots=300, chunk=64)
+    request = serve(engine, tokens(80))
+    note = note_of(engine, request)
+    assert type(note.chain) is list and note.num_charged == len(note.chain) < len(request.block_hashes)
+    assert engine.side.notes.prompts.find(note.chain, 2).sharer is note
+
+
 def test_ids_that_clients_chose_are_cut(engine: VirtualEngine) -> None:
     long = "r" * 5000
     assert len(Note(long, 0.0, 0).request_id) == 320

@@ -131,14 +131,17 @@ class Notes:
             note.opened, note.order = self._clock(), order
 
     def restored(self, restore: Restore) -> None:
-        """A restore has ended, whatever came of it. O(1) and array work per slot."""
+        """A restore has ended, whatever came of it. O(1) and array work per slot.
+
+        It counts for the request that it began for, and not for a later one with the same id.
+        """
         note = self._live.get(restore.request.request_id)
-        if note is None:
+        if note is None or note.order is None or note.order.parts[0].job_id != restore.restore_id:
             return
         num_positions = 0 if restore.was_stuck else restore.num_landed
         num_tokens = num_positions * self._block_size
         order, note.order = note.order, None
-        if num_tokens and order is not None and order.fills is not None:
+        if num_tokens and order.fills is not None:
             num_slots = num_positions * restore.columns or len(order.sources)
             slots, fills = order.sources[:num_slots], order.fills[:num_slots]
             from_pool = num_tokens
@@ -174,7 +177,7 @@ class Notes:
         if note.opened is not None:
             self._end_restore(note, note.ended)
         note.order = None
-        self.prompts.charge(note)
+        self.prompts.finish(note)
         self._over[self._num_over % len(self._over)] = note
         self._num_over += 1
 

@@ -30,7 +30,8 @@ class Prompts:
 
     A chain is filed under its positions 0, 1, 3, 7 and so on. Of those that have the same there, the latest
     eight are known. To file it and to find it takes O(log n), and nobody looks at all positions. The chain
-    itself is the engine's own list, which changes with the request. What it is filed under is kept beside it.
+    itself is the engine's own, which changes with the request. What it is filed under is kept beside it. Of a
+    request that is over, a copy is kept: the engine's own may have many hashes for a position.
     """
 
     def __init__(self, most_positions: int = MOST_POSITIONS, most_notes: int = MOST_NOTES) -> None:
@@ -63,6 +64,12 @@ class Prompts:
         note.num_charged = len(chain)
         while self._num_positions > self._most_positions or len(self._notes) > self._most_notes:
             self._forget(self._notes.popleft())
+
+    def finish(self, note: Note) -> None:
+        """Its chain grows no more. O(n), as a copy of a list."""
+        self.charge(note)
+        if note.chain is not None:
+            note.chain = list(note.chain[:])
 
     def find(self, chain: Sequence[bytes], position: int) -> Found:
         """Who had that position of a chain, and who all before it. O(log n)."""
@@ -99,6 +106,8 @@ class Prompts:
         over = [note for note in self._notes if note.ended is not None]
         less = [note.request_id for note in over if note.num_charged != len(note.chain or ())]
         assert not less, f"{less} are over, and count with less than they keep"
+        views = [note.request_id for note in over if type(note.chain) is not list]
+        assert not views, f"{views} are over, and keep more than a hash for a position"
 
     def _forget(self, note: Note) -> None:
         """Nobody finds it any more. O(log n)."""
