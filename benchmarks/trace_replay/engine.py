@@ -23,7 +23,7 @@ from offload.messages import (
     WorkerReport,
 )
 from offload.scheduler.common import Common
-from offload.scheduler.engine import Drafts, State, States
+from offload.scheduler.engine import Drafts, Origin, State, States
 from offload.scheduler.flow import Below
 from offload.scheduler.groups import GpuBlocks, Group, Groups, Kind
 from offload.scheduler.hints import RequestHints
@@ -96,6 +96,9 @@ class _Engine:
     def transfer_params(self, request: _Request) -> KVTransferParams:
         return _NO_PARAMS
 
+    def origin(self, request: _Request) -> Origin:
+        return _NO_ORIGIN
+
     def chain(self, request: _Request) -> Sequence[bytes]:
         return request.chain
 
@@ -144,6 +147,7 @@ class _Engine:
 
 _NO_HINTS = RequestHints()
 _NO_PARAMS = KVTransferParams()
+_NO_ORIGIN = Origin(None, 0, "")
 
 
 @dataclass(slots=True)
