@@ -8,19 +8,22 @@ prompts in short alternating rounds, so that what disturbs the machine disturbs 
 - no reuse: every document new (rounds of `--round-documents`); the connector only stores, and once its
   pool is full it evicts as well.
 - fits: as many documents as the GPU holds, asked again and again; the connector has nothing to do.
+- cold passes: all caches are emptied before each round (of as many documents as in "no reuse"). So nothing is
+  found, and the pool has room for all.
 
 Two engines that are alike still differ by a few percent for as long as they live. That comes from their place
 in memory and on the machine. So both are started anew `--starts` times, in alternating order. Per case and
 start: the median over the rounds of (seconds with / seconds without). Per case: the geometric mean of these
-medians, and the quartiles and extremes of all rounds. `--mode prefix` compares the engine with a second one
-like
-it: the noise of the measurement itself. The waiting engine's share of a core is measured too; it must be
-near 0 for turns to be fair.
+medians with its 95% interval (Student's t over the logarithms of the starts' medians), and the quartiles and
+extremes of all rounds. The same for CPU seconds of all an engine's processes. `--mode prefix` compares the
+engine with a second one like it: the noise of the measurement itself. The waiting engine's share of a core is
+measured too; it must be near 0 for turns to be fair.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import time
@@ -52,15 +55,18 @@ from offload.testing.engines.process import EngineError
 __all__ = ["main"]
 
 _BASE = "prefix"
-_CASES = ("no reuse", "fits")
+_CASES = ("no reuse", "fits", "cold passes")
+# Quantiles 0.975 of Student's t for 1, 2, ... degrees of freedom; the last one also for more, which is wider.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145)
 _LOOK_SECONDS = 0.1
 _REST_SECONDS = 15.0
 
 
 class _Turn(NamedTuple):
-    """One engine's round: its result, and the share of a core that the other used meanwhile."""
+    """One engine's round: its result and CPU seconds, and what share of a core the other used meanwhile."""
 
     result: RoundResult
+    cpu_seconds: float
     idle_share: float
 
 
@@ -123,6 +129,9 @@ def _compare(settings: Settings, mode: str, start: int, count: int, round_docume
                 every_round, desc=f"start {start}, {case}", total=count, unit="round", dynamic_ncols=True
             )
             for number, prompts in enumerate(bar, 1):
+                if case == "cold passes":
+                    base.reset()
+                    other.reset()
                 turns = _pair(base, other, prompts, number % 2 == 0)
                 rows.append({"case": case, "start": start, "round": number, "mode": mode, **_row(*turns)})
     return rows
@@ -150,9 +159,10 @@ def _turn(engine: EngineProcess, idle: EngineProcess, prompts: list[Prompt]) -> 
             raise EngineError(
                 f"mode {idle.mode!r}: the engine still computes {_REST_SECONDS:g} s after its turn"
             )
-    before = _cpu_seconds(idle.pid)
+    before, own = _cpu_seconds(idle.pid), _cpu_seconds(engine.pid)
     result = engine.run_round(prompts)
-    return _Turn(result, (_cpu_seconds(idle.pid) - before) / result.seconds)
+    own = _cpu_seconds(engine.pid) - own
+    return _Turn(result, own, (_cpu_seconds(idle.pid) - before) / result.seconds)
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -182,6 +192,9 @@ def _row(base: _Turn, other: _Turn) -> Row:
         "seconds_without": round(base.result.seconds, 4),
         "seconds": round(other.result.seconds, 4),
         "ratio": round(other.result.seconds / base.result.seconds, 4),
+        "cpu_seconds_without": round(base.cpu_seconds, 3),
+        "cpu_seconds": round(other.cpu_seconds, 3),
+        "cpu_ratio": round(other.cpu_seconds / base.cpu_seconds, 4),
         "prompt_tokens": other.result.prompt_tokens,
         "cached_gpu_tokens": counters.cached_gpu_tokens,
         "cached_gpu_tokens_without": base.result.counters.cached_gpu_tokens,
@@ -200,6 +213,9 @@ def _format(rows: Sequence[Row], mode: str) -> str:
         Column("s without", _median_of("seconds_without"), ".3f"),
         Column(f"s with {mode}", _median_of("seconds"), ".3f"),
         Column("ratio", lambda group: statistics.geometric_mean(_by_start(group)), ".4f"),
+        Column("95%", lambda group: _told(interval(_by_start(group)))),
+        Column("CPU", lambda group: statistics.geometric_mean(_by_start(group, "cpu_ratio")), ".4f"),
+        Column("95%", lambda group: _told(interval(_by_start(group, "cpu_ratio")))),
         Column("by start", lambda group: " ".join(f"{each:.4f}" for each in _by_start(group))),
         Column(
             "quartiles", lambda group: "{:.4f} to {:.4f}".format(*np.percentile(_ratios(group), [25, 75]))
@@ -218,9 +234,26 @@ def _median_of(name: str) -> Callable[[Sequence[Row]], float]:
     return lambda group: statistics.median(row[name] for row in group)
 
 
-def _by_start(group: Sequence[Row]) -> list[float]:
+def interval(ratios: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of the geometric mean of ratios that are independent; of a single one: anything.
+
+    Their logarithms are taken to be of a normal distribution.
+    """
+    if len(ratios) < 2:
+        return 0.0, math.inf
+    logs = np.log(ratios)
+    half = _T[min(len(logs) - 1, len(_T)) - 1] * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+    middle = float(np.mean(logs))
+    return math.exp(middle - half), math.exp(middle + half)
+
+
+def _told(ends: tuple[float, float]) -> str:
+    return "{:.4f} to {:.4f}".format(*ends)
+
+
+def _by_start(group: Sequence[Row], name: str = "ratio") -> list[float]:
     """The median ratio of each start."""
-    return [_median_of("ratio")(rows) for rows in grouped(group, "start").values()]
+    return [_median_of(name)(rows) for rows in grouped(group, "start").values()]
 
 
 def _ratios(group: Sequence[Row]) -> list[float]:
