@@ -12,6 +12,10 @@ SLOWEST = 4.0
 """What takes so many times as long to load as to compute is computed: a link like that saves a fifth of the
 prefill at most, and who waits for it is late."""
 
+HELD_UP = 0.3
+"""Each answer that comes meanwhile waits for that part of a prefill, which is computed in the same steps. Who
+comes meanwhile waits for as much of a load on the link."""
+
 
 class Verdict(StrEnum):
     """What is made of a restore, and why. Counted by these names."""
@@ -46,6 +50,7 @@ class Prospect(NamedTuple):
         queue: seconds until the link is free.
         backlog: seconds of prefill of all others that wait or are computed.
         patience: seconds that it may wait longer than it takes to compute it.
+        num_restoring: others that are being restored, and will be answered then.
     """
 
     first: int
@@ -56,6 +61,7 @@ class Prospect(NamedTuple):
     queue: float = 0.0
     backlog: float = 0.0
     patience: float = 0.0
+    num_restoring: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -83,7 +89,8 @@ def choose(prefill: PrefillCost, link: LinkCost, prospect: Prospect) -> Choice:
     """What is over first, for the request and those behind it.
 
     A load leaves the GPU to others, a prefill does not. So loading may take as long as it takes to compute
-    the request and all others that are there: until then nobody misses the GPU's time. But where the link is
+    the request and all others that are there: until then nobody misses the GPU's time. It may take longer by
+    what a prefill holds up answers that come meanwhile, beyond what a load holds up. But where the link is
     the slower of both, no request is to be answered much later for that than others are.
 
     If all of it takes longer, a part is loaded, of which the same is true. Within one request more than that
@@ -98,7 +105,10 @@ def choose(prefill: PrefillCost, link: LinkCost, prospect: Prospect) -> Choice:
     own_load, own_compute = link.seconds(prospect.num_bytes), prefill.seconds(first, stop)
     rest = prefill.seconds(stop, prospect.num_tokens)
     load, compute = prospect.queue + own_load + rest, own_compute + rest
-    spare = prospect.backlog if own_load < own_compute else min(prospect.backlog, prospect.patience)
+    if own_load < own_compute:
+        spare = prospect.backlog + HELD_UP * prospect.num_restoring * (own_compute - own_load)
+    else:
+        spare = min(prospect.backlog, prospect.patience)
     if own_load > SLOWEST * own_compute:
         return Choice(first, Verdict.COMPUTED, load, compute)
     if load <= compute + spare:

@@ -53,13 +53,23 @@ class Choices:
         if self._when is RestoreWhen.AUTO:
             self._gpu.arrived(request)
 
-    def make(self, request: Request, first: int, stop: int, *, is_wanted: bool, is_coming: bool) -> int:
+    def make(
+        self,
+        request: Request,
+        first: int,
+        stop: int,
+        num_restoring: int,
+        *,
+        is_wanted: bool,
+        is_coming: bool,
+    ) -> int:
         """Up to which token a restore is made for that request; ``first``: none is.
 
         Args:
             request: who asks.
             first: leading tokens that the GPU has.
             stop: that there could be.
+            num_restoring: restores of others that are under way.
             is_wanted: its client wants all of it.
             is_coming: some of it is on its way from below the pool.
         """
@@ -70,7 +80,7 @@ class Choices:
         elif is_coming:
             choice = Choice(stop, Verdict.FETCHED)
         else:
-            choice = self._choose(request, first, stop)
+            choice = self._choose(request, first, stop, num_restoring)
         self._made[request.request_id] = choice
         return choice.stop
 
@@ -110,7 +120,7 @@ class Choices:
 
     # Private
 
-    def _choose(self, request: Request, first: int, stop: int) -> Choice:
+    def _choose(self, request: Request, first: int, stop: int, num_restoring: int) -> Choice:
         common = self._common
         waited = self._gpu.waited(request.request_id)
         groups, size = common.engine.groups, common.block_size
@@ -123,6 +133,7 @@ class Choices:
             self.queue.seconds,
             self._gpu.backlog(request.request_id),
             _PATIENCE * self._longest.seconds - waited,
+            num_restoring,
         )
         choice = choose(common.costs.prefill, self._known_link, prospect)
         self._longest.note(waited + choice.compute_seconds)

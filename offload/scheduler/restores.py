@@ -325,7 +325,9 @@ class Restores:
         if not num_tokens:
             return NOTHING[Why.ABSENT]
         stop = num_local + num_tokens
-        chosen = self.choices.make(request, num_local, stop, is_wanted=bool(hints.load), is_coming=coming > 0)
+        chosen = self.choices.make(
+            request, num_local, stop, len(self._restores), is_wanted=bool(hints.load), is_coming=coming > 0
+        )
         if chosen >= stop:
             return Offer(num_tokens, Why.RESIDENT)
         most = chosen - num_local

@@ -332,6 +332,7 @@ _ROWS = [
     ("kv_streams", f"{_STREAM_OF_EVENTS}._take_again", "if number > self._last + 1:", "if False:"),
     ("kv_streams", f"{_STREAM_OF_EVENTS}._apply", "self.index.clear(is_whole=True)", "pass"),
     ("choices", _CHOOSE, "own_load < own_compute", "True"),
+    ("choices", _CHOOSE, "HELD_UP * prospect.num_restoring", "0.0"),
     ("choices", _CHOOSE, "prospect.queue + own_load + rest", "own_load + rest"),
     ("choices", _CHOOSE, "min(prospect.backlog, prospect.patience)", "prospect.backlog"),
     ("choices", _CHOOSE, "load <= compute + spare", "load <= compute"),

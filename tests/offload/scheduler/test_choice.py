@@ -2,7 +2,7 @@
 
 import pytest
 
-from offload.scheduler.choice import SLOWEST, WORTH, Prospect, Verdict, choose
+from offload.scheduler.choice import HELD_UP, SLOWEST, WORTH, Prospect, Verdict, choose
 from offload.scheduler.costs import LinkCost, PrefillCost
 
 TOKEN_BYTES = 1000.0
@@ -56,6 +56,20 @@ def test_a_load_may_take_as_long_as_others_keep_the_gpu_busy() -> None:
     fast = link_of(0.0005)
     assert choose(PREFILL, fast, PROSPECT._replace(queue=2.0, backlog=1.4)).verdict is Verdict.COMPUTED
     assert choose(PREFILL, fast, PROSPECT._replace(queue=2.0, backlog=1.6)).verdict is Verdict.LOADED
+
+
+def test_a_prefill_holds_up_the_answers_of_those_that_are_restored() -> None:
+    """A load takes 0.5 s, a prefill 1 s. For each other it may be later by a part of the difference."""
+    fast = link_of(0.0005)
+    for num_others in (1, 4):
+        most = 0.5 + HELD_UP * 0.5 * num_others
+        others = PROSPECT._replace(num_restoring=num_others)
+        assert choose(PREFILL, fast, others._replace(queue=0.99 * most)).verdict is Verdict.LOADED
+        assert choose(PREFILL, fast, others._replace(queue=1.01 * most)).verdict is Verdict.COMPUTED
+    slow = PROSPECT._replace(num_restoring=100)
+    assert choose(PREFILL, link_of(0.0011), slow).verdict is Verdict.COMPUTED, (
+        "it holds up more than a prefill"
+    )
 
 
 def test_on_a_slow_link_nobody_waits_longer_than_the_patience() -> None:

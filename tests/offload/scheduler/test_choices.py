@@ -67,10 +67,9 @@ class Desk:
         self.choices.arrived(request)
         return request
 
-    def ask(self, request: MemoryRequest, first: int = 0, **how: bool) -> int:
-        return self.choices.make(
-            request, first, STOP, is_wanted=how.get("wanted", False), is_coming=how.get("coming", False)
-        )
+    def ask(self, request: MemoryRequest, first: int = 0, restoring: int = 0, **how: bool) -> int:
+        wanted, coming = how.get("wanted", False), how.get("coming", False)
+        return self.choices.make(request, first, STOP, restoring, is_wanted=wanted, is_coming=coming)
 
     def admit(self, request: MemoryRequest, num_external: int, num_local: int = 0) -> None:
         self.choices.admitted(request, num_local, num_external)
@@ -199,6 +198,14 @@ def test_what_is_on_the_link_counts() -> None:
     assert desk.serve() == 0
     desk.choices.queue.end(STOP * BLOCK_BYTES // SIZE)
     assert desk.serve() == STOP
+
+
+def test_others_that_are_restored_are_not_held_up_by_a_prefill() -> None:
+    desk = Desk()
+    desk.measure(0.0005)
+    desk.choices.queue.begin(STOP * BLOCK_BYTES // SIZE * 2)
+    asked = desk.come()
+    assert (desk.ask(asked, restoring=0), desk.ask(asked, restoring=8)) == (0, STOP)
 
 
 def test_who_has_waited_for_long_does_not_wait_for_a_slow_link() -> None:
