@@ -69,7 +69,7 @@ class OffloadConfig:
     operator_socket: str | None = None
     pool: SharedMemoryConfig | None = None
     fetch_gpu_share: float = 0.1
-    restore: RestoreWhen = RestoreWhen.ALWAYS
+    restore: RestoreWhen = RestoreWhen.AUTO
     fleet: FleetConfig = NO_FLEET
 
     def __post_init__(self) -> None:

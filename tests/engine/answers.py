@@ -20,6 +20,9 @@ TOLERANCE = 1e-4
 SEEN = 1e-2
 """The least that a wrong block must make; it makes about 1."""
 
+ALL_RESTORED = {"restore": "always"}
+"""Of engines whose tests say how much is restored. Else that is a choice, by what is measured meanwhile."""
+
 Prompt = list[int]
 
 

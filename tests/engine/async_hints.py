@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from offload.testing.engines.environment import ENVIRONMENT, transfer_config
-from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt, prompt_of
+from tests.engine.answers import ALL_RESTORED, BLOCK_BYTES, BLOCK_SIZE, Prompt, prompt_of
 from tests.engine.engine import MAX_MODEL_LEN, SHORT, model_directory
 
 POOL_BLOCKS = 40
@@ -28,6 +28,7 @@ class Asked:
         extra = {
             "cpu_gib": POOL_BLOCKS * BLOCK_BYTES / 2**30,
             "eviction_policy": "lru",
+            **ALL_RESTORED,
             "store_decode_blocks": False,
         }
         self._llm = AsyncLLM.from_engine_args(

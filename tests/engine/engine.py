@@ -10,7 +10,7 @@ import numpy as np
 
 from offload.testing.engines.environment import ENVIRONMENT, transfer_config
 from offload.testing.engines.models import tiny_llama
-from tests.engine.answers import BLOCK_SIZE, VOCAB_SIZE, Answer, Prompt
+from tests.engine.answers import ALL_RESTORED, BLOCK_SIZE, VOCAB_SIZE, Answer, Prompt
 
 MAX_MODEL_LEN = 1536
 
@@ -48,7 +48,8 @@ class Engine:
         """Start it.
 
         Args:
-            extra_config: ``kv_connector_extra_config``; None for an engine without connector.
+            extra_config: ``kv_connector_extra_config``, besides ``ALL_RESTORED``; None for an engine without
+                connector.
             in_process: scheduler and worker in this very process, where tests can look at them.
             fork: fork the engine's processes, which start sooner than those the CPU backend spawns.
             num_gpu_blocks: blocks of the GPU cache, the reserved one included.
@@ -66,7 +67,7 @@ class Engine:
         if fork:
             _after_cpu_check(_fork_processes)
         if extra_config is not None:
-            settings["kv_transfer_config"] = transfer_config(extra_config)
+            settings["kv_transfer_config"] = transfer_config({**ALL_RESTORED, **extra_config})
         defaults = {
             "dtype": "float32",
             "enforce_eager": True,

@@ -12,7 +12,7 @@ import pytest
 from offload.cli import main
 from offload.testing.engines.client import HttpServer
 from offload.testing.engines.server import ServerProcess, held_port
-from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
+from tests.engine.answers import ALL_RESTORED, BLOCK_BYTES, BLOCK_SIZE
 from tests.engine.fleets import (
     NUM_BLOCKS,
     NUM_TOKENS,
@@ -56,7 +56,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         sockets = f"{stack.enter_context(TemporaryDirectory(prefix='kvo'))}/run"
         peers = [f"127.0.0.1:{stack.enter_context(held_port()).getsockname()[1]}" for _ in range(2)]
         configs: list[dict[str, Any]] = [
-            *({"cpu_gib": 0.0625, "role": "prefill", "listen": peer} for peer in peers),
+            *({"cpu_gib": 0.0625, "role": "prefill", "listen": peer, **ALL_RESTORED} for peer in peers),
             *(
                 {"cpu_gib": 0.0625, "role": "decode", "peers": peers, "peer_wait_seconds": PATIENCE}
                 for _ in range(2)

@@ -9,7 +9,7 @@ import pytest
 from offload.testing.engines.client import HttpServer
 from offload.testing.engines.environment import transfer_config
 from offload.testing.engines.server import ServerProcess
-from tests.engine.answers import BLOCK_SIZE, Prompt, prompt_of
+from tests.engine.answers import ALL_RESTORED, BLOCK_SIZE, Prompt, prompt_of
 from tests.engine.conftest import CPU_GIB
 from tests.engine.engine import SHORT
 from tests.engine.server import SIZES, served_model
@@ -44,7 +44,11 @@ class Replicas(ServerProcess):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(
-            folder, served_model(), {**SIZES, "--data-parallel-size": 2}, {"cpu_gib": CPU_GIB}, {}
+            folder,
+            served_model(),
+            {**SIZES, "--data-parallel-size": 2},
+            {"cpu_gib": CPU_GIB, **ALL_RESTORED},
+            {},
         )
 
     def ask(self, prompt: Prompt, replica: int) -> list[int]:
@@ -66,7 +70,9 @@ class Pipeline(ServerProcess):
     """
 
     def __init__(self, folder: Path) -> None:
-        multi = transfer_config({"connectors": [transfer_config({"cpu_gib": CPU_GIB})]}, "MultiConnector")
+        multi = transfer_config(
+            {"connectors": [transfer_config({"cpu_gib": CPU_GIB, **ALL_RESTORED})]}, "MultiConnector"
+        )
         flags = {
             **SIZES,
             "--pipeline-parallel-size": 2,

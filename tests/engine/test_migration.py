@@ -15,7 +15,7 @@ import pytest
 
 from offload.testing.engines.client import HttpServer
 from offload.testing.engines.server import ServerProcess, held_port
-from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
+from tests.engine.answers import ALL_RESTORED, BLOCK_BYTES, BLOCK_SIZE
 from tests.engine.engine import SHORT
 from tests.engine.fleets import (
     Admin,
@@ -88,6 +88,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
                 "--kv-events-config": json.dumps(told | {"replay_endpoint": f"{endpoint}.again"})
             }
             config = {"cpu_gib": 0.0625, "listen": peer, "peers": peers, "operator_socket": str(sockets)}
+            config |= ALL_RESTORED
             folder = tmp_path_factory.mktemp("pair")
             servers.append(stack.enter_context(ServerProcess(folder, served_model(), flags, config, {})))
         options = ("--policy", "round_robin", "--drain-seconds", "0")

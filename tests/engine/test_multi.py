@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 
 from offload.testing.engines.environment import transfer_config
-from tests.engine.answers import BLOCK_SIZE, SEEN, TOLERANCE, difference, prompt_of
+from tests.engine.answers import ALL_RESTORED, BLOCK_SIZE, SEEN, TOLERANCE, difference, prompt_of
 from tests.engine.conftest import CPU_GIB, running
 from tests.engine.engine import Engine
 
 pytestmark = pytest.mark.engine
 
-OURS = transfer_config({"cpu_gib": CPU_GIB})
+OURS = transfer_config({"cpu_gib": CPU_GIB, **ALL_RESTORED})
 THEIRS = transfer_config(
     {
         "cpu_bytes_to_use": int(CPU_GIB * 2**30),

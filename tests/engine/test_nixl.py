@@ -12,7 +12,7 @@ import pytest
 
 from offload.cli import main
 from offload.testing.engines.server import ServerProcess, held_port
-from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
+from tests.engine.answers import ALL_RESTORED, BLOCK_BYTES, BLOCK_SIZE
 from tests.engine.fleets import (
     NUM_BLOCKS,
     NUM_TOKENS,
@@ -61,7 +61,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvo"))) / "run"
         peer = f"127.0.0.1:{stack.enter_context(held_port()).getsockname()[1]}"
-        both: dict[str, Any] = {"cpu_gib": 0.0625, "peer_transport": "nixl"}
+        both: dict[str, Any] = {"cpu_gib": 0.0625, "peer_transport": "nixl", **ALL_RESTORED}
         configs = [
             {**both, "role": "prefill", "listen": peer},
             {

@@ -18,7 +18,7 @@ import pytest
 from offload.cli import main
 from offload.testing.engines.server import START_SECONDS, environment, held_port, serve_command
 from offload.vllm.stats import CONFIG_INFO
-from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt
+from tests.engine.answers import ALL_RESTORED, BLOCK_BYTES, BLOCK_SIZE, Prompt
 from tests.engine.server import SIZES, VOCAB_SIZE, VllmServer, served_model
 from tests.monitoring import metrics_in, queries, scraping
 
@@ -44,7 +44,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[VllmServe
         yield [
             running.enter_context(
                 VllmServer(
-                    tmp_path_factory.mktemp("serve"), {"cpu_gib": 0.0625, "operator_socket": str(folder)}
+                    tmp_path_factory.mktemp("serve"),
+                    {"cpu_gib": 0.0625, "operator_socket": str(folder), **ALL_RESTORED},
                 )
             )
             for folder in folders

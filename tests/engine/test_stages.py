@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from offload.testing.engines.server import ServerProcess, held_port
-from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE, Prompt
+from tests.engine.answers import ALL_RESTORED, BLOCK_BYTES, BLOCK_SIZE, Prompt
 from tests.engine.engine import SHORT
 from tests.engine.fleets import (
     NUM_BLOCKS,
@@ -57,6 +57,7 @@ class Fleet:
         self._folder, self._stack, self._number = folder, stack, 0
         pool = stack.enter_context(tempfile.TemporaryDirectory(prefix="stages-test-", dir=_SHARED_MEMORY))
         listens: dict[str, Any] = {"cpu_gib": 0.0625, "role": "prefill", "listen": f"127.0.0.1:{port}"}
+        listens |= ALL_RESTORED
         listens["pool"] = {"kind": "shared-memory", "path": pool}
         self._prefill_config = listens
         self._decode_config: dict[str, Any] = {

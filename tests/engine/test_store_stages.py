@@ -11,7 +11,7 @@ import pytest
 
 from offload.testing.engines.server import ServerProcess
 from offload.vllm.tiers import store_extent_slots
-from tests.engine.answers import BLOCK_BYTES, BLOCK_SIZE
+from tests.engine.answers import ALL_RESTORED, BLOCK_BYTES, BLOCK_SIZE
 from tests.engine.fleets import (
     NUM_BLOCKS,
     NUM_TOKENS,
@@ -101,7 +101,7 @@ class Pair:
 
     def _start(self, folder: Path, role: str, relay: Relay, stack: ExitStack) -> ServerProcess:
         tier = {"kind": REDIS, "url": f"redis://127.0.0.1:{relay.port}/0", "wait_seconds": _WAIT_SECONDS}
-        config: dict[str, Any] = {"cpu_gib": 0.0625, "role": role, "tiers": [tier]}
+        config: dict[str, Any] = {"cpu_gib": 0.0625, "role": role, "tiers": [tier], **ALL_RESTORED}
         folder.mkdir()
         return stack.enter_context(ServerProcess(folder, served_model(), SIZES, config, {}))
 
