@@ -4,6 +4,7 @@ This package knows nothing of vLLM, CUDA or time. It decides and counts; it move
 """
 
 from allocator.block_allocator import CpuOffloadingBlockAllocator
+from allocator.departures import Cause
 from allocator.errors import AllocatorError, CapacityError, ChainError, StalePlanError
 from allocator.hashing import hash_chain
 from allocator.node import Pin
@@ -17,6 +18,7 @@ __all__ = [
     "BagEvicted",
     "BagStored",
     "CapacityError",
+    "Cause",
     "ChainError",
     "CpuOffloadingBlockAllocator",
     "Event",

@@ -5,7 +5,7 @@ from typing import Any
 
 from allocator.adopting import Adopting
 from allocator.bags import BagState
-from allocator.conservation import check_leaves, check_slots
+from allocator.conservation import check_conserved
 from allocator.errors import ChainError
 from allocator.events import EventLog
 from allocator.leases import Leases
@@ -15,6 +15,7 @@ from allocator.planning import Planning, check_full
 from allocator.plans import Event, Hit, Note, StorePlan, UncachedRun
 from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
+from allocator.resizing import Resizing
 from allocator.room import Room
 from allocator.slot_pool import SlotPool, SlotQueue, Slots, SlotState, check_sizes
 from allocator.store_plans import StorePlans
@@ -82,12 +83,18 @@ class CpuOffloadingBlockAllocator:
         self._pins = Pins(*parts, self._room)
         self._planning = Planning(*parts, self._room, self._stores)
         self.adopting = Adopting(*parts, self._log)
+        self.resizing = Resizing(*parts, self._room, self._cut)
         self.leases = Leases(self._tree, self._ranking, self._policy, self._room)
         self._step_work = self._work_left = _STEP_WORK
 
     @property
     def capacity(self) -> int:
-        """Slots in the pool."""
+        """Slots in the pool, without those that are closed; see ``resizing``."""
+        return self._pool.num_open
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that it has at most."""
         return self._pool.capacity
 
     @property
@@ -311,9 +318,7 @@ class CpuOffloadingBlockAllocator:
 
         They may be more: 1/1024 of the pool at most, and what fills a position, or goes back to a checkpoint.
         """
-        before = self.num_free
-        self._room.make(before + num_slots, None, self._policy)
-        return self.num_free - before
+        return self._room.evict(num_slots)
 
     def drop(self, chain: Sequence[bytes], position: int) -> None:
         """The slot of that position holds wrong bytes: it and everything after it leave the pool.
@@ -375,15 +380,13 @@ class CpuOffloadingBlockAllocator:
     def check_invariants(self) -> None:
         """Tree, pool, policy, pins and plans agree. O(pool); for tests."""
         self._stores.orphan()
-        for part in (self._tree, self._uncached, self._stores, self._pins, self.leases, self.departures):
+        own = (self._pool, self._tree, self._uncached, self._stores, self._pins)
+        for part in (*own, self.leases, self.departures, self.resizing):
             part.check_invariants()
         self._policy.check_invariants([*self._tree.nodes(), *self._tree.dead_nodes()])
-        self._pool.check_invariants()
         self._log.check_invariants(self._tree.num_cuts)
-        check_slots(self._tree, self._pool, self._stores.plans)
-        check_leaves(self._tree)
-        candidate = self._policy.choose()
-        assert candidate is None or candidate.is_evictable, f"policy offers {candidate!r}"
+        check_conserved(self._tree, self._pool, self._stores.plans)
+        assert (leaf := self._policy.choose()) is None or leaf.is_evictable, f"policy offers {leaf!r}"
 
     # Private
 

@@ -11,6 +11,12 @@ from allocator.prefix_tree import PrefixTree
 from allocator.slot_pool import SlotPool, Slots, SlotState, flat
 
 
+def check_conserved(tree: PrefixTree, pool: SlotPool, plans: PlansInFlight) -> None:
+    """Every slot has one owner, and leaves end where somebody can go on."""
+    check_slots(tree, pool, plans)
+    check_leaves(tree)
+
+
 def check_slots(tree: PrefixTree, pool: SlotPool, plans: PlansInFlight) -> None:
     """Every slot is free or has one owner, and is counted under the state that this owner says."""
     nodes = list(tree.nodes())
@@ -20,7 +26,10 @@ def check_slots(tree: PrefixTree, pool: SlotPool, plans: PlansInFlight) -> None:
     orphaned = plans.orphaned_slots()
     owned = np.concatenate([*resident, *bagged, *filling, orphaned, pool.leaving()])
     assert len(np.unique(owned)) == len(owned), "a slot has two owners"
-    assert len(owned) + pool.num_free == pool.capacity, f"{len(owned)} owned, {pool.num_free} free"
+    num_withdrawn = pool.num_in(SlotState.WITHDRAWN)
+    assert len(owned) + pool.num_free + num_withdrawn == pool.capacity, (
+        f"{len(owned)} owned, {pool.num_free} free, {num_withdrawn} withdrawn: not {pool.capacity} in all"
+    )
     assert not np.isin(pool.free(), owned).any(), "the free list holds slots that have an owner"
     num_resident, num_filling = pool.num_in(SlotState.RESIDENT), pool.num_in(SlotState.FILLING)
     assert sum(map(len, resident)) == num_resident, f"{num_resident} slots resident"

@@ -22,6 +22,10 @@ class Covered:
     def __bool__(self) -> bool:
         return bool(self._counts)
 
+    def __contains__(self, node: Node) -> bool:
+        """Whether a lease keeps that segment."""
+        return node in self._counts
+
     def add(self, node: Node) -> None:
         """A lease ends where ``node`` does. O(segments before it)."""
         while node.parent is not None:

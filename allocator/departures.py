@@ -1,22 +1,36 @@
 """Where what left the pool began: a bounded memory, for whoever asks why something is not there."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
 from typing import NamedTuple
 
 MOST_DEPARTURES = 1 << 14
 """That are remembered: some 3 MB."""
 
 
+class Cause(Enum):
+    """Why positions left the pool."""
+
+    EVICTED = auto()
+    """For others."""
+    DROPPED = auto()
+    """They were not wanted any more, or their bytes were wrong."""
+    SHRUNK = auto()
+    """The pool was made smaller."""
+
+
 class Departure(NamedTuple):
     """Positions of a chain left the pool, from one on to the end of what was there.
 
     Attributes:
-        is_evicted: for others. If not, they were not wanted any more, or their bytes were wrong.
+        cause: why.
         at: when, by the caller's clock.
         whom: for whom, in the caller's words; "" if that is not known.
     """
 
-    is_evicted: bool
+    cause: Cause
     at: float
     whom: str
 
@@ -40,6 +54,7 @@ class Departures:
         self.now = 0.0
         self.whom = ""
         self.num_forgotten = 0
+        self._is_shrinking = False
 
     def __len__(self) -> int:
         """How many are remembered."""
@@ -49,9 +64,20 @@ class Departures:
         """What the next plan evicts leaves for that one, at that time."""
         self.whom, self.now = whom, now
 
+    @contextmanager
+    def shrinking(self) -> Iterator[None]:
+        """What leaves meanwhile leaves as the pool is made smaller."""
+        self._is_shrinking = True
+        try:
+            yield
+        finally:
+            self._is_shrinking = False
+
     def note(self, first_hash: bytes, *, is_evicted: bool) -> None:
-        """All from that position on has left."""
-        self._by_first[first_hash] = Departure(is_evicted, self.now, self.whom)
+        """All from that position on has left; ``is_evicted``: for what comes, else as it is not wanted."""
+        cause = Cause.EVICTED if is_evicted else Cause.DROPPED
+        cause = Cause.SHRUNK if self._is_shrinking else cause
+        self._by_first[first_hash] = Departure(cause, self.now, self.whom)
         self._by_first.move_to_end(first_hash)
         if len(self._by_first) > self._most:
             self._by_first.popitem(last=False)
@@ -66,3 +92,4 @@ class Departures:
         assert len(self) <= self._most, f"{len(self)} are remembered, {self._most} may be"
         times = [each.at for each in self._by_first.values()]
         assert times == sorted(times), "what left later is forgotten first"
+        assert not self._is_shrinking, "nobody makes the pool smaller now"

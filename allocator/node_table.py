@@ -42,6 +42,11 @@ class NodeTable:
         """Topmost nodes of what was cut off."""
         return len(self._dead)
 
+    @property
+    def num_ids(self) -> int:
+        """Ids that were ever given to nodes, ``NOBODY`` included."""
+        return len(self._nodes)
+
     def get(self, node_id: int) -> Node | None:
         """The node with that id; None for ``NOBODY``."""
         return self._nodes[node_id]

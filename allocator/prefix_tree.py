@@ -143,6 +143,15 @@ class PrefixTree:
         """Every node but the root that is not dead, parents before children."""
         return self._table.below(self.root)
 
+    @property
+    def num_ids(self) -> int:
+        """Ids of nodes, from 0 on."""
+        return self._table.num_ids
+
+    def by_id(self, node_id: int) -> Node | None:
+        """The node with that id, if there is one now."""
+        return self._table.get(node_id)
+
     def dead_nodes(self) -> Iterator[Node]:
         """Every node that was cut off and is yet to be taken away."""
         return self._table.dead_nodes()

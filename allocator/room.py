@@ -38,13 +38,17 @@ class Room:
         self._policy = policy
         self._log = log
         self.departures = Departures()
-        self._most_bagged = pool.capacity // 2 if tree.columns else 0
-        self.slack = pool.capacity // max(tree.columns, 1) // _SLACK
+        self.slack = 0
         """Positions that a bite may take beyond what is needed, 1/1024 of the pool."""
+        self.resized()
         self.num_evicted = 0
         """Positions evicted for new ones, ever."""
         self.num_thinned = 0
         """Bags of inner checkpoints evicted, ever."""
+
+    def resized(self) -> None:
+        """The pool has been given another number of slots."""
+        self.slack = self._pool.num_open // max(self._tree.columns, 1) // _SLACK
 
     def may_be_made(self, num_slots: int, place: Place) -> bool:
         """Whether anything is free, or could be, if its worth did not matter.
@@ -56,7 +60,7 @@ class Room:
         if tree.has_checkpoints:
             in_use = pool.num_in(SlotState.FILLING) + pool.num_in(SlotState.LEAVING)
             in_use += tree.resident_part(place).depth * tree.columns
-            return num_slots + in_use <= pool.capacity
+            return num_slots + in_use <= pool.num_open
         return bool(pool.num_free or tree.has_dead) or self._policy.choose() is not None
 
     def admit(
@@ -94,13 +98,17 @@ class Room:
         newcomer: Newcomer[Node] | None,
         admission: Admission[Node],
         growing: Node | None = None,
+        most_bites: int | None = None,
     ) -> None:
         """Evict from the tails of leaves until ``num_slots`` are free or the policy would rather not.
 
         The last of them may lose a little more than that, ``slack``. A bite costs the same whatever its size,
         and the leaf that loses its tail is likely to be next, too. ``growing``: of ``Ranking.take_away``.
+        ``most_bites``: stop after so many, whatever is free then.
         """
-        while (shortage := num_slots - self._pool.num_free) > 0:
+        num_bites = 0
+        while (shortage := num_slots - self._pool.num_free) > 0 and num_bites != most_bites:
+            num_bites += 1
             if self._tree.has_dead:
                 self.take_away(-(-shortage // max(self._tree.columns, 1)), growing)
             elif not (
@@ -109,6 +117,12 @@ class Room:
                 or (admission.choose() is None and self._thin())
             ):
                 return
+
+    def evict(self, num_slots: int, most_bites: int | None = None) -> int:
+        """Have ``num_slots`` more free, for nobody, as ``make`` does; return how many became free."""
+        before = self._pool.num_free
+        self.make(before + num_slots, None, self._policy, most_bites=most_bites)
+        return self._pool.num_free - before
 
     def take_away(self, work: int, growing: Node | None = None) -> int:
         """Give back slots of what was cut off; return how much of ``work`` is left."""
@@ -161,7 +175,8 @@ class Room:
             give_back_bag(self._pool, checkpoint)
 
     def _thin_if_many(self) -> bool:
-        return self._pool.num_in(SlotState.BAGGED) > self._most_bagged and self._thin()
+        most = self._pool.num_open // 2 if self._tree.columns else 0
+        return self._pool.num_in(SlotState.BAGGED) > most and self._thin()
 
     def _thin(self) -> bool:
         """Evict the bag of the inner checkpoint unused for longest. False if there is none."""

@@ -55,6 +55,23 @@ class HintedPolicy(Generic[L]):
         self._num_pinned = 0
         self._has_warned = False
 
+    @property
+    def num_pinned(self) -> int:
+        """Slots of nodes that are pinned. O(log n) for each pin that is over by now."""
+        if len(self._due):
+            self._expire(self._clock())
+        return self._num_pinned
+
+    def pins(self, node: L) -> bool:
+        """Whether ``node`` is pinned now. O(1)."""
+        mark = mark_of(node)
+        return mark is not None and mark.claims.pinned_until > self._clock()
+
+    def allow(self, max_protected: int) -> None:
+        """So many slots may be protected from now on. O(log n) for each node that is not any more."""
+        self._max_protected = max_protected
+        self._make_fit(0, self._clock())
+
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
         self._inner.used(path, chain, depth)
 

@@ -16,6 +16,7 @@ class SlotPoolModel:
     def __init__(self, capacity: int) -> None:
         self.free = list(range(capacity))[::-1]
         self.state = dict.fromkeys(range(capacity), SlotState.FREE)
+        self.closed: set[int] = set()
 
     def take(self, num_slots: int) -> list[int]:
         taken = [self.free.pop() for _ in range(num_slots)]
@@ -25,9 +26,22 @@ class SlotPoolModel:
     def move(self, slots: Iterable[int], target: SlotState) -> None:
         """The first of ``slots`` is the first that ``take`` hands out again."""
         for slot in list(slots)[::-1]:
-            self.state[slot] = target
-            if target is SlotState.FREE:
+            is_gone = target is SlotState.FREE and slot in self.closed
+            self.state[slot] = SlotState.WITHDRAWN if is_gone else target
+            if target is SlotState.FREE and not is_gone:
                 self.free.append(slot)
+
+    def close(self, slots: Iterable[int]) -> None:
+        """Free ones are withdrawn now, others when they become free."""
+        self.closed.update(slots)
+        gone = [slot for slot in self.free if slot in self.closed]
+        self.state.update(dict.fromkeys(gone, SlotState.WITHDRAWN))
+        self.free = [slot for slot in self.free if slot not in self.closed]
+
+    def open(self, slots: list[int]) -> None:
+        """Those withdrawn are free again, the first of them first."""
+        self.closed.difference_update(slots)
+        self.move([slot for slot in slots if self.state[slot] is SlotState.WITHDRAWN], SlotState.FREE)
 
     def slots_in(self, state: SlotState) -> list[int]:
         return [slot for slot, its_state in self.state.items() if its_state is state]

@@ -30,6 +30,7 @@ STATEFUL = {
     "allocator.node_table.NodeTable",
     "allocator.pins.Pins",
     "allocator.prefix_tree.PrefixTree",
+    "allocator.resizing.Resizing",
     "allocator.slot_pool.SlotPool",
     "allocator.store_plans.StorePlans",
     "allocator.uncached.UncachedBlocks",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from allocator import CpuOffloadingBlockAllocator
+from allocator import Cause, CpuOffloadingBlockAllocator
 from allocator.departures import Departure, Departures
 
 ONE = [b"a%d" % index for index in range(8)]
@@ -29,11 +29,11 @@ def test_a_tail_that_was_evicted(pool: CpuOffloadingBlockAllocator) -> None:
     pool.departures.now = 3.0
     store(pool, OTHER, "r1")
     depth = pool.resident_depth(ONE)
-    assert pool.departures.of(ONE[depth]) == Departure(True, 3.0, "r1")
+    assert pool.departures.of(ONE[depth]) == Departure(Cause.EVICTED, 3.0, "r1")
     assert [pool.departures.of(each) for each in (*ONE[:depth], *OTHER)] == [None] * (depth + 8)
     pool.departures.now = 4.0
     pool.evict(10)
-    assert pool.departures.of(ONE[0]) == Departure(True, 4.0, ""), "for nobody"
+    assert pool.departures.of(ONE[0]) == Departure(Cause.EVICTED, 4.0, ""), "for nobody"
     pool.check_invariants()
 
 
@@ -43,7 +43,7 @@ def test_a_tail_that_was_evicted(pool: CpuOffloadingBlockAllocator) -> None:
 def test_what_was_dropped(pool: CpuOffloadingBlockAllocator, leave: Any) -> None:
     leave(pool)
     left = pool.departures.of(ONE[pool.resident_depth(ONE)])
-    assert left is not None and not left.is_evicted
+    assert left is not None and left.cause is Cause.DROPPED
     pool.check_invariants()
 
 
@@ -72,5 +72,44 @@ def test_what_nobody_can_go_on_behind_was_not_evicted() -> None:
         pool.commit(plan)
     pool.departures.begin("", 3.0)
     pool.close(ONE)
-    assert pool.departures.of(ONE[4]) == Departure(False, 3.0, "")
+    assert pool.departures.of(ONE[4]) == Departure(Cause.DROPPED, 3.0, "")
+    pool.check_invariants()
+
+
+def test_what_left_a_pool_that_was_made_smaller(pool: CpuOffloadingBlockAllocator) -> None:
+    pool.departures.begin("", 3.0)
+    pool.resizing.evict(4)
+    depth = pool.resident_depth(ONE)
+    assert depth == 4
+    assert pool.departures.of(ONE[depth]) == Departure(Cause.SHRUNK, 3.0, "")
+    pool.departures.begin("", 4.0)
+    pool.evict(pool.num_free + 1)
+    assert pool.departures.of(ONE[pool.resident_depth(ONE)]) == Departure(Cause.EVICTED, 4.0, "")
+    pool.check_invariants()
+
+
+def test_what_was_in_slots_that_were_taken_away(pool: CpuOffloadingBlockAllocator) -> None:
+    pool.departures.begin("", 3.0)
+    pool.resizing.close(pool.lookup(ONE).slots[3:5].reshape(-1))
+    assert pool.departures.of(ONE[3]) is None, "it is still there"
+    assert pool.resizing.empty(100)
+    assert pool.departures.of(ONE[3]) == Departure(Cause.SHRUNK, 3.0, "")
+    assert len(pool.departures) == 1
+    pool.drop(ONE, 2)
+    assert pool.departures.of(ONE[2]) == Departure(Cause.DROPPED, 3.0, "")
+    pool.check_invariants()
+
+
+@pytest.mark.parametrize("slot", [0, 1], ids=["of its prefix", "of its bag"])
+def test_what_nobody_can_go_on_behind_as_slots_were_taken_away(slot: int) -> None:
+    """It leaves with the checkpoint behind it, and for the same reason."""
+    pool = CpuOffloadingBlockAllocator(20, bag_slots=3)
+    plan = pool.plan_store(ONE, 6, num_bag=3)
+    assert plan is not None
+    pool.commit(plan)
+    pool.departures.begin("", 3.0)
+    pool.resizing.close((plan.bag if slot else plan.slots[4:].reshape(-1))[:1])
+    assert pool.resizing.empty(100)
+    assert pool.resident_depth(ONE) == 0
+    assert pool.departures.of(ONE[0]) == Departure(Cause.SHRUNK, 3.0, "")
     pool.check_invariants()

@@ -12,7 +12,7 @@ from allocator.slot_pool import SlotPool, SlotQueue, Slots, SlotState
 from tests.models import SlotPoolModel
 from tests.strategies import thorough
 
-FREE, FILLING, RESIDENT, LEAVING, BAGGED = SlotState
+FREE, FILLING, RESIDENT, LEAVING, BAGGED, WITHDRAWN = SlotState
 
 
 class SlotPoolMachine(RuleBasedStateMachine):
@@ -61,6 +61,18 @@ class SlotPoolMachine(RuleBasedStateMachine):
         self.model.move([slot for slot in slots.tolist() if slot not in others], FREE)
 
     @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        slots = data.draw(_some_of(sorted(set(range(self.pool.capacity)) - self.model.closed)))
+        self.pool.close(slots)
+        self.model.close(slots.tolist())
+
+    @rule(data=st.data())
+    def open(self, data: st.DataObject) -> None:
+        slots = data.draw(_some_of(sorted(self.model.closed)))
+        self.pool.open(slots)
+        self.model.open(slots.tolist())
+
+    @rule(data=st.data())
     def leaving(self, data: st.DataObject) -> None:
         slots = data.draw(_some_of(range(self.pool.capacity)))
         leaving = [slot for slot in slots.tolist() if self.model.state[slot] is LEAVING]
@@ -76,6 +88,12 @@ class SlotPoolMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         self.pool.check_invariants()
         assert self.pool.num_free == len(self.model.free)
+        assert self.pool.num_open == self.pool.capacity - len(self.model.closed)
+        every = np.arange(self.pool.capacity)
+        assert np.flatnonzero(self.pool.is_closed(every)).tolist() == sorted(self.model.closed)
+        assert sorted(self.pool.last_free(2).tolist()) == sorted(self.model.free[:2])
+        unused = (FREE, WITHDRAWN)
+        assert self.pool.num_used(every).tolist() == [self.model.state[each] not in unused for each in every]
         for state in SlotState:
             assert self.pool.num_in(state) == len(self.model.slots_in(state))
         assert sum(map(self.pool.num_in, SlotState)) == self.pool.capacity

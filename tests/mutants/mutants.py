@@ -10,6 +10,7 @@ _INDEX = "allocator.index:PositionIndex"
 _STORES = "allocator.store_plans:StorePlans"
 _RANKING = "allocator.ranking:Ranking"
 _POOL = "allocator.slot_pool:SlotPool"
+_RESIZING = "allocator.resizing:Resizing"
 _PLANS = "allocator.in_flight:PlansInFlight"
 _BAGS = "allocator.bags:Bags"
 _CHECKPOINTS = "allocator.checkpoints:Checkpoints"
@@ -56,6 +57,8 @@ _DEPARTURES = "allocator.departures:Departures"
 _ROWS = [
     # area, function, old text, new text
     ("why", f"{_ABSENCE}._why_absent", "len(neighbour.chain) > position", "True"),
+    ("why", f"{_DEPARTURES}.note", "Cause.SHRUNK if self._is_shrinking", "Cause.SHRUNK if False"),
+    ("why", f"{_DEPARTURES}.shrinking", "self._is_shrinking = False", "pass"),
     ("why", f"{_ABSENCE}._why_lost", "if first <= position", "if False"),
     ("why", f"{_ABSENCE}._why", "if known > position", "if known >= position"),
     ("why", f"{_NOTES}.restored", "from_pool -= num_fetched", "pass"),
@@ -100,7 +103,14 @@ _ROWS = [
     ),
     ("allocator", f"{_EVENTS}.take_away", "self.end_cuts(num_cuts)", "pass"),
     ("allocator", f"{_POOL}.end_read", "self._num_readers[slots] -= 1", "self._num_readers[slots] = 0"),
-    ("allocator", f"{_POOL}.move", "self.num_free += num_slots", "pass"),
+    ("allocator", f"{_POOL}.move", "self.num_free += len(slots)", "pass"),
+    ("allocator", f"{_POOL}.move", "slots = slots[~is_closed]", "pass"),
+    ("allocator", f"{_POOL}.close", "self._withdraw(free[is_closed])", "pass"),
+    ("allocator", f"{_POOL}.open", "self._push(back)", "pass"),
+    ("allocator", f"{_RESIZING}._empty", "int(np.argmax(is_closed))", "int(np.argmax(is_closed)) + 1"),
+    ("allocator", f"{_RESIZING}._empty", "self._pool.is_closed(checkpoint.slots).any()", "False"),
+    ("allocator", f"{_RESIZING}._empty", "node in self._covered or", ""),  # a leased slot is given up
+    ("allocator", f"{_RESIZING}._empty", "self._policy.pins(node)", "False"),  # and a pinned one
     (
         "allocator",
         f"{_BAGS}.remove",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from allocator import CpuOffloadingBlockAllocator
+from allocator import Cause, CpuOffloadingBlockAllocator
 from offload.scheduler.engine import Engine, Request
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.offer import Why
@@ -19,6 +19,11 @@ _BY_OFFER = {
     Why.REFUSED: Reason.REFUSED,
     Why.PAUSED: Reason.PAUSED,
     Why.STUCK: Reason.STUCK,
+}
+_BY_CAUSE = {
+    Cause.EVICTED: Reason.EVICTED,
+    Cause.DROPPED: Reason.DROPPED,
+    Cause.SHRUNK: Reason.SHRUNK,
 }
 _FOUND = (Why.RESIDENT, Why.ABSENT, Why.GPU_HAS_ALL, Why.COMING, Why.FOLLOWING, Why.ASIDE)
 """Offers that say nothing of what is behind them."""
@@ -107,7 +112,7 @@ class Absence:
         left = self._allocator.departures.of(chain[position])
         sharer, neighbour = self._prompts.find(chain, position)
         if left is not None and (sharer is None or _began(sharer) <= left.at):
-            return _reason(Reason.EVICTED if left.is_evicted else Reason.DROPPED, at=left.at, whom=left.whom)
+            return _reason(_BY_CAUSE[left.cause], at=left.at, whom=left.whom)
         if sharer is not None:
             return self._why_lost(sharer, position)
         if neighbour is not None:

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     NOT_FETCHED = "not_fetched"
     EVICTED = "evicted"
     DROPPED = "dropped"
+    SHRUNK = "pool_shrunk"
     RESET = "reset"
     NEVER_STORED = "never_stored"
     COMPUTING = "being_computed"
@@ -57,6 +58,7 @@ TEXTS = {
     Reason.NOT_FETCHED: "{place} has it, or should have, and it was not fetched: {detail}",
     Reason.EVICTED: "it was evicted from the pool {ago} before{whom}",
     Reason.DROPPED: "it left the pool {ago} before: bad bytes, adapter loaded again or no checkpoint behind",
+    Reason.SHRUNK: "it left the pool {ago} before, as the pool was made smaller",
     Reason.RESET: "the pool was reset since {by} had it",
     Reason.NEVER_STORED: "{by} was the last to have it, and it was not stored: {detail}",
     Reason.COMPUTING: "{by}, which had not ended, was to compute it, too",
