@@ -10,6 +10,10 @@ from offload.peer_messages import AskerFacts as AskerFacts
 from offload.peer_messages import PeerFacts as PeerFacts
 from offload.peer_messages import PeerLife as PeerLife
 from offload.peer_messages import Unused as Unused
+from offload.pool_messages import MemoryFacts as MemoryFacts
+from offload.pool_messages import Resize as Resize
+from offload.pool_messages import Resized as Resized
+from offload.pool_messages import merge_resized
 
 Ids = npt.NDArray[np.int64]
 """Ids of GPU blocks, of slots, or of what another place keeps."""
@@ -236,6 +240,8 @@ class StepPlan:
     """In the first plan of an engine that listens, and in the first one of each other life."""
     verdicts: list[Verdict] = field(default_factory=list)
     """On prompts that peers may be waiting for."""
+    resizes: list[Resize] = field(default_factory=list)
+    """Of the pool's memory, to be done in this order."""
 
 
 BROKEN = "broken"
@@ -291,6 +297,9 @@ class WorkerReport:
     served_bytes: int = 0
     """Of slots that peers have had from here."""
 
+    resized: dict[int, Resized] = field(default_factory=dict)
+    """Those that have ended, by number."""
+
     def add(self, job_id: int, report: JobReport) -> None:
         """Take in one more report on a job."""
         mine = self.jobs.get(job_id)
@@ -303,6 +312,7 @@ class WorkerReport:
         merged = WorkerReport(dict(self.jobs), peers, askers, released, served)
         for job_id, report in other.jobs.items():
             merged.add(job_id, report)
+        merged.resized = merge_resized(self.resized, other.resized)
         return merged
 
 
@@ -352,26 +362,6 @@ class PoolFacts(NamedTuple):
     kept: Kept
 
 
-class MemoryFacts(NamedTuple):
-    """Where a rank has its part of the pool, for whoever looks at it from outside.
-
-    Attributes:
-        machine: the machine since its last boot, and the processes there that see each other; "": not known.
-        pid: of the rank.
-        address: of its first slot.
-        nbytes: of all of its slots.
-        node: the NUMA node it was to lie on; None: any.
-        is_pinned: by CUDA, so that it cannot be swapped out.
-    """
-
-    machine: str
-    pid: int
-    address: int
-    nbytes: int
-    node: int | None
-    is_pinned: bool
-
-
 @dataclass(slots=True)
 class WorkerFacts:
     """Workers to scheduler, once at start: what this rank's part of the pool is like.
@@ -384,6 +374,8 @@ class WorkerFacts:
         tiers: what places below the pool have kept, in their order; None for one that keeps nothing.
         pool: what the pool has kept; None if it ends with its engine.
         memory: where it lies; None as long as it is not there.
+        most_slots: slots that the pool may grow to.
+        unit_slots: of which the memory is given back and taken together; 0: the pool keeps its size.
     """
 
     num_slots: int
@@ -393,3 +385,5 @@ class WorkerFacts:
     tiers: list[TierFacts | None] = field(default_factory=list)
     pool: PoolFacts | None = None
     memory: MemoryFacts | None = None
+    most_slots: int = 0
+    unit_slots: int = 0

@@ -56,6 +56,7 @@ STATEFUL = {
     "offload.scheduler.backlog.Backlog",
     "offload.scheduler.breaker.CircuitBreaker",
     "offload.scheduler.miniatures.Miniatures",
+    "offload.worker.resizing.WorkerResizing",
     "offload.scheduler.other_sizes.OtherSizes",
     "offload.scheduler.carryover.Carryover",
     "offload.scheduler.checkpoints.Checkpoints",
@@ -158,6 +159,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.files.records.RecordLog",  # its state is the file; its tests read it back
     "offload.scheduler.answers._Account",  # by AnswerReuse
     "offload.scheduler.aside._Least",  # by Aside
+    "offload.worker.pool.pressure.PressureWatch",  # its state is what the kernel said last
     "offload.scheduler.aside._Turn",  # by Aside
     "offload.scheduler.arrivals.Arrival",  # by Arrivals, and its plan by the allocator
     "offload.scheduler.backlog.Pending",  # by Backlog and Holds

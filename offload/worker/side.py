@@ -2,9 +2,7 @@
 
 import atexit
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -13,8 +11,6 @@ import torch
 
 from offload.config import Verify
 from offload.messages import GPU, Fingerprint, JobReport, Order, StepPlan, WorkerReport
-from offload.worker.checker import seal_thread
-from offload.worker.copiers import Copier
 from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
 from offload.worker.failures import FailureLog
 from offload.worker.gpu_cache import GpuCache
@@ -29,8 +25,10 @@ from offload.worker.pool.memory import HostMemory
 from offload.worker.pool.numa import node_of_pci_device
 from offload.worker.pool.region import RegionPlan
 from offload.worker.replicas import Replicas, have_pool, size_pool
+from offload.worker.resizing import SizeRange, WorkerResizing, make_resizable
 from offload.worker.seals import Seals
-from offload.worker.transfer import LANDED_AT_ONCE, TransferEngine
+from offload.worker.seams import Seams as Seams
+from offload.worker.transfer import TransferEngine
 
 logger = logging.getLogger(__name__)
 
@@ -40,24 +38,6 @@ _AWAY = "the engine sleeps, and its KV cache has no memory"
 
 _still_in_use: list[HostMemory | None] = []
 """Pools that a stuck copy may use until the process ends."""
-
-
-class Seams(NamedTuple):
-    """What tests and benchmarks put in the place of the real thing.
-
-    Attributes:
-        make_copier: for a device, a layout, so many GPU blocks and so many slots.
-        make_executor: runs checksums.
-        clock: in seconds.
-        seals_of_blocks: whether checksums are taken from the GPU's blocks; None: where these are host memory.
-        landed_at_once: loads that are told as done in a step, at most.
-    """
-
-    make_copier: Callable[[torch.device, BlockLayout, int, int], Copier]
-    make_executor: Callable[[], Executor] = seal_thread
-    clock: Callable[[], float] = time.monotonic
-    seals_of_blocks: bool | None = None
-    landed_at_once: int = LANDED_AT_ONCE
 
 
 class Ended(NamedTuple):
@@ -104,6 +84,7 @@ class WorkerSide:
         replicas: Replicas | None = None,
         region: RegionPlan | None = None,
         listener: Listener | None = None,
+        sizes: SizeRange | None = None,
     ) -> None:
         """Size the pool.
 
@@ -118,6 +99,7 @@ class WorkerSide:
             replicas: the ranks that hold the same KV as this one, and share the pool with it.
             region: where the pool lies if it outlives the engine.
             listener: shows the pool to peers; None: nobody listens.
+            sizes: that the pool may have later; None: it keeps its size.
 
         Raises:
             ConfigError: the share does not hold the smallest store.
@@ -130,6 +112,8 @@ class WorkerSide:
         self._replicas = replicas
         self._region = region
         self._listener = listener
+        self._sizes = sizes
+        self._resizing: WorkerResizing | None = None
         self._lasting: Lasting | None = None
         self._size = partial(size_pool, cpu_bytes, cache.block_bytes, cache.least_slots, fingerprint)
         self.facts = self._size(1 if replicas is None else len(replicas.members))
@@ -160,17 +144,23 @@ class WorkerSide:
         self.facts, sharing = have_pool(
             self._replicas, self._size, node, huge, self._region, is_seen=listener is not None
         )
-        num_slots, slot_bytes = self.facts.num_slots, self.facts.slot_bytes
+        if self._sizes is not None and sharing.slots is None:
+            unit_slots = self._seams.unit_slots
+            make_resizable(self.facts, self._sizes, on_gpu=on_gpu, huge_pages=huge, unit_slots=unit_slots)
+        num_slots, slot_bytes = self.facts.most_slots or self.facts.num_slots, self.facts.slot_bytes
         self._memory = HostMemory(
-            num_slots,
+            self.facts.num_slots,
             slot_bytes,
             register=register_host_memory if on_gpu else None,
             unregister=unregister_host_memory if on_gpu else None,
             node=node,
             huge_pages=self._huge_pages,
             shared=sharing.slots,
+            most_slots=num_slots,
+            unit_slots=self.facts.unit_slots,
         )
         self.facts.memory = self._memory.facts
+        self._resizing = WorkerResizing(self._memory, self._seams.make_page_executor)
         self._kv_caches = kv_caches
         layout = self._layout(self._memory)
         of_blocks = not on_gpu if self._seams.seals_of_blocks is None else self._seams.seals_of_blocks
@@ -208,7 +198,7 @@ class WorkerSide:
         num_sharing = sharing.share.num_parts
         logger.info(
             "CPU pool of %d blocks x %d bytes = %.2f GiB for %s",
-            *(num_slots, slot_bytes, self._memory.nbytes / 2**30),
+            *(self.facts.num_slots, slot_bytes, self.facts.num_slots * slot_bytes / 2**30),
             "this rank" if num_sharing == 1 else f"{num_sharing} ranks with the same KV",
         )
         if lasting is not None:
@@ -250,11 +240,15 @@ class WorkerSide:
         self._refusal = None
         if plan.fingerprint != self.facts.fingerprint:
             self._refusal = f"the scheduler is another one: {plan.fingerprint}, not {self.facts.fingerprint}"
+            if self._resizing is not None:
+                self._resizing.refuse(plan.resizes, self._refusal)
         else:
             if self._lasting is not None:
                 self._lasting.keep(plan.kept)
             if self._listener is not None:
                 self._listener.tell(plan)
+            if self._resizing is not None:
+                self._resizing.begin(plan.resizes)
         for order in plan.orders:
             (self._behind if order.route.source == GPU else self._before).append(order)
         self._fence(self._before)
@@ -300,6 +294,7 @@ class WorkerSide:
         """What the scheduler side has not been told yet."""
         if self._listener is not None:
             self._listener.report_into(self._report)
+        self._report.resized |= {} if self._resizing is None else self._resizing.take_ended()
         self._report.peers += [] if self._engine is None else self._engine.take_facts()
         if self._report == WorkerReport():
             return None
@@ -331,6 +326,8 @@ class WorkerSide:
         Memory that a stuck copy may still use is left to the end of the process.
         """
         atexit.unregister(self.close)
+        if self._resizing is not None:
+            self._resizing.close()
         engine, self._engine = self._engine, None
         memory, self._memory = self._memory, None
         self._kv_caches = {}

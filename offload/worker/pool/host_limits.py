@@ -153,7 +153,22 @@ def _nodes(root: Path, process: str) -> Iterator[MemoryLimit]:
         yield MemoryLimit(f"{status} (NUMA nodes {allowed.strip()})", total, total - available, _RAISE_NODES)
 
 
+def group_limits(root: Path = Path("/"), process: str = "self") -> list[MemoryLimit]:
+    """Those of a process's control groups."""
+    return list(_groups(root, process))
+
+
+def group_directories(root: Path = Path("/"), process: str = "self") -> list[Path]:
+    """Of a process's control group and those above it, where they can be seen."""
+    return [group for group, _ in _directories(root, process)]
+
+
 def _groups(root: Path, process: str) -> Iterator[MemoryLimit]:
+    for group, files in _directories(root, process):
+        yield from _group(group, files)
+
+
+def _directories(root: Path, process: str) -> Iterator[tuple[Path, _GroupFiles]]:
     try:
         lines = (root / "proc" / process / "cgroup").read_text().splitlines()
     except OSError:
@@ -171,7 +186,7 @@ def _groups(root: Path, process: str) -> Iterator[MemoryLimit]:
         # what is not there is passed over on the way up to the mount.
         group = mount / path.lstrip("/")
         while group.is_relative_to(mount):
-            yield from _group(group, files)
+            yield group, files
             group = group.parent
 
 

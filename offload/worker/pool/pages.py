@@ -5,6 +5,7 @@ import errno
 import logging
 import mmap
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -77,6 +78,27 @@ def take_pages(
             pass
     if node is not None:
         _tell_node(address, node, refusal)
+
+
+def take_more_pages(runs: Sequence[tuple[int, int]]) -> None:
+    """Have pages of runs of a mapping in memory, each ``(address, bytes)``, beside an engine that works.
+
+    On this thread, and wherever the kernel puts them. Pieces are held against the limits as ever.
+
+    Raises:
+        HostMemoryError: there is not so much memory. Some of them may have it.
+    """
+    num_left = sum(nbytes for _, nbytes in runs)
+    ahead = 0  # bytes that there was room for
+    for start, nbytes in runs:
+        for address in range(start, start + nbytes, _PIECE_BYTES):
+            size = min(_PIECE_BYTES, start + nbytes - address)
+            if size > ahead:
+                ahead = min(_PIECE_BYTES, num_left)
+                check_room(ahead)
+            ahead -= size
+            num_left -= size
+            _touch(address, size)
 
 
 def _touch(address: int, nbytes: int) -> None:

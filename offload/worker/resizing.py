@@ -1,0 +1,107 @@
+"""Gives memory of the pool back to the system, and takes it again, beside the engine."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+from offload.errors import HostMemoryError
+from offload.messages import Resize, Resized, WorkerFacts
+from offload.worker.pool.memory import HostMemory, unit_of
+
+_PINNED_BYTES = 256 << 20  # that are pinned together, so that they can be unpinned together
+_HUGE_BYTES = 32 << 20  # where pages are huge: a part of such a page is not given back at once
+
+
+class SizeRange(NamedTuple):
+    """Sizes that a rank's part of a pool may have later.
+
+    Attributes:
+        most_bytes: the largest.
+        is_meant: the configuration says so. If not, memory is pinned as what keeps its size.
+    """
+
+    most_bytes: int
+    is_meant: bool
+
+
+def make_resizable(
+    facts: WorkerFacts, sizes: SizeRange, *, on_gpu: bool, huge_pages: bool, unit_slots: int
+) -> None:
+    """Say in ``facts`` of which slots the memory is taken together, and how many there may be.
+
+    ``unit_slots``: 0: what makes whole pages.
+    """
+    if on_gpu and not sizes.is_meant:
+        return
+    least_bytes = _PINNED_BYTES if on_gpu else _HUGE_BYTES if huge_pages else 0
+    unit = unit_slots or unit_of(facts.slot_bytes, least_bytes)
+    most = max(facts.num_slots, sizes.most_bytes // facts.slot_bytes)
+    if unit >= facts.num_slots:
+        return  # nothing to give back
+    if most > facts.num_slots:
+        facts.num_slots = facts.num_slots // unit * unit
+    facts.unit_slots, facts.most_slots = unit, most
+
+
+def page_thread() -> Executor:
+    """A thread that takes and gives back pages, in order."""
+    return ThreadPoolExecutor(1, "kv-offload-resize")
+
+
+class WorkerResizing:
+    """Carries out what the scheduler's side says of one rank's memory, in order, on one thread."""
+
+    def __init__(self, memory: HostMemory, make_executor: Callable[[], Executor]) -> None:
+        """``memory`` was made with units."""
+        self._memory = memory
+        self._make_executor = make_executor
+        self._executor: Executor | None = None  # most pools are never resized
+        self._under_way: dict[int, Future[str]] = {}
+        self._refused: dict[int, Resized] = {}
+
+    def begin(self, resizes: Sequence[Resize]) -> None:
+        """These are to be done."""
+        for resize in resizes:
+            self._executor = self._executor or self._make_executor()
+            try:
+                self._under_way[resize.number] = self._executor.submit(self._carry_out, resize)
+            except RuntimeError as error:  # no thread can be started
+                self.refuse([resize], str(error))
+
+    def refuse(self, resizes: Sequence[Resize], reason: str) -> None:
+        """These are not to be done on this rank."""
+        self._refused |= {resize.number: Resized(1, reason) for resize in resizes}
+
+    def take_ended(self) -> dict[int, Resized]:
+        """What has ended since the last call."""
+        ended = {number: work for number, work in self._under_way.items() if work.done()}
+        for number in ended:
+            del self._under_way[number]
+        refused, self._refused = self._refused, {}
+        return refused | {number: Resized(1, _error_of(work)) for number, work in ended.items()}
+
+    def close(self) -> None:
+        """Wait for what is under way. Calling it again does nothing."""
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+    def check_invariants(self) -> None:
+        """Nothing is under way that nobody carries out."""
+        assert self._executor is not None or not self._under_way, f"{self._under_way} has no thread"
+
+    def _carry_out(self, resize: Resize) -> str:
+        """Why the memory could not be taken; "" if all is done."""
+        runs = list(zip(resize.starts.tolist(), resize.stops.tolist(), strict=True))
+        try:
+            if resize.takes:
+                self._memory.take(runs)
+            else:
+                self._memory.give_back(runs)
+        except HostMemoryError as error:
+            return str(error)
+        return ""
+
+
+def _error_of(work: "Future[str]") -> str:
+    error = work.exception()
+    return work.result() if error is None else f"{type(error).__name__}: {error}"
