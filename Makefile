@@ -6,7 +6,7 @@ python := .venv/bin/python
 BENCHMARKS := long_document_qa overhead decode_latency shared_prefix verification control_plane engine_replay \
 	hybrid_reuse trace_replay copy_bandwidth waiting_requests stored_share delivery served_share splits \
 	storms gc_pause answers disk_bandwidth disk_tier tier_latency codecs store_tier silent_store pool_restart peer_fetch \
-	partial_arrival proxy fleet handover disaggregated locate never_slower other_sizes
+	partial_arrival proxy fleet handover disaggregated locate never_slower other_sizes resizing
 # More arguments for pytest, as in: make test ARGS="-k lru -x" (then on the vLLM in .venv only)
 ARGS :=
 # What is tested on the oldest and the newest vLLM as well: whatever meets its scheduler, its worker or its server.

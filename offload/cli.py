@@ -20,6 +20,7 @@ from offload.pool_command import add_pool_command
 from offload.pool_config import SharedMemoryConfig
 from offload.provenance import own_version
 from offload.proxy.command import add_proxy_command
+from offload.resize_command import add_resize_command
 from offload.settings import GIB
 from offload.sizing.command import add_size_command
 from offload.status_command import add_status_command
@@ -63,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_peers_command(commands)
     add_explain_command(commands)
     add_reset_command(commands)
+    add_resize_command(commands)
     add_pool_command(commands)
     add_proxy_command(commands)
     options, unknown = parser.parse_known_args(argv)

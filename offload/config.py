@@ -12,6 +12,7 @@ from typing import Any
 from evictor import available_policies
 from offload.errors import ConfigError
 from offload.fleet_config import FLEET_KEYS, NO_FLEET, FleetConfig, Role
+from offload.mooncake_config import MooncakeConfig
 from offload.pool_config import SharedMemoryConfig, read_pool
 from offload.restore_config import RestoreWhen
 from offload.settings import GIB
@@ -52,6 +53,8 @@ class OffloadConfig:
             brings what they wait for; others begin once it is in the pool.
         restore: when what the pool has is brought back: "always"; "auto" where that is over sooner than
             computing it, by what is measured; or "never". See ``scheduler.choice``.
+        cpu_gib_max: what the pool may grow to while the engine runs, in GiB; None: ``cpu_gib``.
+        shrink_under_pressure: the pool gives memory back by itself where its control group runs short of it.
         fleet: engines that hand KV to each other. Its keys stand among the others; see ``fleet_config``.
 
     Raises:
@@ -70,6 +73,8 @@ class OffloadConfig:
     pool: SharedMemoryConfig | None = None
     fetch_gpu_share: float = 0.1
     restore: RestoreWhen = RestoreWhen.AUTO
+    cpu_gib_max: float | None = None
+    shrink_under_pressure: bool = False
     fleet: FleetConfig = NO_FLEET
 
     def __post_init__(self) -> None:
@@ -105,6 +110,7 @@ class OffloadConfig:
         object.__setattr__(self, "pool", read_pool(self.pool))
         _check_share("hinted_share", self.hinted_share, "the pool", 0.25)
         _check_share("fetch_gpu_share", self.fetch_gpu_share, "the GPU's blocks", 0.1)
+        self._check_sizes()
         directory = self.operator_socket
         if directory is not None and (
             not isinstance(directory, str) or not os.path.isabs(directory) or "\0" in directory
@@ -119,6 +125,41 @@ class OffloadConfig:
             raise ConfigError(
                 f'record_trace is {self.record_trace!r}; name a file to write, such as "/tmp/trace.jsonl"'
             )
+
+    def _check_sizes(self) -> None:
+        most = self.cpu_gib_max
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int | float)):
+            raise ConfigError(
+                f"cpu_gib_max is {most!r}; give the largest size of the pool in GiB, such as 16"
+            )
+        if most is not None and not self.cpu_gib <= most < math.inf:
+            raise ConfigError(f"cpu_gib_max is {most!r}; give cpu_gib, {self.cpu_gib!r}, or more")
+        if not isinstance(self.shrink_under_pressure, bool):
+            raise ConfigError(f"shrink_under_pressure is {self.shrink_under_pressure!r}; use true or false")
+        name = "cpu_gib_max" if most is not None else "shrink_under_pressure"
+        if (most is not None or self.shrink_under_pressure) and (reason := self.fixed_because) is not None:
+            raise ConfigError(f"{name} is set, and {reason}; remove one of them")
+
+    @property
+    def fixed_because(self) -> str | None:
+        """Why the pool keeps its size while the engine runs; None: it need not."""
+        if self.pool is not None:
+            return "pool keeps the memory for later engines, which look for a pool of one size"
+        if self.fleet.listen is not None:
+            return "listen shows the pool to other engines, which map a pool of one size"
+        if any(isinstance(tier, MooncakeConfig) for tier in self.tiers):
+            return "a mooncake tier has the pool's memory registered as a whole"
+        return None
+
+    @property
+    def most_gib(self) -> float:
+        """What the pool may have at most, in GiB."""
+        return self.cpu_gib if self.cpu_gib_max is None else self.cpu_gib_max
+
+    @property
+    def is_resizing_meant(self) -> bool:
+        """Whether the configuration says that the pool may have another size."""
+        return self.cpu_gib_max is not None or self.shrink_under_pressure
 
     @property
     def fetches_from_nobody(self) -> bool:

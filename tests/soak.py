@@ -6,9 +6,9 @@
 
 Each seed is an engine of its own: tiny pools, random mode, random faults (see ``offload.testing.virtual``).
 Engines are of several kinds: as they come, with drafts, with other ranks, with a tier, with a store, with
-both, with a pool that outlives them, with siblings, with the groups of a hybrid model, or in fleets that hand
-KV to each other. Without ``--kind`` all have their turn, each for so many seconds. Without ``--seed`` the
-first seed is fresh, and printed.
+both, with a pool that outlives them, with siblings, with a pool that is resized, with the groups of a hybrid
+model, or in fleets that hand KV to each other. Without ``--kind`` all have their turn, each for so many
+seconds. Without ``--seed`` the first seed is fresh, and printed.
 The exit status is 1 if any seed failed; a failed seed is printed with its step and the history of the
 block, and reproduces with ``--seed SEED --seeds 1`` and its kind.
 """

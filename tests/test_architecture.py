@@ -56,6 +56,8 @@ STATEFUL = {
     "offload.scheduler.backlog.Backlog",
     "offload.scheduler.breaker.CircuitBreaker",
     "offload.scheduler.miniatures.Miniatures",
+    "offload.scheduler.resizing.PoolResizing",
+    "offload.scheduler.pool_target.PoolTarget",
     "offload.worker.resizing.WorkerResizing",
     "offload.scheduler.other_sizes.OtherSizes",
     "offload.scheduler.carryover.Carryover",
@@ -159,6 +161,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.files.records.RecordLog",  # its state is the file; its tests read it back
     "offload.scheduler.answers._Account",  # by AnswerReuse
     "offload.scheduler.aside._Least",  # by Aside
+    "offload.scheduler.resizing._UnderWay",  # by PoolResizing
     "offload.worker.pool.pressure.PressureWatch",  # its state is what the kernel said last
     "offload.scheduler.aside._Turn",  # by Aside
     "offload.scheduler.arrivals.Arrival",  # by Arrivals, and its plan by the allocator

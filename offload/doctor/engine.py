@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from offload.doctor.finding import Finding, Told, by_label, lately, listed, minutes, tier_of
 from offload.fleet_config import IN_CLEAR
 from offload.provenance import own_version
+from offload.settings import GIB
 
 _FAILURES = 8
 """Fewer in some minutes are dealt with, and cost a miss each."""
@@ -25,13 +26,14 @@ def pool_too_small(told: Told) -> Iterator[Finding]:
         lately(told, "restored_tokens"),
     )
     if lately(told, "evicted_blocks") >= pool["num_blocks"] and found < _FOUND_SHARE * asked:
-        gib = told["settings"]["cpu_gib"] * _BIGGER * num_gpu / pool["num_blocks"]
+        gib = pool["num_bytes"] / GIB * _BIGGER * num_gpu / pool["num_blocks"]
         yield Finding(
             "pool-too-small",
             f"the pool has {pool['num_blocks']:,} blocks and the GPU's cache {num_gpu:,}; in {minutes(told)} "
             f"{found / asked:.1%} of what the GPU lacked came from it, and all of it was evicted",
-            f"raise cpu_gib, to begin with to {gib:.3g}, or as far as the machine has room; record_trace and "
-            f"kv-offload size say which size pays",
+            f"raise cpu_gib, to begin with to {gib:.3g}, or as far as the machine has room; kv-offload "
+            f"resize does it while the engine runs, up to cpu_gib_max; record_trace and kv-offload size say "
+            f"which size pays",
         )
 
 

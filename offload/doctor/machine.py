@@ -40,7 +40,8 @@ def memory_wrong(told: Told, root: Path = Path("/")) -> Iterator[Finding]:
             yield Finding(
                 "pool-swapped",
                 f"{mapped.swapped / GIB:.3g} GiB of the pool of {who} are swapped out",
-                "make room: lower cpu_gib, or stop what else uses this machine's memory; then swapoff",
+                "make room: have kv-offload resize make the pool smaller, or stop what else uses this "
+                "machine's memory; then swapoff",
             )
         elif not memory["is_pinned"] and swap_used > _SWAP_SHARE * swap_total:
             yield Finding(
@@ -62,10 +63,11 @@ def memory_wrong(told: Told, root: Path = Path("/")) -> Iterator[Finding]:
                 "restart the engine when that node has room, lower cpu_gib, or give the container "
                 "--cap-add SYS_NICE",
             )
-        if told["settings"]["huge_pages"] and mapped.huge < _HUGE_SHARE * memory["nbytes"]:
+        taken = min(memory["nbytes"], mapped.resident + mapped.swapped)  # less than is mapped may be
+        if told["settings"]["huge_pages"] and mapped.huge < _HUGE_SHARE * taken:
             yield Finding(
                 "no-huge-pages",
-                f"huge_pages is true, and {mapped.huge / GIB:.3g} of the {memory['nbytes'] / GIB:.3g} GiB "
+                f"huge_pages is true, and {mapped.huge / GIB:.3g} of the {taken / GIB:.3g} GiB "
                 f"of the pool of {who} are huge pages",
                 "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (for a pool in shared "
                 "memory: echo advise > .../shmem_enabled), and restart the engine",
@@ -111,7 +113,7 @@ def _limits_near(memory: list[Mapping[str, Any]], root: Path) -> Iterator[Findin
                 "memory-short",
                 f"of the {limit.limit / GIB:.3g} GiB that {limit.source} allows, {limit.room / GIB:.3g} "
                 f"are free: the kernel kills, or slows down, what takes more",
-                f"{limit.remedy}, or lower cpu_gib",
+                f"{limit.remedy}, or have kv-offload resize make the pool smaller, and lower cpu_gib",
             )
 
 

@@ -147,3 +147,8 @@ def _ids_of(hashes: Sequence[bytes]) -> list[int]:
     rows = np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(len(hashes), -1)
     ids: list[int] = (rows[:, :_ID_BYTES].copy().view(">u8")[:, 0] >> 1).tolist()
     return ids
+
+
+def recorder_of(path: str | None, block_size: int) -> TraceRecorder | None:
+    """Of the file that a configuration names, if it does."""
+    return None if path is None else TraceRecorder(Path(path), block_size)

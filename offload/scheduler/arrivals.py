@@ -60,7 +60,7 @@ class Arrivals:
     def __init__(self, allocator: CpuOffloadingBlockAllocator, most_blocks: int) -> None:
         """Nothing is on its way. ``most_blocks`` of the GPU may be held by restores that follow."""
         self._allocator = allocator
-        self.fetched = Fetched(allocator.capacity)
+        self.fetched = Fetched(allocator.num_slots)
         self._most_blocks = most_blocks
         self._by_first: dict[bytes, Arrival] = {}
         self._by_end: dict[bytes, Arrival] = {}  # those with a bag

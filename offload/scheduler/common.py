@@ -56,6 +56,10 @@ class Common:
     lasting: Lasting | None = None
     record_events: bool = False
 
+    def slots_in(self, share: float) -> int:
+        """Slots of that part of the pool, as large as it is now."""
+        return int(self.allocator.capacity * share)
+
     def count_prompt(self, num_tokens: int, num_local: int) -> None:
         """A prompt of so many tokens was admitted, of which the GPU had ``num_local``."""
         self.metrics.count("prompt_tokens", num_tokens)

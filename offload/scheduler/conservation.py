@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 def check_side(side: "SchedulerSide") -> None:
     """All parts agree, and nobody is known who is not known to all. O(pool)."""
     own = (side.ledger, side.adapters, side.metrics, side.costs, side._gauges, side.weights, side.aside)
-    for part in (side.allocator, side.askers, side.notes, side._other_sizes, *own):
+    for part in (side.allocator, side.askers, side.notes, side._other_sizes, side._resizing, *own):
         part.check_invariants()
     for flow in side.flows:
         flow.check_invariants()

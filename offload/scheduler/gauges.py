@@ -15,16 +15,13 @@ class Gauges:
     def __init__(
         self, common: Common, stores: Stores, flows: Sequence[Flow[Any]], other_sizes: OtherSizes
     ) -> None:
-        """Show what does not change, and that nothing is paused."""
+        """Show how large the pool is, and that nothing is paused."""
         self._other_sizes = other_sizes
         self._common = common
         self._stores = stores
         self._flows = flows
         self._num_evicted_seen = 0
-        num_slots = common.allocator.capacity
-        common.metrics.show("pool_blocks", num_slots)
-        common.metrics.show("pool_tokens", common.engine.groups.tokens_in(num_slots))
-        common.metrics.show("pool_bytes", num_slots * common.slot_bytes)
+        self._show_size()
         self._paused = [False] * len(flows)
         self._show_paused()
 
@@ -34,7 +31,8 @@ class Gauges:
         allocator, ledger, metrics = common.allocator, common.ledger, common.metrics
         metrics.count("evicted_blocks", allocator.num_evicted - self._num_evicted_seen)
         self._num_evicted_seen = allocator.num_evicted
-        num_used = allocator.capacity - allocator.num_free
+        num_used = allocator.resizing.num_used
+        self._show_size()
         metrics.show("pool_used_blocks", num_used)
         self._other_sizes.show()
         metrics.show("pool_used_tokens", common.engine.groups.tokens_in(num_used))
@@ -48,10 +46,21 @@ class Gauges:
             self._paused = paused
             self._show_paused()
 
+    def take(self) -> dict[str, float]:
+        """Show how things stand, and take all metrics; see ``Metrics.take``."""
+        self.show()
+        return self._common.metrics.take()
+
     def check_invariants(self) -> None:
         """Nothing is counted that the pool has not evicted."""
         num_evicted = self._common.allocator.num_evicted
         assert self._num_evicted_seen <= num_evicted, f"{num_evicted} evicted, more were counted"
+
+    def _show_size(self) -> None:
+        common, num_slots = self._common, self._common.allocator.capacity
+        common.metrics.show("pool_blocks", num_slots)
+        common.metrics.show("pool_tokens", common.engine.groups.tokens_in(num_slots))
+        common.metrics.show("pool_bytes", num_slots * common.slot_bytes)
 
     def _show_paused(self) -> None:
         for flow, is_paused in zip(self._flows, self._paused, strict=True):

@@ -95,8 +95,10 @@ class Miniatures:
         self.resize(num_positions)
 
     def resize(self, num_positions: int) -> None:
-        """The real pool has room for so many now. The miniatures begin anew."""
+        """The real pool has room for so many now. The miniatures begin anew, and so do their hit rates."""
         self._num_positions = num_positions
+        self._num_asked = 0.0
+        self._num_missed = [0.0] * len(SIZES)
         self._begin(min(1.0, self._most_positions / num_positions))
 
     def sample(self, chain: Sequence[bytes]) -> list[bytes]:

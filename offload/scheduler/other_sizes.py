@@ -64,6 +64,11 @@ class OtherSizes:
         if self.miniatures is not None:
             self.miniatures.reset()
 
+    def resized(self) -> None:
+        """The pool has another size. What was seen is of another one."""
+        if self.miniatures is not None:
+            self.miniatures.resize(self._num_positions)
+
     def show(self) -> None:
         """Count and show how things stand. O(sizes)."""
         if self.miniatures is None:

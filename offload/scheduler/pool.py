@@ -5,26 +5,63 @@ from collections.abc import Callable
 from allocator import CpuOffloadingBlockAllocator
 from evictor import HintedPolicy, make_policy
 from offload.config import OffloadConfig
-from offload.messages import Ids
-from offload.scheduler.groups import Groups
+from offload.scheduler.adoption import Adoption
+from offload.scheduler.common import Common
+from offload.scheduler.engine import Engine
+from offload.scheduler.pool_target import PoolBounds, PoolTarget
+from offload.scheduler.pool_target import Sizes as Sizes
+from offload.scheduler.resizing import PoolResizing
 
 
 def make_allocator(
     config: OffloadConfig,
-    groups: Groups,
+    engine: Engine,
     num_slots: int,
+    sizes: Sizes | None,
     clock: Callable[[], float],
     record_events: bool,
-    order: Ids | None,
+    adoption: Adoption | None,
 ) -> CpuOffloadingBlockAllocator:
-    """One of an empty pool. ``order``: of slots as they are handed out at first; None: ascending."""
+    """One of an empty pool of ``num_slots``. ``make_resizing`` says which of its slots it has at first.
+
+    ``adoption``: what it will have from earlier engines; their slots are handed out first.
+    """
+    groups = engine.groups
     policy = make_policy(config.eviction_policy, num_slots, clock)
     return CpuOffloadingBlockAllocator(
-        num_slots,
+        num_slots if sizes is None else max(num_slots, sizes.most_slots),
         columns=groups.columns,
         bag_slots=groups.bag_slots,
         policy=HintedPolicy(policy, int(num_slots * config.hinted_share), clock),
         record_events=record_events,
         bag_reach=groups.reach + 1,  # events tell what comes before the first block, too
-        order=order,
+        order=None if adoption is None else adoption.order,
     )
+
+
+def make_resizing(
+    common: Common,
+    config: OffloadConfig,
+    sizes: Sizes | None,
+    num_slots: int,
+    num_ranks: int,
+    resized: Callable[[], None],
+) -> PoolResizing:
+    """What makes a pool of ``num_slots`` larger and smaller. ``sizes``: None: nobody will."""
+    given = sizes or Sizes(num_slots, 0, PoolTarget(lambda num_bytes: None))
+    groups, allocator = common.engine.groups, common.allocator
+    bounds = PoolBounds(
+        config.cpu_gib,
+        config.most_gib,
+        num_slots,
+        allocator.num_slots,
+        given.unit_slots,
+        max(1, groups.columns) + groups.bag_slots,
+        common.slot_bytes,
+    )
+
+    def changed() -> None:
+        allocator.resizing.protect(int(allocator.capacity * config.hinted_share))
+        resized()
+
+    return PoolResizing(allocator, given.target, bounds, num_ranks, changed)

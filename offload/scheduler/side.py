@@ -10,7 +10,6 @@ One step of the engine, top to bottom::
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from offload.config import OffloadConfig
 from offload.messages import EPOCH_SHIFT, POOL, Fingerprint, JobReport, PoolFacts, StepPlan, WorkerReport
 from offload.observe.metrics import Metrics
-from offload.observe.recorder import TraceRecorder
+from offload.observe.recorder import recorder_of
 from offload.scheduler import amounts
 from offload.scheduler.adapters import Adapters
 from offload.scheduler.adoption import adopt
@@ -36,7 +35,7 @@ from offload.scheduler.jobs import JobLedger
 from offload.scheduler.lasting import Lasting
 from offload.scheduler.offer import ASIDE, COMING, NOTHING, Offer, Why
 from offload.scheduler.other_sizes import OtherSizes
-from offload.scheduler.pool import make_allocator
+from offload.scheduler.pool import Sizes, make_allocator, make_resizing
 from offload.scheduler.restores import Restores
 from offload.scheduler.spelling import SlotTokens
 from offload.scheduler.stores import Stores
@@ -66,6 +65,7 @@ class SchedulerSide:
         kept: Sequence[PoolFacts] = (),
         weights: Weights | None = None,
         peer: bytes | None = None,
+        sizes: Sizes | None = None,
     ) -> None:
         """Begin with an empty pool, or with what one that outlived its engine has.
 
@@ -85,19 +85,19 @@ class SchedulerSide:
             kept: what ranks have found in a pool that outlives its engine; nothing if it ends with it.
             weights: whether they have a name; others may say so.
             peer: by which other engines know this one, whose pool they read; None: they do not.
+            sizes: that the pool may have later; None: it keeps its size.
         """
         self.block_size = block_size
         self.weights = Weights() if weights is None else weights
         self._clock = clock
-        adoption = adopt(kept, num_slots, engine.groups) if kept else None
-        order = None if adoption is None else adoption.order
-        self.allocator = make_allocator(config, engine.groups, num_slots, clock, record_events, order)
-        self.ledger = JobLedger(num_ranks, 0 if adoption is None else adoption.epoch << EPOCH_SHIFT)
+        adopted = adopt(kept, num_slots, engine.groups) if kept else None
+        self.allocator = make_allocator(config, engine, num_slots, sizes, clock, record_events, adopted)
+        self.ledger = JobLedger(num_ranks, 0 if adopted is None else adopted.epoch << EPOCH_SHIFT)
         self._lasting: Lasting | None = None
-        if adoption is not None or peer is not None:
-            self._lasting = Lasting(peer, outlives=adoption is not None)
+        if adopted is not None or peer is not None:
+            self._lasting = Lasting(peer, outlives=adopted is not None)
         self.metrics = Metrics()
-        filled_by = np.full(num_slots, -1, dtype=np.int64) if adoption is None else adoption.generations
+        filled_by = adopted.generations if adopted else np.full(self.allocator.num_slots, -1, np.int64)
         parts = self.allocator, self.ledger, engine, self.metrics
         self._common = common = Common(
             *parts,
@@ -113,9 +113,9 @@ class SchedulerSide:
             lasting=self._lasting,
             record_events=record_events,
         )
-        if adoption is not None:
-            adoption.into(self.allocator)
-            self.metrics.show("adopted_blocks", adoption.num_slots)
+        if adopted is not None:
+            adopted.into(self.allocator)
+            self.metrics.show("adopted_blocks", adopted.num_slots)
         self.costs, self.notes = costs, notes
         self.adapters = Adapters(self.allocator, engine)
         self.askers = Askers(self.metrics)
@@ -133,10 +133,8 @@ class SchedulerSide:
             self.flows += below.flows
             self._sources += below.sources
         self._sources.append(self.restores)
-        labels = [flow.route.label for flow in self.flows]
-        assert len(set(labels)) == len(labels), f"two flows have one route: {labels}"
-        path = config.record_trace
-        self._recorder = None if path is None else TraceRecorder(Path(path), block_size)
+        assert len({flow.route.label for flow in self.flows}) == len(self.flows), "two flows have one route"
+        self._recorder = recorder_of(config.record_trace, block_size)
         self._engine = engine
         self._admitted: set[str] = set()  # requests that have been given blocks and are not over
         self._local_tokens: dict[str, int] = {}  # of waiting requests: what the GPU has
@@ -145,6 +143,7 @@ class SchedulerSide:
         self._next = StepPlan(fingerprint)
         self._other_sizes = OtherSizes.of(common, self.stores.answers, config)
         self._gauges = Gauges(common, self.stores, self.flows, self._other_sizes)
+        self._resizing = make_resizing(common, config, sizes, num_slots, num_ranks, self._other_sizes.resized)
         self._is_ending = False  # the engine shuts down, and tiers know
         self._has_losses = False  # a job of the report at hand fell short, so something left the pool
         self._has_news = True  # something may have changed a figure since the last take_metrics
@@ -237,6 +236,7 @@ class SchedulerSide:
         self._other_sizes.step()
         self.costs.prefill.step(step.total_num_scheduled_tokens, lambda: self._engine.mean_depth(step))
         plan, self._next = self._next, StepPlan(self._fingerprint)
+        plan.resizes = self._resizing.step()
         had_queue = self.stores.backlog.num_queued > 0
         orders = [order for flow in self.flows for order in flow.plan(step, len(self._admitted))]
         # what fills the pool goes first: what was opened in this step may follow it
@@ -255,6 +255,7 @@ class SchedulerSide:
         self._has_news = True
         self.stores.hand_offs.leases.release(report.released)
         self.askers.hear(report.askers, report.served_bytes)
+        self._resizing.hear(report.resized)
         for below in self.below if report.peers else ():
             below.hear(report.peers)
         for job_id, job_report in report.jobs.items():
@@ -311,17 +312,16 @@ class SchedulerSide:
             for below in self.below:
                 if below.ending is not None:
                     below.ending()
-        is_moving = len(self.ledger) > self.ledger.num_given_up
-        has_news = self._lasting is not None and self._lasting.has_news
-        return is_moving or has_news or any(flow.is_busy for flow in self.flows)
+        is_moving = len(self.ledger) > self.ledger.num_given_up or self._resizing.is_moving
+        is_moving = is_moving or (self._lasting is not None and self._lasting.has_news)
+        return is_moving or any(flow.is_busy for flow in self.flows)
 
     def take_metrics(self) -> dict[str, float]:
         """Counts since the last call, and the gauges; nothing if nothing has happened."""
         if not (self._has_news or self.metrics.has_counts):
             return {}
         self._has_news = False
-        self._gauges.show()
-        return self.metrics.take()
+        return self._gauges.take()
 
     def check_invariants(self) -> None:
         """All parts agree, and nobody is known who is not known here. O(pool); for tests."""

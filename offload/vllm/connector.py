@@ -45,11 +45,13 @@ from offload.vllm.places import PLACES
 from offload.vllm.pool_size import PoolSize
 from offload.vllm.regions import VllmCache
 from offload.vllm.replicas import join_replicas, replica_shape
+from offload.vllm.resizing import range_of, sizes_of, target_of, watch_of
 from offload.vllm.stats import OffloadPromMetrics, OffloadStats
 from offload.vllm.support import check_cache_groups, check_engine
 from offload.vllm.tiers import tier_places
 from offload.vllm.versions import warn_if_certified
 from offload.vllm.wire import FactsEnvelope, PlanEnvelope, ReportEnvelope
+from offload.worker.pool.pressure import PressureWatch
 from offload.worker.side import Seams, WorkerSide
 
 try:
@@ -91,6 +93,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._kept: list[PoolFacts] = []  # the same
         self._has_told = False
         self._operator: Operator | None = None
+        self._watch: PressureWatch | None = None
         self._weights = Weights()
         config = check_engine(vllm_config)
         if config is None:
@@ -99,6 +102,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             )
         check_cache_groups(kv_cache_config)
         self._config = config
+        self._target = target_of(config)
         self._seams = self.seams
         self._places = [
             *self.places,
@@ -113,13 +117,14 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._samples_late = False
         if role is KVConnectorRole.SCHEDULER:  # one per engine, however many processes it has
             warn_if_certified()
-            self._operator = self.make_operator(vllm_config, config, self._places, self._weights)
+            said = self._places, self._weights, self._target
+            self._operator = self.make_operator(vllm_config, config, *said)
+            self._watch = watch_of(config, self._target)
         if role is KVConnectorRole.WORKER:
             self._samples_late = current_platform.is_cuda() and not vllm_config.use_v2_model_runner
-            cpu_bytes = config.cpu_bytes // self._num_ranks
             self._worker = WorkerSide(
                 VllmCache(kv_cache_config),
-                cpu_bytes,
+                config.cpu_bytes // self._num_ranks,
                 self._fingerprint,
                 self._seams,
                 config.verify_loads,
@@ -128,6 +133,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
                 self.join_replicas(replica_shape(vllm_config, kv_cache_config)),
                 region,
                 self.make_listener(vllm_config, kv_cache_config, config),
+                range_of(config, self._num_ranks),
             )
 
     # Both sides
@@ -189,8 +195,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         self._pool_size = asked
 
     def on_new_request(self, request: "Request") -> None:
-        side = self._scheduler
-        if side is not None:
+        if (side := self._scheduler) is not None:
             side.arrived(request)
 
     def get_num_new_matched_tokens(
@@ -205,8 +210,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
     ) -> None:
-        side = self._scheduler
-        if side is not None:
+        if (side := self._scheduler) is not None:
             side.allocated(request, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
@@ -252,10 +256,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return True
 
     def take_events(self) -> Iterable[KVCacheEvent]:
-        side = self._scheduler
-        if side is None:
-            return ()
-        return self._events.take()
+        return () if self._scheduler is None else self._events.take()
 
     # Worker side
 
@@ -332,7 +333,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
         return OffloadStats(data=metrics) if metrics else None
 
     def shutdown(self) -> None:
-        for part in (self._worker, self._side, self._operator):
+        for part in (self._worker, self._side, self._operator, self._watch):
             if part is not None:
                 part.close()
 
@@ -389,6 +390,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             kept=self._kept,
             weights=self._weights,
             peer=peer_of(self._vllm_config, self._config.fleet),
+            sizes=sizes_of(size, self._target),
         )
         algorithm = self._vllm_config.cache_config.prefix_caching_hash_algo
         hash_bytes = 16 if algorithm.startswith("xxhash") else 32

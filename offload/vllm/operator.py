@@ -14,6 +14,7 @@ from offload.messages import MemoryFacts
 from offload.observe.lately import Lately
 from offload.operator.directory import runtime_directory
 from offload.operator.server import OperatorSocket
+from offload.scheduler.pool_target import PoolTarget
 from offload.scheduler.side import SchedulerSide
 from offload.scheduler.weights import Weights
 from offload.scheduler.why.notes import Notes
@@ -37,7 +38,12 @@ class Operator:
     """
 
     def __init__(
-        self, vllm_config: VllmConfig, config: OffloadConfig, places: Sequence[Place], weights: Weights
+        self,
+        vllm_config: VllmConfig,
+        config: OffloadConfig,
+        places: Sequence[Place],
+        weights: Weights,
+        target: PoolTarget,
     ) -> None:
         """Open the socket. A warning says why if it cannot be had; the engine goes on without it."""
         about = {"about": about_engine(vllm_config), "settings": settings_of(vllm_config, config)}
@@ -63,6 +69,8 @@ class Operator:
                 "weights": lambda request: weights.told,
                 "reset": self._name_weights,
                 "explain": self._explain,
+                "size": lambda request: target.told,
+                "resize": lambda request: target.ask(request.get("gib")),
             }
             self._socket = OperatorSocket(runtime_directory(config.operator_socket), told, handlers)
         except OperatorError as error:
@@ -115,7 +123,7 @@ class Operator:
             "counters": self._lately.told(time.monotonic(), totals),
             "pool": {
                 "num_blocks": allocator.capacity,
-                "num_used_blocks": allocator.capacity - allocator.num_free,
+                "num_used_blocks": allocator.resizing.num_used,
                 "num_bytes": int(gauges["pool_bytes"]),
                 "num_tokens": int(gauges["pool_tokens"]),
                 "num_evicted_blocks": allocator.num_evicted,

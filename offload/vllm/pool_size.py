@@ -13,11 +13,15 @@ class PoolSize(NamedTuple):
         num_slots: the least that any rank has.
         slot_bytes: bytes of a slot on all ranks, of which those count once that share it.
         block_bytes: bytes of a GPU block on all ranks.
+        most_slots: the least that any rank may have later.
+        unit_slots: of which all ranks can give the memory back; 0: one of them cannot.
     """
 
     num_slots: int
     slot_bytes: int
     block_bytes: int
+    most_slots: int = 0
+    unit_slots: int = 0
 
     @classmethod
     def of(cls, facts: Collection[WorkerFacts], num_ranks: int) -> "PoolSize":
@@ -28,8 +32,14 @@ class PoolSize(NamedTuple):
         """
         slot_bytes = sum(fact.slot_bytes / fact.num_sharing for fact in facts)
         block_bytes = sum(fact.slot_bytes for fact in facts)
+        num_slots = min(fact.num_slots for fact in facts)
+        unit_slots = max(fact.unit_slots for fact in facts) if all(fact.unit_slots for fact in facts) else 0
+        unit_slots *= unit_slots < num_slots
+        most_slots = min(fact.most_slots or fact.num_slots for fact in facts)
         return cls(
-            min(fact.num_slots for fact in facts),
+            num_slots,
             round(slot_bytes * num_ranks / len(facts)),
             block_bytes * num_ranks // len(facts),
+            most_slots if unit_slots else num_slots,
+            unit_slots,
         )

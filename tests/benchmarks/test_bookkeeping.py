@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.gc_pause import __main__ as gc_pause
+from benchmarks.resizing import __main__ as resizing
 from benchmarks.splits import __main__ as splits
 from benchmarks.storms import __main__ as storms
 from tests.benchmarks.conftest import Run
@@ -16,6 +17,16 @@ def test_pauses_of_collections(run: Run) -> None:
     assert row["nodes"] > 100
     assert row["bytes_per_slot"] > 0
     assert "pause ms" in ran.out
+
+
+def test_resizing(run: Run) -> None:
+    ran = run(resizing, "--slots", "20000", "--chains", "8")
+    assert [(row["unit_slots"], row["to"]) for row in ran.rows] == [
+        *((1, "half"), (1, "whole")),
+        *((2048, "half"), (2048, "whole")),
+    ]
+    assert all(row["steps"] > 1 and row["longest_ms"] >= row["median_ms"] > 0 for row in ran.rows)
+    assert "longest ms" in ran.out
 
 
 def test_splits(run: Run) -> None:

@@ -174,6 +174,21 @@ AREAS = {
         ],
         ["tests/offload/worker/test_seals.py", "tests/offload/worker/test_transfer.py"],
     ),
+    "resize": Area(
+        [
+            "offload.scheduler.pool_target",
+            "offload.scheduler.resizing",
+            "offload.worker.resizing",
+            "offload.worker.pool.memory",
+            "offload.worker.pool.pressure",
+            "offload.vllm.pool_size",
+        ],
+        [
+            "tests/offload/scheduler/test_resizing.py",
+            "tests/offload/worker/pool/test_pressure.py",
+            "tests/offload/worker/test_resizing.py",
+        ],
+    ),
     "chained": Area(
         [
             "offload.scheduler.arrivals",

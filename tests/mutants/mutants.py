@@ -11,6 +11,10 @@ _STORES = "allocator.store_plans:StorePlans"
 _RANKING = "allocator.ranking:Ranking"
 _POOL = "allocator.slot_pool:SlotPool"
 _RESIZING = "allocator.resizing:Resizing"
+_TO_SIZE = "offload.scheduler.resizing:PoolResizing"
+_TARGET = "offload.scheduler.pool_target:PoolTarget"
+_PAGES = "offload.worker.pool.memory:HostMemory"
+_AT_RANK = "offload.worker.resizing:WorkerResizing"
 _PLANS = "allocator.in_flight:PlansInFlight"
 _BAGS = "allocator.bags:Bags"
 _CHECKPOINTS = "allocator.checkpoints:Checkpoints"
@@ -317,6 +321,19 @@ _ROWS = [
     ("chained", f"{_SEALS}.coming", "newest < fills", "newest <= fills"),
     ("chained", f"{_SEALS}.coming", "np.where(found > BROKEN, found, _failed(found))", "found"),
     ("chained", f"{_SEALS}.fail", "slots[self._fills[slots] == BROKEN]", "slots"),
+    ("resize", f"{_TO_SIZE}.hear", "if order.num_left:", "if False:"),  # one rank's word for all
+    ("resize", f"{_TO_SIZE}.hear", "order.error = max(order.error, error)", "pass"),
+    ("resize", f"{_TO_SIZE}.hear", "self._allocator.resizing.open(", "len("),
+    ("resize", f"{_TO_SIZE}._empty", "& (used == 0)", ""),  # memory of what jobs read goes
+    ("resize", f"{_TO_SIZE}._empty", "self._order(empty, takes=False)", "pass"),  # it is not given back
+    ("resize", f"{_TO_SIZE}._close", "self._target.tell(self._allocator.capacity)", "pass"),
+    ("resize", f"{_TO_SIZE}.step", "self._resized()", "pass"),
+    ("resize", f"{_TO_SIZE}._order", "+ self._unit_slots", ""),
+    ("resize", f"{_TARGET}.yield_memory", "int(bounds.num_slots * LEAST_SHARE)", "1"),
+    ("resize", f"{_PAGES}.give_back", "if self._is_unpinned(address):", "if True:"),
+    ("resize", f"{_PAGES}.take", "self.give_back(runs)", "pass"),
+    ("resize", f"{_AT_RANK}._carry_out", "self._memory.give_back(runs)", "pass"),
+    ("resize", "offload.worker.pool.pressure:Pressure.is_short", "or self.stalled > _STALLED", ""),
     ("spelling", "offload.scheduler.common:Common.note_of", "min(start, stop - reach)", "start"),
     ("spelling", f"{_TOKENS}.keep", "self._rows[slots[is_plain]] = rows[is_plain]", "pass"),
     ("spelling", f"{_TOKENS}.keep", "is_plain &=", "_ ="),

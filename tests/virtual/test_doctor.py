@@ -54,7 +54,9 @@ def ask(directory: Path) -> Iterator[Ask]:
             {"cpu_gib": 1, "operator_socket": str(directory / str(len(made))), **settings}
         )
         (directory / str(len(made))).mkdir(parents=True)
-        operator = Operator(connector._vllm_config, config, connector._places, engine.side.weights)
+        operator = Operator(
+            connector._vllm_config, config, connector._places, engine.side.weights, connector._target
+        )
         made.append(operator)
         operator.learn([rank.side.facts.memory for rank in engine.ranks if rank.side is not None])
         operator.tell(engine.side)
@@ -101,7 +103,9 @@ def test_a_healthy_engine_has_none(
 def test_before_its_first_step_it_says_what_it_could_not_see(engines: Engines, directory: Path) -> None:
     connector: Any = engines().scheduler.connector
     config = OffloadConfig(cpu_gib=1, operator_socket=str(directory))
-    operator = Operator(connector._vllm_config, config, connector._places, connector._weights)
+    operator = Operator(
+        connector._vllm_config, config, connector._places, connector._weights, connector._target
+    )
     [found] = engines_in(directory)
     examined = examine(found.ask("status"))
     operator.close()
@@ -119,7 +123,9 @@ def test_a_pool_that_is_too_small(engines: Engines, ask: Ask, cpu_slots: int, is
     if is_found:
         saw = found["pool-too-small"].saw
         assert "16 blocks" in saw and "cache 40" in saw and "0.0%" in saw
-        assert "cpu_gib, to begin with to 10," in found["pool-too-small"].do
+        gib = 4 * 40 * engine.side._common.slot_bytes / 2**30
+        assert f"cpu_gib, to begin with to {gib:.3g}," in found["pool-too-small"].do
+        assert "kv-offload resize" in found["pool-too-small"].do
 
 
 def test_a_route_that_pauses_and_a_copy_that_hangs(engines: Engines, ask: Ask) -> None:

@@ -22,7 +22,7 @@ from tests.virtual.test_stores import Stored
 from tests.virtual.test_tiers import PROMPT, Tiered
 
 LIMITS = TierLimits(policy="lru", admit=Admit.ALL, bytes_per_day=1e12, least_tokens=8)
-KINDS = ["plain", "draft", "replica", "tier", "store", "several", "siblings", "hand-offs", "fleet"]
+KINDS = ["plain", "draft", "replica", "tier", "store", "several", "siblings", "hand-offs", "resize", "fleet"]
 NOWHERE = "/nowhere"
 HYBRIDS = ["window", "windows", "mixed", "mamba_window"]
 

@@ -215,7 +215,7 @@ def test_weights_are_named_at_the_operator_socket_while_the_engine_sleeps(tiered
     connector = engine.scheduler.connector
     with tempfile.TemporaryDirectory(prefix="kvo") as directory:
         config = OffloadConfig(cpu_gib=1, operator_socket=str(Path(directory) / "run"))
-        operator = Operator(connector._vllm_config, config, [], engine.side.weights)
+        operator = Operator(connector._vllm_config, config, [], engine.side.weights, connector._target)
         [found] = engines_in(Path(directory) / "run")
         for version, computed in (("one", len(LONG)), ("two", len(LONG)), ("one", rest)):
             come_to_rest(engine)

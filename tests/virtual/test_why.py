@@ -15,6 +15,7 @@ from offload.testing.copiers.faulty import Fault
 from offload.testing.media.faulty import MediumFault
 from offload.testing.memory_engine import MemoryRequest
 from offload.testing.virtual import MODELS, VirtualEngine
+from offload.testing.virtual.resizes import Resizes, resize
 from offload.testing.virtual.tier import FETCH
 from offload.worker.media.base import Verb
 from tests.virtual.driver import (
@@ -175,6 +176,20 @@ def test_it_was_evicted_for_another(engines: Engines) -> None:
     assert missing.reason is Reason.EVICTED and missing.whom == robber.request_id
     assert missing.at is not None and note_of(engine, first).ended < missing.at  # type: ignore[operator]
     assert missing.from_token == 5 * BLOCK, "its tail went, as far as was needed"
+
+
+@pytest.mark.parametrize("unit_slots", [1, 4])
+def test_the_pool_was_made_smaller(engines: Engines, unit_slots: int) -> None:
+    engine = engines(gpu_blocks=60, cpu_slots=48, chunk=64, resizes=Resizes(48, unit_slots))
+    serve(engine, PROMPT)
+    resize(engine, 8 / 48)
+    come_to_rest(engine)
+    assert engine.side.allocator.capacity == 8
+    forget_gpu(engine)
+    missing = ask(engine, hints={"cpu_offload_store": False})
+    assert (missing.reason, missing.whom) == (Reason.SHRUNK, "")
+    assert missing.at is not None and 0 < missing.num_tokens < 40, "a part of it is still there"
+    assert "as the pool was made smaller" in missing.text(missing.at + 1)
 
 
 def test_what_came_back_meanwhile_was_not_evicted_then(engines: Engines) -> None:

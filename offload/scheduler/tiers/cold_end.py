@@ -46,7 +46,6 @@ class ColdEnd:
         self._allocator = allocator
         self._chains: OrderedDict[bytes, Chain] = OrderedDict()  # by the hash that it may end with
         self._num_positions = 0  # of these
-        self._margin = allocator.capacity // _MARGIN
         self._looked_at = -self._margin
 
     def add(self, chain: Chain) -> None:
@@ -66,9 +65,9 @@ class ColdEnd:
         time. Then O(log n) for each of ``_LEAVES`` ends at most.
         """
         allocator = self._allocator
-        if not self._chains or (num_free := allocator.num_free) > self._margin:
+        if not self._chains or allocator.num_free > self._margin:
             return []
-        num_stored = allocator.num_evicted + allocator.capacity - num_free
+        num_stored = allocator.num_evicted + allocator.resizing.num_used
         if num_stored < self._looked_at + self._margin // 2:
             return []
         self._looked_at = num_stored
@@ -99,6 +98,10 @@ class ColdEnd:
         )
         for name, chain in self._chains.items():
             assert name in chain.hashes, f"a chain of {len(chain.hashes)} positions is filed under {name!r}"
+
+    @property
+    def _margin(self) -> int:
+        return self._allocator.capacity // _MARGIN
 
     def _forget(self, name: bytes) -> None:
         chain = self._chains.pop(name, None)

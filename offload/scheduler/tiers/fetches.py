@@ -67,7 +67,7 @@ class Fetches:
         self._note_arrival = note
         self._pace = pace
         self._least_tokens = least_tokens
-        self._most_filling = int(common.allocator.capacity * pool_share)
+        self._pool_share = pool_share
         self._has_bags = common.engine.groups.has_bags
         self._fetched = common.arrivals.fetched
         self._fetched.prepare()
@@ -93,7 +93,7 @@ class Fetches:
         self._note(request, hints, num_usable, stop)
         if not stop or self._common.engine.has(chain[stop - 1]):
             return
-        room = self._most_filling - self._fetched.num_ahead
+        room = self._common.slots_in(self._pool_share) - self._fetched.num_ahead
         ahead = stop if self._has_bags else min(stop, num_usable + room // self._grid.columns)
         num_slots = self._num_slots(chain, ahead)
         if ahead > num_usable and num_slots <= room and self._is_worth(chain, num_usable, 0, ahead):
@@ -272,7 +272,7 @@ class Fetches:
         """Open jobs for what the pool lacks of the first ``stop`` positions, as far as there is room."""
         common, grid = self._common, self._grid
         batch = Batch(common.clock())
-        most = min(self._most_filling, _MOST_BYTES // common.slot_bytes)
+        most = min(self._common.slots_in(self._pool_share), _MOST_BYTES // common.slot_bytes)
         if self._has_bags:
             if self._num_slots(chain, stop) <= most - self._num_coming:
                 self._begin_checkpoint(request, chain, stop, batch)

@@ -48,7 +48,9 @@ class PeerFetches(SiblingFetches):
         super().__init__(*arguments, **keywords)
         self._peer_wait_seconds = peer_wait_seconds
         columns = max(self._grid.columns, 1)
-        self._least_positions = max(1, min(self._grid.positions, self._most_filling // columns // 4))
+        self._least_positions = max(
+            1, min(self._grid.positions, self._common.slots_in(self._pool_share) // columns // 4)
+        )
         self._quests: dict[str, PeerWish] = {}  # by request: of what may still come
         self._num_changes = 0
         self._begun: PeerWish | None = None  # for which something is begun to be fetched
@@ -276,7 +278,7 @@ class PeerFetches(SiblingFetches):
             return
         num_slots = self._num_slots(chain, stop)
         if not wish.has_asked:
-            room = self._most_filling - self._fetched.num_ahead
+            room = self._common.slots_in(self._pool_share) - self._fetched.num_ahead
             if not self._has_bags:
                 stop = min(stop, there + room // self._grid.columns)
                 num_slots = self._num_slots(chain, max(stop, there))

@@ -183,7 +183,8 @@ class Audit(SchedulerAudit):
         left = side.left_over()
         assert not left, f"left over: {left}"
         allocator = side.allocator
-        assert allocator.num_free + allocator.num_resident + allocator.num_bagged == allocator.capacity, (
+        num_settled = allocator.num_free + allocator.num_resident + allocator.num_bagged
+        assert num_settled + allocator.resizing.num_withdrawn == allocator.num_slots, (
             f"{allocator.num_filling} slots filling, {allocator.num_leaving} leaving with no job in flight"
         )
         open_ended = [node for node in allocator._tree.nodes() if node.bags is not None and node.bags.is_open]

@@ -18,6 +18,7 @@ from offload.testing.media.faulty import MediumFault
 from offload.testing.media.store import MemoryStore
 from offload.testing.virtual.groups import CHUNK, FULL, MODELS, STATE, WINDOW, Group
 from offload.testing.virtual.region import VirtualRegion, sibling_place
+from offload.testing.virtual.resizes import Resizes
 from offload.testing.virtual.settings import DRAFTERS, VirtualSettings
 from offload.testing.virtual.several import VirtualTiers
 from offload.testing.virtual.store import VirtualStore
@@ -146,6 +147,20 @@ def with_stages(settings: VirtualSettings, rng: random.Random) -> VirtualSetting
     """The same with a pipeline."""
     stages = rng.choice([2, 2, 3])
     return replace(settings, num_ranks=stages * rng.choice([1, 1, 2]), stages=stages, dcp=1)
+
+
+def with_resizes(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
+    """The same with a pool that is made larger and smaller again and again, on ranks of any kind."""
+    changes = [with_drafts, with_shared_blocks, with_stages, with_tier]
+    models = [model for model in MODELS if model != "plain"]
+    if rng.random() < 0.4:
+        settings = rng.choice(changes)(settings, rng)
+    elif rng.random() < 0.5:
+        settings = with_varied_model(settings, rng.choice(models), rng)
+    cpu_slots = max(settings.cpu_slots, 8)
+    most = cpu_slots * rng.choice([1, 2, 3])
+    resizes = Resizes(most, rng.choice([1, 1, 2, 4]), rng.choice([0.02, 0.1, 0.3]))
+    return replace(settings, cpu_slots=cpu_slots, resizes=resizes)
 
 
 def with_tier(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:

@@ -9,6 +9,7 @@ import numpy as np
 from vllm.config import VllmConfig
 from vllm.v1.outputs import KVConnectorOutput
 
+from offload.testing.copiers.inline import InlineExecutor
 from offload.testing.copiers.seeded import SeededCopier
 from offload.testing.virtual.cells import GARBAGE, make_cells
 from offload.testing.virtual.groups import CELL_BYTES, FULL
@@ -53,6 +54,8 @@ class VirtualRank:
                 meeting.join(index % settings.stage_ranks),
                 make_copier=self.make_copier,
                 clock=clock,
+                make_page_executor=InlineExecutor,
+                unit_slots=0 if settings.resizes is None else settings.resizes.unit_slots,
                 seals_of_blocks=settings.seals_of_blocks,
                 landed_at_once=settings.step_landed or LANDED_AT_ONCE,
                 **on_network(settings, clock),
@@ -207,7 +210,7 @@ class VirtualRank:
             address - shift for copier, shift in self.copier.mirrors for address in copier.corrupted
         ]
         slots = {(address - self.pool_address) // slot_bytes for address in addresses}
-        return {slot for slot in slots if 0 <= slot < self._settings.cpu_slots}
+        return {slot for slot in slots if 0 <= slot < self._settings.most_slots}
 
     def check_drained(self) -> None:
         """No job is left on this rank."""

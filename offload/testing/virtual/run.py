@@ -13,6 +13,7 @@ from offload.testing.virtual.drawing import (
     with_hand_offs,
     with_region,
     with_replicas,
+    with_resizes,
     with_several,
     with_shared_blocks,
     with_siblings,
@@ -39,6 +40,7 @@ _CHANGES: Mapping[str, Callable[..., VirtualSettings]] = {
     "region": with_region,
     "siblings": with_siblings,
     "hand-offs": with_hand_offs,
+    "resize": with_resizes,
     **{model: partial(with_varied_model, model=model) for model in MODELS if model != "plain"},
 }
 
@@ -46,7 +48,8 @@ FLEET = "fleet"
 KINDS = ("plain", *_CHANGES, FLEET)
 """Of engines: as they come, with speculative decoding, with other ranks, with a tier below the pool, with
 a store that they share, with both, with a pool that outlives them, with siblings that read it, with prompts
-for others, with the groups of a hybrid model, or several of them that hand KV to each other."""
+for others, with a pool that is resized, with the groups of a hybrid model, or several of them that hand KV to
+each other."""
 
 _KILLED = 0.01
 """In so many turns an engine among others is killed."""

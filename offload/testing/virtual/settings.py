@@ -1,12 +1,8 @@
 """What a virtual engine is like, and the vLLM configuration that follows from it."""
 
-import functools
-import json
 import math
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -19,8 +15,10 @@ from offload.settings import GIB
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.engines.environment import transfer_config
 from offload.testing.virtual.groups import FULL, STATE, Group
+from offload.testing.virtual.model_folders import folder_of
 from offload.testing.virtual.network import VirtualNetwork
 from offload.testing.virtual.region import VirtualRegion
+from offload.testing.virtual.resizes import Resizes
 from offload.testing.virtual.several import VirtualTiers
 from offload.testing.virtual.tier import VirtualTier
 from offload.vllm import plugin
@@ -30,27 +28,6 @@ from offload.vllm.replicas import Shape
 CONNECTORS = ("offload", "native", "none")
 
 DRAFTERS = ("ngram", "draft_model", "eagle", "mtp")
-
-_MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 512,
-    "hidden_size": 48,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 12,
-    "max_position_embeddings": 4_194_304,
-    "torch_dtype": "float32",
-}
-_MTP_MODEL = _MODEL | {
-    "architectures": ["Glm4MoeForCausalLM"],
-    "model_type": "glm4_moe",
-    "head_dim": 8,
-    "moe_intermediate_size": 48,
-    "n_routed_experts": 2,
-    "num_experts_per_tok": 1,
-    "num_nextn_predict_layers": 4,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +43,7 @@ class VirtualSettings:
         stages: of a pipeline; the last one has a layer more than the others.
         gpu_blocks: blocks of the GPU cache, the null block included.
         cpu_slots: slots of the CPU pool.
+        resizes: how the pool is resized; None: it is not.
         block_size: tokens that a rank holds of a block, if ``groups`` do not say so.
         num_layers: layers of a group on each rank, but see ``stages``.
         groups: of the model's KV cache, see ``MODELS``; none: one of full attention.
@@ -119,6 +97,7 @@ class VirtualSettings:
     stages: int = 1
     gpu_blocks: int = 32
     cpu_slots: int = 64
+    resizes: Resizes | None = None
     block_size: int = 4
     num_layers: int = 2
     groups: tuple[Group, ...] = ()
@@ -207,6 +186,11 @@ class VirtualSettings:
         in_flight = max(self.chunk, self.max_num_seqs) * (2 if self.overlapped else 1)
         copied = len(self.groups) if self.match_unit else 0  # blocks that are half full and others'
         return copied + sum(group.blocks_for(num_tokens, self.dcp, in_flight) for group in self.cache_groups)
+
+    @property
+    def most_slots(self) -> int:
+        """Slots that the pool may have."""
+        return self.cpu_slots if self.resizes is None else max(self.cpu_slots, self.resizes.most_slots)
 
     @property
     def block_tokens(self) -> int:
@@ -369,6 +353,8 @@ def _transfer_config(settings: VirtualSettings) -> dict[str, Any] | None:
             "restore": settings.restore,
             **settings.fleet,
         }
+        if settings.resizes is not None:
+            extra["cpu_gib_max"] = cpu_bytes / GIB * settings.resizes.most_slots / settings.cpu_slots
         if settings.region is not None:
             extra["pool"] = {"kind": "shared-memory", "path": str(settings.region.path)}
     return transfer_config(extra, name)
@@ -386,12 +372,4 @@ def _speculative_config(settings: VirtualSettings) -> dict[str, Any] | None:
 def _model_folder(settings: VirtualSettings, has_mtp: bool = False) -> str:
     """A model with as many KV heads as these settings need; one under decode context parallelism."""
     num_tensor = settings.stage_ranks // settings.pcp
-    return _folder_of(1 if settings.dcp > 1 else num_tensor // settings.replicas, has_mtp)
-
-
-@functools.cache
-def _folder_of(num_kv_heads: int, has_mtp: bool) -> str:
-    folder = tempfile.mkdtemp(prefix="kv-offload-virtual-")
-    model = (_MTP_MODEL if has_mtp else _MODEL) | {"num_key_value_heads": num_kv_heads}
-    (Path(folder) / "config.json").write_text(json.dumps(model))
-    return folder
+    return folder_of(1 if settings.dcp > 1 else num_tensor // settings.replicas, has_mtp)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from vllm.v1.request import Request, RequestStatus
 
 from offload.testing.virtual.engine import VOCABULARY, VirtualEngine
+from offload.testing.virtual.resizes import note_size, resize, shrink
 
 _SALTS = (None, None, "tenant")
 _HINTS: tuple[dict[str, Any], ...] = (
@@ -70,10 +71,16 @@ class Workload:
             self._abort()
         if self._resets and rng.random() < 0.01:
             self._reset()
+        if (resizes := engine.settings.resizes) is not None and rng.random() < resizes.rate:
+            resize(engine, rng.random())
+            if rng.random() < 0.2:
+                shrink(engine)
         if rng.random() < engine.settings.rot_rate:
             engine.rot()
         during = [rng.choice(self._live).request_id] if self._live and rng.random() < self._abort_rate else []
         engine.step(during)
+        if resizes is not None:
+            note_size(engine)
 
     def _retire(self) -> None:
         """What has ended may be continued, repeated or diverged from, soon or much later."""

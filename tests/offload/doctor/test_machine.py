@@ -147,6 +147,7 @@ def test_a_control_group_of_which_nothing_is_left(pool: HostMemory, machine: Mac
     group("/a", gib, gib - 1)
     [finding] = memory_wrong(told(pool), machine.root)
     assert finding.name == "memory-short" and f"{machine.root}/sys/fs/cgroup" in finding.saw
+    assert "kv-offload resize" in finding.do
     assert "resources.limits.memory" in finding.do
 
 
