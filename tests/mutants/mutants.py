@@ -142,7 +142,7 @@ _ROWS = [
         "self._tree.num_loose(node), growing",
         "self._tree.num_loose(node), None",
     ),
-    ("allocator", f"{_ROOM}._thin_if_many", "> self._most_bagged", "> 0"),
+    ("allocator", f"{_ROOM}._thin_if_many", "> most", "> 0"),
     ("allocator", f"{_ROOM}.may_be_made", "num_slots + in_use", "in_use"),
     ("evictor", f"{_HAZARD}.resized", "self.leave(node)", "pass"),
     ("evictor", f"{_HAZARD}._value_of", "/ 2.0 ** _level_of(newcomer.weight, newcomer.num_positions)", ""),
