@@ -63,7 +63,7 @@ class TestHttp:
         hints, extra = self.read(kind, body, {"vllm_xargs": said})
         assert extra == {"cpu_offload_store": 0, "cpu_offload_load": 1, "cpu_offload_ttl_seconds": 5}
         assert [type(value) for value in extra.values()] == [int, int, int]
-        assert hints == RequestHints(store=False, ttl_seconds=5)
+        assert hints == RequestHints(store=False, load=True, ttl_seconds=5)
         assert not caplog.records
 
     def test_params_win(self, kind: Any, body: dict[str, Any]) -> None:
