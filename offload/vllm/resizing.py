@@ -1,8 +1,10 @@
 """What of an engine's pool may change its size, on both sides."""
 
+from functools import partial
+
 from offload.config import OffloadConfig
-from offload.errors import HostMemoryError
 from offload.scheduler.pool_target import PoolTarget, Sizes
+from offload.settings import GIB
 from offload.vllm.pool_size import PoolSize
 from offload.worker.pool.host_limits import check_room
 from offload.worker.pool.pressure import PressureWatch
@@ -11,26 +13,19 @@ from offload.worker.resizing import SizeRange
 
 def target_of(config: OffloadConfig) -> PoolTarget:
     """How large the pool of that configuration is to be; as it is at the start until somebody asks."""
-    return PoolTarget(_check_room, config.fixed_because)
+    return PoolTarget(partial(check_room, instead="ask for less"), config.fixed_because)
 
 
 def range_of(config: OffloadConfig, num_ranks: int) -> SizeRange | None:
     """Sizes that a rank's part of the pool may have; None: it keeps its size."""
     if config.fixed_because is not None:
         return None
-    return SizeRange(int(config.most_gib * 2**30) // num_ranks, config.is_resizing_meant)
+    return SizeRange(int(config.most_gib * GIB) // num_ranks, config.is_resizing_meant)
 
 
 def sizes_of(size: PoolSize, target: PoolTarget) -> Sizes:
     """The same of all ranks together."""
     return Sizes(size.most_slots, size.unit_slots, target)
-
-
-def _check_room(num_bytes: int) -> None:
-    try:
-        check_room(num_bytes)
-    except HostMemoryError as error:
-        raise HostMemoryError(str(error).replace("lower cpu_gib", "ask for less")) from error
 
 
 def watch_of(config: OffloadConfig, target: PoolTarget) -> PressureWatch | None:

@@ -106,8 +106,10 @@ def check_host_memory(config: OffloadConfig, available: int | None = None) -> No
         )
 
 
-def check_room(nbytes: int, root: Path = Path("/")) -> None:
+def check_room(nbytes: int, root: Path = Path("/"), instead: str = "lower cpu_gib") -> None:
     """Refuse ``nbytes`` more where they do not fit beside what is in use. Reads a few small files.
+
+    ``instead``: what whoever asks can do about it, besides raising the limit.
 
     Raises:
         HostMemoryError: names what was asked for, the tightest limit and what is free of it, in GiB, and
@@ -118,7 +120,7 @@ def check_room(nbytes: int, root: Path = Path("/")) -> None:
         raise HostMemoryError(
             f"cannot take {_gib(-(-nbytes * 100 // GIB))} GiB for the CPU pool: of the "
             f"{_gib(tightest.limit * 100 // GIB)} GiB that {tightest.source} allows, "
-            f"{_gib(tightest.room * 100 // GIB)} are free; lower cpu_gib, or {tightest.remedy}"
+            f"{_gib(tightest.room * 100 // GIB)} are free; {instead}, or {tightest.remedy}"
         )
 
 
