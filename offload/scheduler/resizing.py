@@ -173,7 +173,8 @@ class PoolResizing:
             return
         if shortage > 0 and self._num_steps - self._began < _PATIENCE:
             return
-        most = max(1, min(_STEP_SLOTS, _STEP_SLOTS if shortage <= 0 else self._allocator.num_free) // unit)
+        most_slots = _STEP_SLOTS if shortage <= 0 else min(_STEP_SLOTS, self._allocator.num_free)
+        most = max(1, most_slots // unit)
         candidates = np.flatnonzero(self._units == _Unit.OPEN)
         used = resizing.num_used_in(self._starts)[candidates]
         self._close(np.sort(candidates[np.lexsort((-candidates, used))[: min(num_units, most)]]))
