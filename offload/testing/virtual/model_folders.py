@@ -1,7 +1,9 @@
 """Folders of models that nobody computes with: what vLLM reads of them."""
 
+import atexit
 import functools
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -29,8 +31,9 @@ _MTP_MODEL = _MODEL | {
 
 @functools.cache
 def folder_of(num_kv_heads: int, has_mtp: bool) -> str:
-    """Of a model with so many KV heads; ``has_mtp``: and with modules that draft."""
+    """Of a model with so many KV heads; ``has_mtp``: and with drafting modules. It goes with this process."""
     folder = tempfile.mkdtemp(prefix="kv-offload-virtual-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     model = (_MTP_MODEL if has_mtp else _MODEL) | {"num_key_value_heads": num_kv_heads}
     (Path(folder) / "config.json").write_text(json.dumps(model))
     return folder
