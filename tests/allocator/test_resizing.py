@@ -151,9 +151,7 @@ def test_nobody_loses_a_slot_that_a_job_has(columns: int, bag_slots: int, policy
 def test_what_a_load_reads_is_withdrawn_when_it_has_ended() -> None:
     allocator = CpuOffloadingBlockAllocator(8)
     chain = hash_chain(list(range(6)), 1)
-    plan = allocator.plan_store(chain, 6)
-    assert plan is not None
-    allocator.commit(plan)
+    serve(allocator, chain)
     pin = allocator.pin(chain, 2, 6)
     slots = pin.slots.reshape(-1)
     allocator.resizing.close(slots[1:2])
@@ -270,9 +268,7 @@ def test_hints_protect_less_of_a_smaller_pool() -> None:
 def test_free_slots_are_withdrawn_at_once_and_nothing_leaves_for_them() -> None:
     allocator = CpuOffloadingBlockAllocator(8)
     chain = hash_chain(list(range(4)), 1)
-    plan = allocator.plan_store(chain, 4)
-    assert plan is not None
-    allocator.commit(plan)
+    serve(allocator, chain)
     starts = np.arange(0, 8, 2)
     assert allocator.resizing.num_used_in(starts).tolist() == [2, 2, 0, 0]
     allocator.resizing.close(np.arange(4, 8))
