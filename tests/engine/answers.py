@@ -21,7 +21,7 @@ SEEN = 1e-2
 """The least that a wrong block must make; it makes about 1."""
 
 ALL_RESTORED = {"restore": "always"}
-"""Of engines whose tests say how much is restored. Else that is a choice, by what is measured meanwhile."""
+"""Of engines whose tests say how much is restored, whatever the default is."""
 
 Prompt = list[int]
 

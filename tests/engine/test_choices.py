@@ -1,4 +1,4 @@
-"""An engine that decides about each restore, as it does by default."""
+"""An engine that decides about each restore."""
 
 import pytest
 
