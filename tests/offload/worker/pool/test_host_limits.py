@@ -69,6 +69,11 @@ def test_the_machine_alone(machine: Machine) -> None:
     assert free_memory_bytes(machine.root) == 6 * GIB
 
 
+def test_who_asks_while_the_engine_runs_is_told_what_it_can_do(machine: Machine) -> None:
+    with pytest.raises(HostMemoryError, match=r"6\.00 are free; ask for less, or stop what else"):
+        check_room(7 * GIB, machine.root, "ask for less")
+
+
 def test_free_swap_counts_as_available(machine: Machine) -> None:
     machine.write("proc/meminfo", "MemTotal: 8388608 kB\nMemAvailable: 6291456 kB\nSwapFree: 1048576 kB\n")
     check_room(7 * GIB, machine.root)
