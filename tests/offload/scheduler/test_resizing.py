@@ -36,7 +36,8 @@ class Pool:
         self.num_resized = 0
         self.resizing = PoolResizing(self.allocator, self.target, self.bounds, num_ranks, self._resized)
         self.num_ranks = num_ranks
-        self.has_memory = np.arange(most) < num_slots // unit_slots * unit_slots
+        num_whole = num_slots if num_slots == most else num_slots // unit_slots * unit_slots
+        self.has_memory = np.arange(most) < num_whole
         self.refuses = False
 
     def _resized(self) -> None:
@@ -392,6 +393,19 @@ def test_ranks_have_the_sizes_that_all_of_them_can_have() -> None:
     assert PoolSize.of(alike, 2)[-2:] == (180, 16)
     assert PoolSize.of([facts(96, 200, 1), facts(90, 90, 0)], 2)[-2:] == (90, 0), "one keeps its size"
     assert PoolSize.of([facts(96, 200, 1), facts(16, 200, 16)], 2)[-2:] == (16, 0), "there is one unit"
+
+
+def test_a_pool_that_is_not_to_grow_has_all_that_each_rank_has() -> None:
+    size = PoolSize.of([facts(96, 96, 1), facts(90, 90, 16)], 2)
+    assert (size.num_slots, size.most_slots, size.unit_slots) == (90, 90, 16)
+    size = PoolSize.of([facts(96, 96, 16), facts(90, 96, 16)], 2)
+    assert (size.num_slots, size.most_slots, size.unit_slots) == (90, 90, 16), "one of them may not grow"
+    pool = Pool(size.unit_slots, num_slots=size.num_slots, most=size.most_slots)
+    assert pool.allocator.capacity == 90
+    for gib in (0.25, 1.0):
+        pool.target.ask(gib)
+        pool.settle()
+    assert pool.allocator.capacity == pool.has_memory.sum() == 90
 
 
 def test_what_no_rank_has_taken_is_not_open() -> None:
