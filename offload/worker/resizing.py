@@ -4,8 +4,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+import torch
+
 from offload.errors import HostMemoryError
 from offload.messages import Resize, Resized, WorkerFacts
+from offload.worker.copiers.cuda import use_device
 from offload.worker.pool.memory import HostMemory, unit_of
 
 _PINNED_BYTES = 256 << 20  # that are pinned together, so that they can be unpinned together
@@ -51,9 +54,12 @@ def page_thread() -> Executor:
 class WorkerResizing:
     """Carries out what the scheduler's side says of one rank's memory, in order, on one thread."""
 
-    def __init__(self, memory: HostMemory, make_executor: Callable[[], Executor]) -> None:
-        """``memory`` was made with units."""
+    def __init__(
+        self, memory: HostMemory, make_executor: Callable[[], Executor], device: torch.device
+    ) -> None:
+        """``memory`` was made with units. ``device``: of this rank; memory is pinned as its thread would."""
         self._memory = memory
+        self._device = device
         self._make_executor = make_executor
         self._executor: Executor | None = None  # most pools are never resized
         self._under_way: dict[int, Future[str]] = {}
@@ -92,6 +98,7 @@ class WorkerResizing:
     def _carry_out(self, resize: Resize) -> str:
         """Why the memory could not be taken; "" if all is done."""
         runs = list(zip(resize.starts.tolist(), resize.stops.tolist(), strict=True))
+        use_device(self._device)
         try:
             if resize.takes:
                 self._memory.take(runs)

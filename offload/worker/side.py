@@ -160,7 +160,7 @@ class WorkerSide:
             unit_slots=self.facts.unit_slots,
         )
         self.facts.memory = self._memory.facts
-        self._resizing = WorkerResizing(self._memory, self._seams.make_page_executor)
+        self._resizing = WorkerResizing(self._memory, self._seams.make_page_executor, device)
         self._kv_caches = kv_caches
         layout = self._layout(self._memory)
         of_blocks = not on_gpu if self._seams.seals_of_blocks is None else self._seams.seals_of_blocks

@@ -4,18 +4,22 @@ import ctypes
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from offload import HostMemoryError
+from offload.messages import Resize, Resized
 from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
 from offload.worker.pool.memory import HostMemory
 from offload.worker.pool.numa import node_of_pci_device, share_elsewhere
 from offload.worker.pool.pin_probe import check_pinning
+from offload.worker.resizing import WorkerResizing, page_thread
 from tests.offload.mappings import mapping_at, placement_at
 from tests.offload.places import needs_gpu
 
@@ -56,6 +60,34 @@ def test_memory_is_pinned_while_it_is_open(bound: int) -> None:
     assert is_pinned(memory.address, 4096)
     assert is_pinned(last, 4096)
     memory.close()
+    memory.close()
+
+
+@pytest.mark.parametrize("gpu", ["first", "last"])
+def test_a_resize_pins_and_unpins_on_its_own_thread(gpu: str) -> None:
+    """That thread asks CUDA for the GPU of its rank. Others would get a context that nobody needs."""
+    if gpu == "last" and torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU; a thread has the first one anyway")
+    device = torch.device("cuda", torch.cuda.device_count() - 1 if gpu == "last" else 0)
+    asked: set[int] = set()
+
+    def register(address: int, nbytes: int) -> None:
+        asked.add(torch.cuda.current_device())
+        register_host_memory(address, nbytes)
+
+    memory = HostMemory(
+        4, MIB, register=register, unregister=unregister_host_memory, most_slots=8, unit_slots=2
+    )
+    asked.clear()
+    resizing = WorkerResizing(memory, page_thread, device)
+    for number, (start, takes) in enumerate([(2, False), (4, True)]):
+        resizing.begin([Resize(number, np.array([start]), np.array([start + 2]), takes)])
+    wait(resizing._under_way.values(), 60)
+    assert resizing.take_ended() == {0: Resized(1), 1: Resized(1)}
+    assert asked == {device.index}
+    at = [memory.address + slot * MIB for slot in range(0, 8, 2)]
+    assert [is_pinned(address, MIB) for address in at] == [True, False, True, False]
+    resizing.close()
     memory.close()
 
 

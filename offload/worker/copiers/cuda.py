@@ -115,6 +115,15 @@ def pci_address(device: torch.device) -> str | None:
     return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
 
 
+def use_device(device: torch.device) -> None:
+    """What this thread asks of CUDA is of that GPU from now on; a thread begins with the first one.
+
+    For another device than a GPU it does nothing.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def register_host_memory(address: int, nbytes: int) -> None:
     """Pin mapped memory for the current CUDA context. Raises OSError with CUDA's reason."""
     _check(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0), "cudaHostRegister")

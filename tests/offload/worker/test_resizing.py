@@ -1,6 +1,7 @@
 """A rank takes memory of its pool, and gives it back, when the scheduler's side says so."""
 
 import mmap
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -8,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from offload import HostMemoryError
 from offload.messages import Fingerprint, Resize, Resized, WorkerFacts, WorkerReport
@@ -16,6 +18,7 @@ from offload.worker.pool import pages
 from offload.worker.pool.memory import HostMemory, unit_of
 from offload.worker.resizing import SizeRange, WorkerResizing, make_resizable, page_thread
 
+CPU = torch.device("cpu")
 PAGE = mmap.PAGESIZE
 SLOT = 64 * PAGE
 
@@ -103,7 +106,7 @@ def test_what_cannot_be_unpinned_keeps_its_memory(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_rank_that_cannot_have_all_of_it_keeps_none(memory: HostMemory) -> None:
-    resizing = WorkerResizing(memory, InlineExecutor)
+    resizing = WorkerResizing(memory, InlineExecutor, CPU)
     before = resident_bytes()
     real, calls = pages._touch, []
 
@@ -122,7 +125,7 @@ def test_a_rank_that_cannot_have_all_of_it_keeps_none(memory: HostMemory) -> Non
 
 
 def test_they_are_carried_out_in_order_on_a_thread(memory: HostMemory) -> None:
-    resizing = WorkerResizing(memory, page_thread)
+    resizing = WorkerResizing(memory, page_thread, CPU)
     bytes_of(memory)[:] = 7
     resizing.begin([order(0, [(0, 512)], takes=False), order(1, [(0, 512)], takes=True)])
     resizing.begin([order(2, [(0, 8)], takes=False)])
@@ -133,8 +136,28 @@ def test_they_are_carried_out_in_order_on_a_thread(memory: HostMemory) -> None:
     resizing.close()
 
 
+def test_the_thread_asks_cuda_for_the_gpu_of_its_rank() -> None:
+    """A new thread has the first GPU, whichever the others of its process have."""
+    said: list[tuple[str, object]] = []
+
+    def note(what: object) -> None:
+        said.append((threading.current_thread().name, what))
+
+    memory = HostMemory(4, SLOT, register=lambda *_: note("pinned"), most_slots=8, unit_slots=1)
+    said.clear()
+    resizing = WorkerResizing(memory, page_thread, torch.device("cuda", 3))
+    with mock.patch.object(torch.cuda, "set_device", note):
+        resizing.begin([order(0, [(4, 5)], takes=True)])
+        resizing._under_way[0].result(60)
+    [(name, device), (its_name, what)] = said
+    assert (device, what) == (torch.device("cuda", 3), "pinned")
+    assert name == its_name != threading.current_thread().name
+    resizing.close()
+    memory.close()
+
+
 def test_a_rank_that_may_not_carry_them_out_says_so(memory: HostMemory) -> None:
-    resizing = WorkerResizing(memory, InlineExecutor)
+    resizing = WorkerResizing(memory, InlineExecutor, CPU)
     before = resident_bytes()
     resizing.refuse([order(7, [(256, 512)], takes=True)], "the scheduler is another one")
     assert resizing.take_ended() == {7: Resized(1, "the scheduler is another one")}
@@ -144,7 +167,7 @@ def test_a_rank_that_may_not_carry_them_out_says_so(memory: HostMemory) -> None:
 
 def test_a_rank_without_a_thread_for_it_says_so(memory: HostMemory) -> None:
     """The engine goes on, and the pool stays as it is."""
-    resizing = WorkerResizing(memory, RefusingExecutor)
+    resizing = WorkerResizing(memory, RefusingExecutor, CPU)
     resizing.begin([order(3, [(256, 512)], takes=True)])
     assert resizing.take_ended() == {3: Resized(1, "can't start new thread")}
     resizing.check_invariants()
@@ -180,7 +203,7 @@ def test_what_the_machine_has_no_room_for_is_given_back_at_once(memory: HostMemo
 
 
 def test_a_worker_gives_memory_back(memory: HostMemory) -> None:
-    resizing = WorkerResizing(memory, InlineExecutor)
+    resizing = WorkerResizing(memory, InlineExecutor, CPU)
     bytes_of(memory)[:256] = 7
     before = resident_bytes()
     resizing.begin([order(0, [(0, 100), (120, 256)], takes=False)])

@@ -62,6 +62,17 @@ def test_the_pool_is_pinned_on_the_node_of_its_gpu(
     assert asked["unregister"] is unregister_host_memory
 
 
+def test_the_pool_is_resized_as_a_thread_of_its_gpu_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(memory: object, make_executor: object, device: torch.device) -> None:
+        assert device == torch.device("cuda", 2)
+        raise AskedError
+
+    monkeypatch.setattr(worker_side, "pci_address", lambda device: None)
+    monkeypatch.setattr(worker_side, "HostMemory", lambda *_, **__: SimpleNamespace(facts=None))
+    monkeypatch.setattr(worker_side, "WorkerResizing", ask)
+    register(worker(), torch.device("cuda", 2))
+
+
 def test_a_gpu_whose_place_is_not_told_has_no_node(
     asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
