@@ -142,18 +142,18 @@ class PoolTarget:
             return self._told()
 
     def yield_memory(self, share: float) -> bool:
-        """Memory is short: the pool is to be smaller by that share. False if it is as small as it may be.
+        """Memory is short: the pool is to be smaller by that share than it is now.
 
-        It is asked for less than it has now, or is on its way to. So it never grows by this.
+        False if it is as small as it may be, or is still getting smaller: what it gives up then is yet to be
+        seen. It is asked for less than it has, so it never grows by this.
         """
         with self._lock:
             bounds = self._bounds
             if bounds is None or self._fixed_because is not None:
                 return False
             least = max(bounds.least, bounds.in_units(int(bounds.num_slots * LEAST_SHARE), up=True))
-            now = min(self._target, self._capacity)
-            target = max(least, bounds.in_units(int(now * (1 - share))))
-            if target >= now:
+            target = max(least, bounds.in_units(int(self._capacity * (1 - share))))
+            if self._target < self._capacity or target >= self._capacity:
                 return False
             self._asked = self._target = target
             return True

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from allocator import CpuOffloadingBlockAllocator, Stored, hash_chain, serve
+from allocator import CpuOffloadingBlockAllocator, Pin, Stored, hash_chain, serve
 from evictor import HintedPolicy, KeepHints, LruPolicy
 from offload.errors import HostMemoryError, OperatorError
 from offload.messages import Fingerprint, Resize, Resized, WorkerFacts
@@ -87,6 +87,13 @@ class Pool:
         for chain in chains:
             serve(self.allocator, chain)
         return chains
+
+
+def serve_and_pin(pool: Pool, tokens: list[int]) -> Pin:
+    """They are in the pool, and a load reads them."""
+    chain = hash_chain(tokens, 1)
+    serve(pool.allocator, chain)
+    return pool.allocator.pin(chain, 0, len(chain))
 
 
 @pytest.mark.parametrize("unit_slots", [1, 4, 7])
@@ -371,6 +378,31 @@ def test_it_shrinks_while_its_control_group_is_short_and_stays_small(tmp_path: P
     pool.target.ask(1.0)
     pool.settle()
     assert pool.allocator.capacity == pool.has_memory.sum() == 64
+
+
+def test_pressure_waits_for_what_is_given_up_already() -> None:
+    """It is looked at again and again; the first look is not to count many times."""
+    pool = Pool()
+    pin = serve_and_pin(pool, list(range(60)))
+    assert pool.target.yield_memory(1 / 8)
+    assert not pool.target.yield_memory(1 / 8), "no step was made"
+    pool.settle()
+    assert pool.allocator.capacity == 60
+    assert not pool.target.yield_memory(1 / 8), "a load keeps the rest"
+    assert pool.target.told["target_gib"] == 56 / 64
+    pool.allocator.unpin(pin)
+    pool.settle()
+    assert pool.allocator.capacity == 56
+    assert pool.target.yield_memory(1 / 8)
+    assert pool.target.told["target_gib"] == 49 / 64
+
+
+def test_pressure_ends_a_growth() -> None:
+    pool = Pool()
+    pool.target.ask(2.0)
+    assert pool.target.yield_memory(1 / 8)
+    pool.settle()
+    assert pool.allocator.capacity == 56
 
 
 def test_pressure_leaves_a_quarter() -> None:
