@@ -141,6 +141,7 @@ STATEFUL = {
 CHECKED_BY_THEIR_OWNER = {
     "offload.worker.peers.askers.Asker",  # by Askers
     "evictor.hazard._State",  # by HazardPolicy
+    "offload.worker.resizing.PageThread",  # by WorkerResizing, which knows what it was given
     "offload.scheduler.fetched.Fetched",  # by Fetches, which all count there
     "evictor.caller.Caller",  # by its subclasses: it has no state but the policy
     "evictor.marks.Mark",  # by HintedPolicy

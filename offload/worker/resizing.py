@@ -1,8 +1,12 @@
 """Gives memory of the pool back to the system, and takes it again, beside the engine."""
 
+import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import NamedTuple
+from concurrent.futures import Executor, Future, wait
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple
 
 import torch
 
@@ -10,6 +14,8 @@ from offload.errors import HostMemoryError
 from offload.messages import Resize, Resized, WorkerFacts
 from offload.worker.copiers.cuda import use_device
 from offload.worker.pool.memory import HostMemory, unit_of
+
+logger = logging.getLogger(__name__)
 
 _PINNED_BYTES = 256 << 20  # that are pinned together, so that they can be unpinned together
 _HUGE_BYTES = 32 << 20  # where pages are huge: a part of such a page is not given back at once
@@ -46,9 +52,38 @@ def make_resizable(
     facts.unit_slots, facts.most_slots = unit, most
 
 
-def page_thread() -> Executor:
-    """A thread that takes and gives back pages, in order."""
-    return ThreadPoolExecutor(1, "kv-offload-resize")
+class PageThread(Executor):
+    """A thread that takes and gives back pages, in order.
+
+    It is a daemon, so that one that hangs in the system does not keep the process from ending.
+    """
+
+    def __init__(self) -> None:
+        """It begins with what it is given first."""
+        self._todo: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._has_begun = False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Raises RuntimeError if no thread can be started."""
+        if not self._has_begun:
+            Thread(target=self._run, name="kv-offload-resize", daemon=True).start()
+            self._has_begun = True
+        future = Future[Any]()
+        self._todo.put((future, partial(fn, *args, **kwargs)))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """It ends when it has done what it was given. Waits for nothing, whatever is said."""
+        self._todo.put(None)
+
+    def _run(self) -> None:
+        for future, work in iter(self._todo.get, None):
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
 
 
 class WorkerResizing:
@@ -86,10 +121,18 @@ class WorkerResizing:
         refused, self._refused = self._refused, {}
         return refused | {number: Resized(1, _error_of(work)) for number, work in ended.items()}
 
-    def close(self) -> None:
-        """Wait for what is under way. Calling it again does nothing."""
+    def close(self, seconds: float) -> bool:
+        """Begin nothing more, and wait so long for what has begun. Returns whether that has ended.
+
+        If not, the memory may not be unmapped: others may have its addresses then.
+        """
+        begun = [work for work in self._under_way.values() if not work.cancel()]
         if self._executor is not None:
-            self._executor.shutdown(cancel_futures=True)
+            self._executor.shutdown(wait=False)
+        has_ended = not wait(begun, seconds).not_done
+        if not has_ended:
+            logger.warning("the system still takes or gives back pages of the CPU pool after %g s", seconds)
+        return has_ended
 
     def check_invariants(self) -> None:
         """Nothing is under way that nobody carries out."""

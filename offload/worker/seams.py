@@ -10,7 +10,7 @@ import torch
 from offload.worker.checker import seal_thread
 from offload.worker.copiers import Copier
 from offload.worker.layout import BlockLayout
-from offload.worker.resizing import page_thread
+from offload.worker.resizing import PageThread
 from offload.worker.transfer import LANDED_AT_ONCE
 
 
@@ -29,7 +29,7 @@ class Seams(NamedTuple):
 
     make_copier: Callable[[torch.device, BlockLayout, int, int], Copier]
     make_executor: Callable[[], Executor] = seal_thread
-    make_page_executor: Callable[[], Executor] = page_thread
+    make_page_executor: Callable[[], Executor] = PageThread
     clock: Callable[[], float] = time.monotonic
     seals_of_blocks: bool | None = None
     landed_at_once: int = LANDED_AT_ONCE

@@ -323,11 +323,11 @@ class WorkerSide:
     def close(self) -> None:
         """Wait for copies in flight, then unpin and unmap. Calling it again does nothing.
 
-        Memory that a stuck copy may still use is left to the end of the process.
+        Memory that a stuck copy or resize may still use is left to the end of the process.
         """
         atexit.unregister(self.close)
-        if self._resizing is not None:
-            self._resizing.close()
+        resizing, self._resizing = self._resizing, None
+        is_resized = resizing is None or resizing.close(_CLOSE_SECONDS / 2)
         engine, self._engine = self._engine, None
         memory, self._memory = self._memory, None
         self._kv_caches = {}
@@ -335,9 +335,11 @@ class WorkerSide:
         if lasting is not None:
             lasting.rest()
         is_seen = self._listener is not None and not self._listener.close(_CLOSE_SECONDS)
-        if engine is not None and (not engine.close(_CLOSE_SECONDS) or is_seen):
+        if engine is not None and (not engine.close(_CLOSE_SECONDS) or is_seen or not is_resized):
             _still_in_use.append(memory)
-            logger.warning("copies have not ended after %g s; the CPU pool stays mapped", _CLOSE_SECONDS)
+            logger.warning(
+                "copies or resizes have not ended after %g s; the CPU pool stays mapped", _CLOSE_SECONDS
+            )
         elif memory is not None:
             memory.close()
             if lasting is not None:

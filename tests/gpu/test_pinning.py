@@ -19,7 +19,7 @@ from offload.worker.copiers.cuda import pci_address, register_host_memory, unreg
 from offload.worker.pool.memory import HostMemory
 from offload.worker.pool.numa import node_of_pci_device, share_elsewhere
 from offload.worker.pool.pin_probe import check_pinning
-from offload.worker.resizing import WorkerResizing, page_thread
+from offload.worker.resizing import PageThread, WorkerResizing
 from tests.offload.mappings import mapping_at, placement_at
 from tests.offload.places import needs_gpu
 
@@ -79,7 +79,7 @@ def test_a_resize_pins_and_unpins_on_its_own_thread(gpu: str) -> None:
         4, MIB, register=register, unregister=unregister_host_memory, most_slots=8, unit_slots=2
     )
     asked.clear()
-    resizing = WorkerResizing(memory, page_thread, device)
+    resizing = WorkerResizing(memory, PageThread, device)
     for number, (start, takes) in enumerate([(2, False), (4, True)]):
         resizing.begin([Resize(number, np.array([start]), np.array([start + 2]), takes)])
     wait(resizing._under_way.values(), 60)
@@ -87,7 +87,7 @@ def test_a_resize_pins_and_unpins_on_its_own_thread(gpu: str) -> None:
     assert asked == {device.index}
     at = [memory.address + slot * MIB for slot in range(0, 8, 2)]
     assert [is_pinned(address, MIB) for address in at] == [True, False, True, False]
-    resizing.close()
+    assert resizing.close(60)
     memory.close()
 
 

@@ -1,18 +1,23 @@
 """Each check of the worker's side can fail: state that contradicts itself is found, and shown."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from offload.config import Verify
-from offload.messages import LOAD, STORE, Fingerprint, JobReport, Order, Part, Route, StepPlan
+from offload.messages import LOAD, STORE, Fingerprint, JobReport, Order, Part, Resize, Route, StepPlan
 from offload.testing.copiers.inline import InlineExecutor
+from offload.worker import side as worker_side
 from offload.worker.allowance import STORE_BYTES_PER_SECOND
 from offload.worker.copiers import CopyEnd
 from offload.worker.lanes import gpu_lanes
 from offload.worker.layout import BlockLayout, CopyBatch, Region
+from offload.worker.pool.memory import HostMemory
+from offload.worker.resizing import PageThread, WorkerResizing
 from offload.worker.seals import Seals
 from offload.worker.side import Seams, WorkerSide
 from offload.worker.transfer import TransferEngine
@@ -126,6 +131,29 @@ def side() -> WorkerSide:
     made.check_invariants()
     assert not made.is_idle
     return made
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_memory_stays_mapped_where_a_resize_hangs(
+    hangs: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker_side, "_CLOSE_SECONDS", 0.02)
+    monkeypatch.setattr(worker_side, "_still_in_use", kept := [])
+    has_begun, may_end = threading.Event(), threading.Event()
+    made, memory = side(), HostMemory(2, 4096, unit_slots=1)
+    made._memory = memory
+    made._resizing = WorkerResizing(memory, PageThread, torch.device("cpu"))
+    if hangs:
+        monkeypatch.setattr(memory, "give_back", lambda runs: (has_begun.set(), may_end.wait(60)))
+        made._resizing.begin([Resize(0, np.array([0]), np.array([1]), takes=False)])
+        assert has_begun.wait(60)
+    made.close()
+    made.close()
+    assert kept == ([memory] if hangs else [])
+    assert memory._map.closed is not hangs
+    assert ("the CPU pool stays mapped" in caplog.text) is hangs
+    may_end.set()
+    memory.close()
 
 
 def part_forgotten(side: WorkerSide) -> None:

@@ -16,7 +16,7 @@ from offload.messages import Fingerprint, Resize, Resized, WorkerFacts, WorkerRe
 from offload.testing.copiers.inline import InlineExecutor, RefusingExecutor
 from offload.worker.pool import pages
 from offload.worker.pool.memory import HostMemory, unit_of
-from offload.worker.resizing import SizeRange, WorkerResizing, make_resizable, page_thread
+from offload.worker.resizing import PageThread, SizeRange, WorkerResizing, make_resizable
 
 CPU = torch.device("cpu")
 PAGE = mmap.PAGESIZE
@@ -125,7 +125,7 @@ def test_a_rank_that_cannot_have_all_of_it_keeps_none(memory: HostMemory) -> Non
 
 
 def test_they_are_carried_out_in_order_on_a_thread(memory: HostMemory) -> None:
-    resizing = WorkerResizing(memory, page_thread, CPU)
+    resizing = WorkerResizing(memory, PageThread, CPU)
     bytes_of(memory)[:] = 7
     resizing.begin([order(0, [(0, 512)], takes=False), order(1, [(0, 512)], takes=True)])
     resizing.begin([order(2, [(0, 8)], takes=False)])
@@ -133,7 +133,7 @@ def test_they_are_carried_out_in_order_on_a_thread(memory: HostMemory) -> None:
         work.result(60)
     assert resizing.take_ended() == dict.fromkeys(range(3), Resized(1))
     assert not bytes_of(memory).any()
-    resizing.close()
+    assert resizing.close(60)
 
 
 def test_the_thread_asks_cuda_for_the_gpu_of_its_rank() -> None:
@@ -145,15 +145,39 @@ def test_the_thread_asks_cuda_for_the_gpu_of_its_rank() -> None:
 
     memory = HostMemory(4, SLOT, register=lambda *_: note("pinned"), most_slots=8, unit_slots=1)
     said.clear()
-    resizing = WorkerResizing(memory, page_thread, torch.device("cuda", 3))
+    resizing = WorkerResizing(memory, PageThread, torch.device("cuda", 3))
     with mock.patch.object(torch.cuda, "set_device", note):
         resizing.begin([order(0, [(4, 5)], takes=True)])
         resizing._under_way[0].result(60)
     [(name, device), (its_name, what)] = said
     assert (device, what) == (torch.device("cuda", 3), "pinned")
     assert name == its_name != threading.current_thread().name
-    resizing.close()
+    assert resizing.close(60)
     memory.close()
+
+
+def test_a_thread_that_hangs_is_left_to_itself(memory: HostMemory, caplog: pytest.LogCaptureFixture) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def give_back(runs: object) -> None:
+        has_begun.set()
+        assert may_end.wait(60)
+
+    resizing = WorkerResizing(memory, PageThread, CPU)
+    with mock.patch.object(memory, "give_back", give_back):
+        resizing.begin([order(0, [(0, 8)], takes=False), order(1, [(256, 512)], takes=True)])
+        assert has_begun.wait(60)
+        [thread] = [each for each in threading.enumerate() if each.name == "kv-offload-resize"]
+        assert thread.daemon, "the process could not end"
+        assert not resizing.close(0.01)
+        assert "the system still takes or gives back pages of the CPU pool after 0.01 s" in caplog.text
+        first, second = resizing._under_way.values()
+        assert second.cancelled(), "what has not begun never begins"
+        may_end.set()
+        assert first.result(60) == ""
+    thread.join(60)
+    assert not thread.is_alive()
+    assert resizing.close(0.01)
 
 
 def test_a_rank_that_may_not_carry_them_out_says_so(memory: HostMemory) -> None:
@@ -171,7 +195,7 @@ def test_a_rank_without_a_thread_for_it_says_so(memory: HostMemory) -> None:
     resizing.begin([order(3, [(256, 512)], takes=True)])
     assert resizing.take_ended() == {3: Resized(1, "can't start new thread")}
     resizing.check_invariants()
-    resizing.close()
+    assert resizing.close(60)
 
 
 def test_the_machine_is_asked_before_each_piece(memory: HostMemory) -> None:
