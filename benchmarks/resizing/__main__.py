@@ -62,7 +62,7 @@ def _there_and_back(slots: int, length: int, unit: int) -> list[dict[str, Any]]:
         serve(allocator, fresh_hashes(rng, length))
     target = PoolTarget(lambda num_bytes: None)
     bounds = PoolBounds(1.0, 1.0, slots, slots, unit, 1, 1 << 17)
-    resizing = PoolResizing(allocator, target, bounds, 1, lambda: None)
+    resizing = PoolResizing(allocator, target, bounds, 1, lambda: None, time.monotonic)
 
     def step() -> None:
         for order in resizing.step():

@@ -64,4 +64,4 @@ def make_resizing(
         allocator.resizing.protect(int(allocator.capacity * config.hinted_share))
         resized()
 
-    return PoolResizing(allocator, given.target, bounds, num_ranks, changed)
+    return PoolResizing(allocator, given.target, bounds, num_ranks, changed, common.clock)

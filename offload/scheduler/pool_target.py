@@ -178,6 +178,11 @@ class PoolTarget:
             if error and self._asked is None:
                 self._error, self._target = error, capacity
 
+    def note(self, problem: str) -> None:
+        """That keeps it from its size for the time being; "": nothing does any more."""
+        with self._lock:
+            self._error = problem
+
     def settle(self, capacity: int) -> None:
         """It stays at so many slots. A unit that is not whole makes them a few more or fewer than asked."""
         with self._lock:

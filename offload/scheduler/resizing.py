@@ -18,6 +18,7 @@ _STEP_SLOTS = 4096  # that are evicted, closed, or asked for in a step
 _STEP_BITES = 128  # in which they are evicted, at most
 _STEP_NODES = 128  # segments that are looked at in a step
 _LOOK_STEPS = 16  # from one look at closed units to the next, once all segments were looked at
+_LATE_SECONDS = 60.0  # without a word of ranks that take memory, or give it back
 _PATIENCE = 512  # steps in which room is made for large units, before what is in them goes
 
 
@@ -62,15 +63,18 @@ class PoolResizing:
         bounds: PoolBounds,
         num_ranks: int,
         resized: Callable[[], None],
+        clock: Callable[[], float],
     ) -> None:
         """The pool has the first slots of ``allocator``, as many as ``bounds`` says.
 
-        ``resized``: called when it has another size, and does not go on from there at once.
+        ``resized``: called when it has another size, and does not go on from there at once. ``clock`` in
+        seconds.
         """
         self._allocator = allocator
         self._target = target
         self._num_ranks = num_ranks
         self._resized = resized
+        self._clock = clock
         self._unit_slots = bounds.unit_slots or allocator.num_slots
         self._starts = np.arange(0, allocator.num_slots, self._unit_slots, dtype=np.int64)
         self._units: npt.NDArray[np.int8] = np.full(len(self._starts), _Unit.OPEN, dtype=np.int8)
@@ -82,6 +86,8 @@ class PoolResizing:
             allocator.resizing.close(self._slots_of(out))
         self._wanted = num_open
         self._under_way: dict[int, _UnderWay] = {}
+        self._heard_at = clock()  # when ranks told something, or were told something and had nothing to do
+        self._is_late = False  # what is under way, so long that nobody waits for it
         self._next: list[Resize] = []
         self._number = self._num_steps = 0
         self._began = 0  # the step in which it was last asked for another size
@@ -96,8 +102,14 @@ class PoolResizing:
         """Whether the next step goes on with something. What waits for jobs, or for pins to end, does not."""
         if not self._is_busy:
             return self._target.is_asked
-        is_told = bool(self._under_way or self._next or self._target.is_asked)
-        return is_told or self._has_moved or self._standing() != self._seen
+        is_told = bool(self._under_way) and not self._is_late
+        return (
+            is_told
+            or bool(self._next)
+            or self._target.is_asked
+            or self._has_moved
+            or self._standing() != self._seen
+        )
 
     def step(self) -> list[Resize]:
         """What ranks are to do. O(1) while nothing changes, else O(pool) array work."""
@@ -106,10 +118,13 @@ class PoolResizing:
         if asked is not None:
             self._wanted = max(1, -(-asked // self._unit_slots))
             self._is_busy, self._began = True, self._num_steps
+            self._wait_for_ranks()
         if not self._is_busy:
             return []
         self._num_steps += 1
         self._has_moved = False
+        if self._under_way and not self._is_late and self._clock() - self._heard_at > _LATE_SECONDS:
+            self._wait_no_more()
         num_open, num_coming = self._num(_Unit.OPEN), self._num(_Unit.COMING)
         if num_open > self._wanted:
             self._shrink(num_open - self._wanted)
@@ -131,6 +146,8 @@ class PoolResizing:
 
     def hear(self, resized: dict[int, Resized]) -> None:
         """Ranks have carried these out."""
+        if resized:
+            self._wait_for_ranks()
         for number, (num_ranks, error) in resized.items():
             order = self._under_way[number]
             order.num_left -= num_ranks
@@ -159,6 +176,7 @@ class PoolResizing:
         assert not used[away].any(), f"units {away[used[away] > 0]} are given back, and in use"
         assert self._is_busy or not self._under_way, f"{self._under_way} is forgotten"
         assert self._is_busy or self._num(_Unit.OPEN) == self._wanted, f"not {self._wanted} units are open"
+        assert self._under_way or not self._is_late, "nothing is under way, and is late"
 
     # Private
 
@@ -226,10 +244,29 @@ class PoolResizing:
         lasts = np.append(firsts[1:], len(units)) - 1
         starts = self._starts[units[firsts]]
         stops = np.minimum(self._starts[units[lasts]] + self._unit_slots, self._allocator.num_slots)
+        if not self._under_way:
+            self._wait_for_ranks()
         self._next.append(Resize(self._number, starts, stops, takes))
         self._under_way[self._number] = _UnderWay(units, takes, self._num_ranks)
         self._number += 1
         self._is_busy = True
+
+    def _wait_for_ranks(self) -> None:
+        """So long as ever, from now on."""
+        self._heard_at = self._clock()
+        if self._is_late:
+            self._is_late = False
+            self._target.note("")
+
+    def _wait_no_more(self) -> None:
+        """The engine may come to rest and shut down. What ranks say later counts all the same."""
+        self._is_late = True
+        problem = (
+            f"ranks have not said for {_LATE_SECONDS:g} s whether they have taken memory of the pool, or "
+            f"given it back; that goes on when they do; if they never do, restart the engine"
+        )
+        self._target.note(problem)
+        logger.warning("%s", problem)
 
     def _standing(self) -> tuple[int, ...]:
         """It changes when jobs end."""

@@ -312,7 +312,8 @@ class SchedulerSide:
             for below in self.below:
                 if below.ending is not None:
                     below.ending()
-        is_moving = len(self.ledger) > self.ledger.num_given_up or self._resizing.is_moving
+        is_moving = len(self.ledger) > self.ledger.num_given_up
+        is_moving = is_moving or (self._resizing.is_moving and not self._engine.is_ending())
         is_moving = is_moving or (self._lasting is not None and self._lasting.has_news)
         return is_moving or any(flow.is_busy for flow in self.flows)
 

@@ -22,6 +22,17 @@ def num_slots(engine: object) -> int:
     return engine.side.allocator.capacity  # type: ignore[attr-defined,no-any-return]
 
 
+def test_an_engine_that_shuts_down_does_not_wait_for_another_size(engines: Engines) -> None:
+    engine = engines(cpu_slots=64, resizes=Resizes(128))
+    serve(engine, tokens(8))
+    come_to_rest(engine)
+    assert not engine.side.has_pending_work
+    resize(engine, 1.0)
+    assert engine.side.has_pending_work
+    engine.side._engine.is_ending = lambda: True  # type: ignore[method-assign]
+    assert not engine.side.has_pending_work
+
+
 @pytest.mark.parametrize("unit_slots", [1, 4])
 def test_a_pool_shrinks_and_grows_and_serves_what_is_left(engines: Engines, unit_slots: int) -> None:
     engine = engines(cpu_slots=64, resizes=Resizes(128, unit_slots), gpu_blocks=40, num_ranks=2)

@@ -34,8 +34,12 @@ class Pool:
         self.target = PoolTarget(lambda num_bytes: None)
         self.bounds = PoolBounds(1.0, most / num_slots, num_slots, most, unit_slots, 1, 1 << 20)
         self.num_resized = 0
-        self.resizing = PoolResizing(self.allocator, self.target, self.bounds, num_ranks, self._resized)
+        self.resizing = PoolResizing(
+            self.allocator, self.target, self.bounds, num_ranks, self._resized, lambda: self.now
+        )
         self.num_ranks = num_ranks
+        self.stuck: list[Resize] | None = None
+        """What ranks have not carried out as they hang; None: they do not."""
         num_whole = num_slots if num_slots == most else num_slots // unit_slots * unit_slots
         self.has_memory = np.arange(most) < num_whole
         self.refuses = False
@@ -52,6 +56,9 @@ class Pool:
             assert pool._is_withdrawn[slots].all(), "memory of what is in use is touched"
             error = "no room" if order.takes and self.refuses else ""
             self.has_memory[slots] = order.takes and not error
+            if self.stuck is not None:
+                self.stuck.append(order)
+                continue
             for rank in range(self.num_ranks):
                 assert self.allocator.capacity + self.allocator.num_free, "opened too early"
                 before = self.allocator.capacity
@@ -197,6 +204,42 @@ def test_a_rank_that_runs_out_of_memory_ends_the_growth_there(monkeypatch: pytes
         "error": "",
         "fixed": None,
     }
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_ranks_that_hang_are_not_waited_for(grows: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The engine may come to rest, and shut down. When they go on, so does what was asked for."""
+    pool = Pool(num_ranks=2)
+    pool.stuck = []
+    pool.target.ask(2.0 if grows else 0.5)
+    pool.step()
+    [order] = pool.stuck
+    size = 64 if grows else 32
+    pool.now = 59.0
+    pool.resizing.hear({order.number: Resized(1)})
+    pool.now = 118.0
+    assert pool.step() == []
+    assert pool.resizing.is_moving, "one of them told something a minute ago"
+    pool.now = 119.1
+    for _ in range(3):
+        assert pool.step() == []
+        assert not pool.resizing.is_moving
+    assert pool.allocator.capacity == size
+    assert "have not said for 60 s" in str(pool.target.told["error"])
+    assert [record.getMessage() for record in caplog.records] == [pool.target.told["error"]]
+    pool.stuck = None
+    pool.target.ask(0.25)
+    pool.settle()
+    assert pool.allocator.capacity == 16, "what is free goes meanwhile"
+    assert pool.resizing._under_way.keys() == {order.number}
+    pool.now = 200.0
+    pool.step()
+    assert pool.target.told["error"], "it is said again"
+    pool.resizing.hear({order.number: Resized(1)})
+    pool.settle()
+    assert pool.target.told["error"] == ""
+    assert pool.allocator.capacity == pool.has_memory.sum() == 16
+    assert not pool.resizing._under_way
 
 
 @pytest.mark.parametrize("unit_slots", [1, 8])
