@@ -19,7 +19,7 @@ _STEP_BITES = 128  # in which they are evicted, at most
 _STEP_NODES = 128  # segments that are looked at in a step
 _LOOK_STEPS = 16  # from one look at closed units to the next, once all segments were looked at
 _LATE_SECONDS = 60.0  # without a word of ranks that take memory, or give it back
-_PATIENCE = 512  # steps in which room is made for large units, before what is in them goes
+_PATIENCE_SECONDS = 5.0  # in which room is made for large units, before what is in them goes
 
 
 class _Unit(IntEnum):
@@ -49,11 +49,12 @@ class PoolResizing:
     """Makes the pool as large as its target says, a bounded part of the way in each step.
 
     To shrink, what is worth least is evicted. A unit of one slot is closed once it is free, so nothing else
-    leaves. For larger ones, enough slots are made free first; then the units with the fewest slots in use
-    are closed. What is left in them leaves with all that follows it, but for what is pinned: that is waited
-    for. When a unit is empty on the scheduler's side no job has it on any rank, since jobs end on all of
-    them. Then ranks give its memory back. To grow, ranks take memory, one piece after the other. Its slots
-    are opened when all of them have it.
+    leaves. Of larger ones those that are empty are closed at once. Where these are too few, enough slots
+    are made free first; then the units with the fewest slots in use are closed. What is left in them leaves
+    with all that follows it, but for what is pinned: that is waited for. When a unit is empty on the
+    scheduler's side no job has it on any rank, since jobs end on all of them. Then ranks give its memory
+    back. To grow, ranks take memory, one piece after the other. Its slots are opened when all of them have
+    it.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class PoolResizing:
         self._is_late = False  # what is under way, so long that nobody waits for it
         self._next: list[Resize] = []
         self._number = self._num_steps = 0
-        self._began = 0  # the step in which it was last asked for another size
+        self._began = 0.0  # by the clock: when it was last asked for another size
         self._num_unseen = 0  # segments that are yet to be looked at
         self._is_busy = self._has_moved = False
         self._seen = self._standing()
@@ -117,7 +118,7 @@ class PoolResizing:
         asked = self._target.take()
         if asked is not None:
             self._wanted = max(1, -(-asked // self._unit_slots))
-            self._is_busy, self._began = True, self._num_steps
+            self._is_busy, self._began = True, self._clock()
             self._wait_for_ranks()
         if not self._is_busy:
             return []
@@ -189,13 +190,15 @@ class PoolResizing:
         if unit == 1:
             self._close(np.sort(resizing.free(min(num_units, _STEP_SLOTS))))
             return
-        if shortage > 0 and self._num_steps - self._began < _PATIENCE:
+        waits = shortage > 0 and self._clock() - self._began < _PATIENCE_SECONDS
+        if waits and (self._allocator.num_free < unit or not (self._has_moved or self._is_turn)):
             return
         most_slots = _STEP_SLOTS if shortage <= 0 else min(_STEP_SLOTS, self._allocator.num_free)
         most = max(1, most_slots // unit)
         candidates = np.flatnonzero(self._units == _Unit.OPEN)
         used = resizing.num_used_in(self._starts)[candidates]
-        self._close(np.sort(candidates[np.lexsort((-candidates, used))[: min(num_units, most)]]))
+        order = np.lexsort((-candidates, used))[: min(num_units, most)]
+        self._close(np.sort(candidates[order if not waits else order[used[order] == 0]]))
 
     def _close(self, units: Ids) -> None:
         if len(units):
@@ -221,14 +224,13 @@ class PoolResizing:
 
     def _empty(self) -> None:
         resizing = self._allocator.resizing
-        is_turn = not self._num_steps % _LOOK_STEPS
         if resizing.num_withdrawn == resizing.num_closed:
             empty = np.flatnonzero(self._units == _Unit.CLOSED)
-        elif self._num_unseen > 0 or is_turn:
+        elif self._num_unseen > 0 or self._is_turn:
             resizing.empty(_STEP_NODES)
             self._num_unseen -= _STEP_NODES
             self._has_moved |= self._num_unseen > 0
-            if self._num_unseen > 0 and not is_turn:
+            if self._num_unseen > 0 and not self._is_turn:
                 return
             used = resizing.num_used_in(self._starts)
             empty = np.flatnonzero((self._units == _Unit.CLOSED) & (used == 0))
@@ -267,6 +269,11 @@ class PoolResizing:
         )
         self._target.note(problem)
         logger.warning("%s", problem)
+
+    @property
+    def _is_turn(self) -> bool:
+        """Whether all units are looked at in this step, though nothing is known to have become free."""
+        return not self._num_steps % _LOOK_STEPS
 
     def _standing(self) -> tuple[int, ...]:
         """It changes when jobs end."""

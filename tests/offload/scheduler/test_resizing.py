@@ -302,7 +302,7 @@ def test_leases_stay_in_units_that_go() -> None:
 
 
 def test_a_large_unit_keeps_its_memory_while_a_load_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resizing, "_PATIENCE", 0)
+    monkeypatch.setattr(resizing, "_PATIENCE_SECONDS", 0.0)
     pool = Pool(8)
     chain = hash_chain(list(range(40)), 1)
     serve(pool.allocator, chain)
@@ -319,7 +319,7 @@ def test_a_large_unit_keeps_its_memory_while_a_load_reads_it(monkeypatch: pytest
 
 
 def test_a_large_unit_keeps_its_memory_while_a_store_fills_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resizing, "_PATIENCE", 0)
+    monkeypatch.setattr(resizing, "_PATIENCE_SECONDS", 0.0)
     pool = Pool(8)
     plan = pool.allocator.plan_store(hash_chain(list(range(40)), 1), 40)
     assert plan is not None
@@ -335,14 +335,36 @@ def test_a_large_unit_keeps_its_memory_while_a_store_fills_it(monkeypatch: pytes
 
 
 def test_stores_that_take_all_room_do_not_keep_large_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resizing, "_PATIENCE", 8)
     monkeypatch.setattr(resizing, "_STEP_BITES", 1)
     pool = Pool(16)
+    for number in range(200):
+        serve(pool.allocator, hash_chain([number, *range(3)], 1))
     pool.target.ask(0.25)
     for number in range(200):
+        pool.now = number / 40  # until five seconds are over
+        serve(pool.allocator, hash_chain([number, *range(3)], 1))
+        pool.step()
+    assert pool.allocator.capacity == 64, "there was never room for a unit"
+    for number in range(200):
+        pool.now = 5.0
         serve(pool.allocator, hash_chain([number, *range(3)], 1))
         pool.step()
     assert pool.allocator.capacity == 16
+
+
+def test_units_that_are_empty_go_while_others_are_waited_for() -> None:
+    """A load reads what is in half of the pool, and that lasts."""
+    pool = Pool(8, num_slots=64, most=64)
+    pin = serve_and_pin(pool, list(range(28)))
+    pool.target.ask(0.25)
+    pool.settle()
+    used = pool.allocator.resizing.num_used_in(np.arange(0, 64, 8))
+    assert (used > 0).sum() == 4, "three would do, and one is not full"
+    assert pool.allocator.capacity == pool.has_memory.sum() == 32
+    assert not pool.resizing.is_moving, "the engine may come to rest"
+    pool.allocator.unpin(pin)
+    pool.settle()
+    assert pool.allocator.capacity == pool.has_memory.sum() == 16
 
 
 def test_another_word_while_it_gets_smaller() -> None:
