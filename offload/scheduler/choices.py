@@ -97,6 +97,9 @@ class Choices:
                 self._tried_at = self._common.clock()
                 self._num_tries += 1
         if self._when is RestoreWhen.AUTO:
+            if choice is not None and choice.compute_seconds:
+                # now, and not with each ask: a request would make itself more patient by waiting
+                self._longest.note(self._gpu.waited(request.request_id) + choice.compute_seconds)
             self._gpu.admitted(request, num_local + num_external)
             if not num_external:
                 self._gpu.goes_on(request)
@@ -136,7 +139,6 @@ class Choices:
             num_restoring,
         )
         choice = choose(common.costs.prefill, self._known_link, prospect)
-        self._longest.note(waited + choice.compute_seconds)
         if choice.verdict is Verdict.COMPUTED:
             choice = self._tried(choice, prospect)
         return choice._replace(stop=choice.stop - choice.stop % size if choice.stop != first else first)

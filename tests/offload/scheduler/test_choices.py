@@ -105,6 +105,25 @@ def test_what_is_over_sooner_is_done_and_counted(seconds: float, stop: int, verd
     assert desk.counts == {verdict: 2}
 
 
+def test_how_long_a_request_takes_is_noted_once_when_it_is_admitted() -> None:
+    """While it asks it waits, and would become more patient by that."""
+    desk = Desk()
+    desk.measure(0.002)
+    desk.choices._tried_at = desk.now + 100.0
+    request = desk.come()
+    for _ in range(5):
+        desk.now += 1.0
+        assert desk.ask(request) == 0
+        assert desk.choices._longest.seconds == 0
+    desk.admit(request, 0)
+    assert desk.choices._longest.seconds == pytest.approx(6.0, rel=0.01)
+    other = desk.come()
+    desk.ask(other, wanted=True)
+    desk.now += 20.0
+    desk.admit(other, STOP)
+    assert desk.choices._longest.seconds == pytest.approx(6.0, rel=0.01), "nothing was chosen for it"
+
+
 def test_a_link_that_nothing_was_loaded_over_is_as_fast_as_stores_say() -> None:
     desk = Desk()
     desk.choices._tried_at = desk.now + 1
@@ -311,7 +330,8 @@ def test_what_is_looked_at_is_what_there_is(monkeypatch: pytest.MonkeyPatch) -> 
     desk.now += 0.5
     desk.choices.queue.begin(100)
     desk.ask(request, 20)
-    desk.ask(request, 20)
+    desk.admit(request, STOP - 20, 20)
+    desk.ask(other, 20)
     first, again = seen
     assert first[:5] == (20, STOP, NUM_TOKENS, BLOCK_BYTES / SIZE, 0.0)
     assert first.queue == pytest.approx(0.001)
