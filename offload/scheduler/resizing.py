@@ -146,14 +146,17 @@ class PoolResizing:
         return orders
 
     def hear(self, resized: dict[int, Resized]) -> None:
-        """Ranks have carried these out."""
+        """Ranks have carried these out. What nobody was told to do is ignored."""
         if resized:
             self._wait_for_ranks()
         for number, (num_ranks, error) in resized.items():
-            order = self._under_way[number]
+            order = self._under_way.get(number)
+            if order is None:
+                logger.warning("ranks tell of resize %d of the pool, which is not under way", number)
+                continue
             order.num_left -= num_ranks
             order.error = max(order.error, error)
-            if order.num_left:
+            if order.num_left > 0:
                 continue
             del self._under_way[number]
             if order.takes and order.error:

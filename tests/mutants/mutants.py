@@ -321,7 +321,7 @@ _ROWS = [
     ("chained", f"{_SEALS}.coming", "newest < fills", "newest <= fills"),
     ("chained", f"{_SEALS}.coming", "np.where(found > BROKEN, found, _failed(found))", "found"),
     ("chained", f"{_SEALS}.fail", "slots[self._fills[slots] == BROKEN]", "slots"),
-    ("resize", f"{_TO_SIZE}.hear", "if order.num_left:", "if False:"),  # one rank's word for all
+    ("resize", f"{_TO_SIZE}.hear", "if order.num_left > 0:", "if False:"),  # one rank's word for all
     ("resize", f"{_TO_SIZE}.hear", "order.error = max(order.error, error)", "pass"),
     ("resize", f"{_TO_SIZE}.hear", "self._allocator.resizing.open(", "len("),
     ("resize", f"{_TO_SIZE}._empty", "& (used == 0)", ""),  # memory of what jobs read goes

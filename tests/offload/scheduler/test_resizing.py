@@ -206,6 +206,21 @@ def test_a_rank_that_runs_out_of_memory_ends_the_growth_there(monkeypatch: pytes
     }
 
 
+def test_what_ranks_tell_twice_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    pool = Pool(num_ranks=2)
+    pool.stuck = []
+    pool.target.ask(2.0)
+    pool.step()
+    pool.resizing.hear({7: Resized(2), 0: Resized(3)})
+    assert [record.getMessage() for record in caplog.records] == [
+        "ranks tell of resize 7 of the pool, which is not under way"
+    ]
+    assert pool.allocator.capacity == 128
+    pool.resizing.hear({0: Resized(1, "no room")})
+    assert pool.allocator.capacity == 128
+    pool.resizing.check_invariants()
+
+
 @pytest.mark.parametrize("grows", [False, True])
 def test_ranks_that_hang_are_not_waited_for(grows: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The engine may come to rest, and shut down. When they go on, so does what was asked for."""
