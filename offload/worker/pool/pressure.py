@@ -60,7 +60,7 @@ class PressureWatch:
         """``yield_memory``: makes the pool smaller by a share. False: it is as small as it may be."""
         self._yield_memory = yield_memory
         self._read = read
-        self._before = read()
+        self._before: Pressure | None = None  # not looked at yet
         self._over = threading.Event()
 
     def start(self) -> None:
@@ -73,8 +73,8 @@ class PressureWatch:
 
     def look(self) -> bool:
         """Look once. Returns whether the pool is to be smaller."""
-        now, before = self._read(), self._before
-        self._before = now
+        now = self._read()
+        before, self._before = self._before or now, now
         if not now.is_short(before) or not self._yield_memory(SHARE):
             return False
         logger.warning(
@@ -87,9 +87,15 @@ class PressureWatch:
         return True
 
     def _watch(self) -> None:
-        seconds = _SECONDS
+        seconds, has_failed = _SECONDS, False
         while not self._over.wait(seconds):
-            seconds = _REST_SECONDS if self.look() else _SECONDS
+            seconds = _SECONDS
+            try:
+                seconds = _REST_SECONDS if self.look() else _SECONDS
+            except Exception:
+                if not has_failed:
+                    logger.exception("the CPU pool cannot tell whether memory is short; it looks again")
+                has_failed = True
 
 
 def _stalls(group: Path) -> dict[str, float]:

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from offload.worker.pool import pressure
 from offload.worker.pool.pressure import SHARE, Pressure, PressureWatch, read_pressure
 
 GIB = 1 << 30
@@ -70,3 +73,32 @@ def test_the_pool_gets_smaller_by_an_eighth_at_a_time(tmp_path: Path) -> None:
     assert not watch.look(), "it is as small as it may be"
     assert asked == [SHARE] * 3
     watch.close()
+
+
+def test_a_fault_of_the_watch_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pressure, "_SECONDS", 0.0)
+    monkeypatch.setattr(pressure, "_REST_SECONDS", 0.0)
+    num_looks, asked = 0, list[float]()
+
+    def read() -> Pressure:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks < 4:
+            raise MemoryError
+        if num_looks == 5:
+            watch.close()
+        return Pressure(0, 0.01, 0.0)
+
+    def yield_memory(share: float) -> bool:
+        asked.append(share)
+        return True
+
+    watch = PressureWatch(yield_memory, read)
+    watch._watch()
+    assert asked == [SHARE] * 2, "it looks again"
+    faults = [record for record in caplog.records if record.exc_info]
+    assert [record.getMessage() for record in faults] == [
+        "the CPU pool cannot tell whether memory is short; it looks again"
+    ]
