@@ -6,14 +6,14 @@ from offload.config import OffloadConfig
 from offload.scheduler.pool_target import PoolTarget, Sizes
 from offload.settings import GIB
 from offload.vllm.pool_size import PoolSize
-from offload.worker.pool.host_limits import check_room
+from offload.worker.pool.host_limits import ASK_FOR_LESS, check_room
 from offload.worker.pool.pressure import PressureWatch
 from offload.worker.resizing import SizeRange
 
 
 def target_of(config: OffloadConfig) -> PoolTarget:
     """How large the pool of that configuration is to be; as it is at the start until somebody asks."""
-    return PoolTarget(partial(check_room, instead="ask for less"), config.fixed_because)
+    return PoolTarget(partial(check_room, instead=ASK_FOR_LESS), config.fixed_because)
 
 
 def range_of(config: OffloadConfig, num_ranks: int) -> SizeRange | None:

@@ -13,6 +13,11 @@ from offload.errors import ConfigError, HostMemoryError
 from offload.settings import GIB
 from offload.worker.pool.numa import parse_list
 
+LOWER = "lower cpu_gib"
+"""What can be done by whoever starts an engine."""
+ASK_FOR_LESS = "ask for less"
+"""The same by whoever asks for another size."""
+
 _RAISE_GROUP = (
     "raise the control group's limit: docker run --memory, resources.limits.memory in Kubernetes, "
     "MemoryMax= (and MemoryHigh=) of a systemd unit"
@@ -106,7 +111,7 @@ def check_host_memory(config: OffloadConfig, available: int | None = None) -> No
         )
 
 
-def check_room(nbytes: int, root: Path = Path("/"), instead: str = "lower cpu_gib") -> None:
+def check_room(nbytes: int, root: Path = Path("/"), instead: str = LOWER) -> None:
     """Refuse ``nbytes`` more where they do not fit beside what is in use. Reads a few small files.
 
     ``instead``: what whoever asks can do about it, besides raising the limit.

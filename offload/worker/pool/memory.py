@@ -14,6 +14,7 @@ import numpy as np
 
 from offload.errors import HostMemoryError
 from offload.messages import MemoryFacts
+from offload.worker.pool.host_limits import ASK_FOR_LESS, LOWER
 from offload.worker.pool.pages import take_more_pages, take_pages
 from offload.worker.pool.segment import machine
 from offload.worker.pool.syscalls import madvise
@@ -138,9 +139,11 @@ class HostMemory:
                 take_more_pages(pages)
             else:
                 for first, nbytes in pages:
-                    take_pages(first, nbytes, node=self._node, huge_pages=self._huge_pages)
+                    take_pages(
+                        first, nbytes, node=self._node, huge_pages=self._huge_pages, instead=ASK_FOR_LESS
+                    )
             for run in runs:
-                self._register(*run)
+                self._register(*run, ASK_FOR_LESS)
         except BaseException:
             self.give_back(runs)
             raise
@@ -173,7 +176,7 @@ class HostMemory:
     def _extent(self, start: int, stop: int) -> tuple[int, int]:
         return self.address + start * self._slot_bytes, (stop - start) * self._slot_bytes
 
-    def _register(self, start: int, stop: int) -> None:
+    def _register(self, start: int, stop: int, instead: str = LOWER) -> None:
         """Pin piece by piece. A control group cannot be what refuses: the pages are counted there already."""
         if self._register_one is None:
             return
@@ -186,7 +189,7 @@ class HostMemory:
             except OSError as error:
                 raise HostMemoryError(
                     f"cannot pin {self.nbytes:,} bytes for the CPU pool ({error}; the limit on locked memory "
-                    f"is {_memlock_limit()}); lower cpu_gib, or allow the process to lock more: "
+                    f"is {_memlock_limit()}); {instead}, or allow the process to lock more: "
                     f"ulimit -l unlimited, in a container --ulimit memlock=-1, in a systemd unit "
                     f"LimitMEMLOCK=infinity"
                 ) from error

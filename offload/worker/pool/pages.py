@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from offload.errors import HostMemoryError
-from offload.worker.pool.host_limits import check_room
+from offload.worker.pool.host_limits import ASK_FOR_LESS, LOWER, check_room
 from offload.worker.pool.numa import cpus_of_node, share_elsewhere
 from offload.worker.pool.syscalls import madvise, prefer_node
 
@@ -33,6 +33,7 @@ def take_pages(
     huge_pages: bool = False,
     is_shared: bool = False,
     is_taken: bool = False,
+    instead: str = LOWER,
 ) -> None:
     """Have every page of a mapping in memory when this returns: a first touch later would slow down stores.
 
@@ -47,12 +48,13 @@ def take_pages(
         huge_pages: whether to ask for transparent huge pages.
         is_shared: whether other processes map it, too.
         is_taken: all pages are in memory, and this process has yet to map them.
+        instead: what whoever asks can do where there is not so much.
 
     Raises:
         HostMemoryError: there is not so much memory. The mapping is the caller's to undo.
     """
     if not is_taken:
-        check_room(nbytes)
+        check_room(nbytes, instead=instead)
     if huge_pages:
         _ask_for_huge_pages(address, nbytes, is_shared)
     refusal = None if node is None else _ask_for_node(address, nbytes, node)
@@ -69,8 +71,8 @@ def take_pages(
     def take(offset: int) -> None:
         size = min(_PIECE_BYTES, nbytes - offset)
         if not is_taken:
-            check_room(size)
-        _touch(address + offset, size)
+            check_room(size, instead=instead)
+        _touch(address + offset, size, instead)
 
     num_threads = min(_MOST_THREADS, len(cpus))
     with ThreadPoolExecutor(num_threads, "kv-offload-pages", initializer=stay_on_cpus) as threads:
@@ -95,19 +97,19 @@ def take_more_pages(runs: Sequence[tuple[int, int]]) -> None:
             size = min(_PIECE_BYTES, start + nbytes - address)
             if size > ahead:
                 ahead = min(_PIECE_BYTES, num_left)
-                check_room(ahead)
+                check_room(ahead, instead=ASK_FOR_LESS)
             ahead -= size
             num_left -= size
-            _touch(address, size)
+            _touch(address, size, ASK_FOR_LESS)
 
 
-def _touch(address: int, nbytes: int) -> None:
+def _touch(address: int, nbytes: int, instead: str) -> None:
     try:
         madvise(address, nbytes, _MADV_POPULATE_WRITE)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise HostMemoryError(
-                f"cannot get {nbytes:,} bytes more of memory for the CPU pool ({error}); lower cpu_gib, or "
+                f"cannot get {nbytes:,} bytes more of memory for the CPU pool ({error}); {instead}, or "
                 f"raise the container's memory limit"
             ) from error
         ctypes.memset(address, 0, nbytes)  # Linux before 5.14

@@ -1,5 +1,6 @@
 """A rank takes memory of its pool, and gives it back, when the scheduler's side says so."""
 
+import errno
 import mmap
 import threading
 from collections.abc import Iterator
@@ -110,11 +111,11 @@ def test_a_rank_that_cannot_have_all_of_it_keeps_none(memory: HostMemory) -> Non
     before = resident_bytes()
     real, calls = pages._touch, []
 
-    def touch(address: int, nbytes: int) -> None:
+    def touch(address: int, nbytes: int, instead: str) -> None:
         calls.append(address)
         if len(calls) == 2:
             raise HostMemoryError("there is no more; ask for less")
-        real(address, nbytes)
+        real(address, nbytes, instead)
 
     with mock.patch.object(pages, "_touch", touch):
         resizing.begin([order(3, [(256, 350), (400, 512)], takes=True)])
@@ -200,11 +201,15 @@ def test_a_rank_without_a_thread_for_it_says_so(memory: HostMemory) -> None:
 
 def test_the_machine_is_asked_before_each_piece(memory: HostMemory) -> None:
     asked: list[int] = []
-    with mock.patch.object(pages, "check_room", asked.append):
+
+    def check_room(nbytes: int, instead: str) -> None:
+        asked.append(nbytes)
+
+    with mock.patch.object(pages, "check_room", check_room):
         memory.take([(256, 257), (300, 512)])
     assert asked == [213 * SLOT], "both runs are one piece"
     memory.give_back([(256, 512)])
-    with mock.patch.object(pages, "check_room", asked.append), mock.patch.object(pages, "_PIECE_BYTES", SLOT):
+    with mock.patch.object(pages, "check_room", check_room), mock.patch.object(pages, "_PIECE_BYTES", SLOT):
         memory.take([(256, 258)])
     assert asked[1:] == [SLOT, SLOT]
 
@@ -212,7 +217,7 @@ def test_the_machine_is_asked_before_each_piece(memory: HostMemory) -> None:
 def test_what_the_machine_has_no_room_for_is_given_back_at_once(memory: HostMemory) -> None:
     before, asked = resident_bytes(), []
 
-    def check_room(nbytes: int) -> None:
+    def check_room(nbytes: int, instead: str) -> None:
         asked.append(nbytes)
         if len(asked) > 200:
             raise HostMemoryError("there is no more; ask for less")
@@ -224,6 +229,27 @@ def test_what_the_machine_has_no_room_for_is_given_back_at_once(memory: HostMemo
     ):
         memory.take([(256, 512)])
     assert resident_bytes() - before < 20 * SLOT
+
+
+@pytest.mark.parametrize("huge_pages", [False, True])
+def test_who_asks_for_another_size_is_told_to_ask_for_less(huge_pages: bool) -> None:
+    """Not to lower a setting: the engine runs."""
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOMEM, "no more")
+
+    memory = HostMemory(4, SLOT, most_slots=8, unit_slots=1, huge_pages=huge_pages)
+    with (
+        mock.patch.object(pages, "madvise", refuse),
+        pytest.raises(HostMemoryError, match="; ask for less, or"),
+    ):
+        memory.take([(4, 8)])
+    with (
+        mock.patch.object(memory, "_register_one", refuse),
+        pytest.raises(HostMemoryError, match="; ask for less, or allow"),
+    ):
+        memory.take([(4, 8)])
+    memory.close()
 
 
 def test_a_worker_gives_memory_back(memory: HostMemory) -> None:
