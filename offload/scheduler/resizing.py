@@ -50,11 +50,11 @@ class PoolResizing:
 
     To shrink, what is worth least is evicted. A unit of one slot is closed once it is free, so nothing else
     leaves. Of larger ones those that are empty are closed at once. Where these are too few, enough slots
-    are made free first; then the units with the fewest slots in use are closed. What is left in them leaves
-    with all that follows it, but for what is pinned: that is waited for. When a unit is empty on the
-    scheduler's side no job has it on any rank, since jobs end on all of them. Then ranks give its memory
-    back. To grow, ranks take memory, one piece after the other. Its slots are opened when all of them have
-    it.
+    are made free first; then one that is not whole is closed, and those with the fewest slots in use. What
+    is left in them leaves with all that follows it, but for what is pinned: that is waited for. When a unit
+    is empty on the scheduler's side no job has it on any rank, since jobs end on all of them. Then ranks
+    give its memory back. To grow, ranks take memory, one piece after the other. Its slots are opened when
+    all of them have it.
     """
 
     def __init__(
@@ -200,7 +200,10 @@ class PoolResizing:
         most = max(1, most_slots // unit)
         candidates = np.flatnonzero(self._units == _Unit.OPEN)
         used = resizing.num_used_in(self._starts)[candidates]
-        order = np.lexsort((-candidates, used))[: min(num_units, most)]
+        is_whole = (
+            self._starts[candidates] + unit <= self._allocator.num_slots
+        )  # alone, others may be too few
+        order = np.lexsort((-candidates, used, is_whole))[: min(num_units, most)]
         self._close(np.sort(candidates[order if not waits else order[used[order] == 0]]))
 
     def _close(self, units: Ids) -> None:

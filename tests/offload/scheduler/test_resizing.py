@@ -125,7 +125,7 @@ def test_it_gets_smaller_and_larger_and_memory_goes_with_it(unit_slots: int) -> 
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_it_is_there_though_a_unit_is_not_whole(is_full: bool) -> None:
-    """The last unit has two slots of four. It goes, or another does."""
+    """The last unit has two slots of four, and goes first."""
     pool = Pool(4, num_slots=66, most=66)
     if is_full:
         pool.fill()
@@ -135,6 +135,20 @@ def test_it_is_there_though_a_unit_is_not_whole(is_full: bool) -> None:
         told = pool.target.told
         assert told["gib"] == told["target_gib"] == pytest.approx(gib, abs=0.04)
         assert not pool.resizing.is_moving
+
+
+def test_a_unit_that_is_not_whole_is_never_all_that_is_left() -> None:
+    """The smallest store may take more slots than it has."""
+    pool = Pool(8, num_slots=26, most=26)
+    plans = [pool.allocator.plan_store(hash_chain([number], 1), 1) for number in range(26)]
+    for plan in plans:
+        assert plan is not None
+        is_last = int(plan.all_slots.item()) >= 24
+        (pool.allocator.commit if is_last else pool.allocator.abort)(plan)
+    assert pool.allocator.resizing.num_used_in(np.arange(0, 26, 8)).tolist() == [0, 0, 0, 2]
+    pool.target.ask(pool.bounds.gib_of(pool.bounds.least))
+    pool.settle()
+    assert pool.allocator.capacity == pool.has_memory.sum() == 8
 
 
 def test_what_is_worth_least_leaves_and_nothing_else() -> None:
