@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,6 +10,8 @@ from offload.errors import HostMemoryError, OperatorError
 
 LEAST_SHARE = 0.25
 """Of ``cpu_gib``: what pressure on memory leaves of the pool at least."""
+
+_RECENT_SECONDS = 10.0  # what steps have said of pins is believed for so long
 
 
 class PoolBounds(NamedTuple):
@@ -73,12 +76,18 @@ class PoolTarget:
     The engine's thread takes it up with its next step. An engine that makes none keeps what it has.
     """
 
-    def __init__(self, check_room: Callable[[int], None], fixed_because: str | None = None) -> None:
+    def __init__(
+        self,
+        check_room: Callable[[int], None],
+        fixed_because: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Nobody has said anything.
 
         Args:
             check_room: raises HostMemoryError if the machine has not so many bytes more.
             fixed_because: why the pool keeps its size; None: it need not.
+            clock: in seconds.
         """
         self._lock = threading.Lock()
         self._check_room = check_room
@@ -88,8 +97,8 @@ class PoolTarget:
         self._target = 0  # slots
         self._capacity = 0  # slots that there are
         self._error = ""
-        self.num_pinned = 0
-        """Slots that hints have pinned, as the engine's thread says."""
+        self._clock = clock
+        self._pinned = (0, -math.inf)  # slots, and when the engine's thread said so
 
     def begin(self, bounds: PoolBounds, capacity: int) -> None:
         """The pool has been made, with so many slots."""
@@ -124,8 +133,10 @@ class PoolTarget:
             raise OperatorError(
                 f"{gib:g} GiB is less than the pool can have; give {bounds.gib_of(bounds.least):.3g} at least"
             )
-        if num_slots < self.num_pinned:
-            pinned = bounds.gib_of(bounds.in_units(self.num_pinned, up=True))
+        num_pinned, said_at = self._pinned
+        # an engine that makes no steps does not say when pins are over; then the shrink waits for them
+        if num_slots < num_pinned and self._clock() - said_at < _RECENT_SECONDS:
+            pinned = bounds.gib_of(bounds.in_units(num_pinned, up=True))
             raise OperatorError(
                 f"{gib:g} GiB is less than what requests have pinned; give {pinned:.3g} at least, or wait "
                 f"until their pins are over"
@@ -157,6 +168,10 @@ class PoolTarget:
                 return False
             self._asked = self._target = target
             return True
+
+    def tell_pinned(self, num_slots: int) -> None:
+        """So many have hints pinned. With each step, on the engine's thread."""
+        self._pinned = (num_slots, self._clock())
 
     @property
     def is_asked(self) -> bool:

@@ -114,7 +114,7 @@ class PoolResizing:
 
     def step(self) -> list[Resize]:
         """What ranks are to do. O(1) while nothing changes, else O(pool) array work."""
-        self._target.num_pinned = self._allocator.resizing.num_pinned
+        self._target.tell_pinned(self._allocator.resizing.num_pinned)
         asked = self._target.take()
         if asked is not None:
             self._wanted = max(1, -(-asked // self._unit_slots))

@@ -31,7 +31,7 @@ class Pool:
         self.allocator = CpuOffloadingBlockAllocator(most, policy=policy, record_events=True)
         self.mirror: set[bytes] = set()
         """What somebody who follows its events thinks that it has."""
-        self.target = PoolTarget(lambda num_bytes: None)
+        self.target = PoolTarget(lambda num_bytes: None, clock=lambda: self.now)
         self.bounds = PoolBounds(1.0, most / num_slots, num_slots, most, unit_slots, 1, 1 << 20)
         self.num_resized = 0
         self.resizing = PoolResizing(
@@ -313,6 +313,20 @@ def test_what_requests_have_pinned_stays_until_that_is_over(unit_slots: int) -> 
     for _ in range(64):
         pool.step()
     assert pool.allocator.capacity == pool.has_memory.sum() == 16
+
+
+def test_an_engine_that_makes_no_steps_does_not_say_when_pins_are_over() -> None:
+    pool = Pool()
+    serve(pool.allocator, hash_chain(list(range(24)), 1), KeepHints(pinned_until=5.0))
+    pool.step()
+    pool.now = 9.9
+    with pytest.raises(OperatorError, match="what requests have pinned"):
+        pool.target.ask(0.25)
+    pool.now = 10.0
+    pool.target.ask(0.25)
+    serve(pool.allocator, hash_chain([999], 1))
+    pool.settle()
+    assert pool.allocator.capacity == 16
 
 
 def test_leases_stay_in_units_that_go() -> None:
