@@ -1,10 +1,11 @@
 """Requests with much to compute step aside for those whose KV has arrived, so that these decode at once."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from math import inf
+from operator import itemgetter, neg
 from typing import NamedTuple
 
 from offload.scheduler.common import Common
@@ -69,42 +70,59 @@ class _Turn:
 
 
 class _Least:
-    """The least of some requests' numbers, among those up to some place."""
+    """The least of some requests' numbers, among those up to some place.
+
+    Sorted by place. ``_leasts`` has the least number up to each, so it never rises.
+    """
 
     def __init__(self) -> None:
         self._numbers: dict[str, tuple[_Place, int]] = {}
-        self._sorted: tuple[list[_Place], list[int]] | None = None  # places, and the least up to each
+        self._sorted: list[tuple[_Place, int]] = []
+        self._leasts: list[int] = []
 
     def put(self, request_id: str, place: _Place, number: int) -> None:
-        self._numbers[request_id] = (place, number)
-        self._sorted = None
+        """O(log n), moving what is behind it, and O(1) for each of which it is the least now."""
+        self.pop(request_id)
+        self._numbers[request_id] = entry = (place, number)
+        index = bisect_right(self._sorted, entry)
+        self._sorted.insert(index, entry)
+        least = min(number, self._leasts[index - 1]) if index else number
+        stop = bisect_left(self._leasts, -least, index, key=neg)
+        self._leasts[index:stop] = [least] * (stop - index + 1)
 
     def pop(self, request_id: str) -> tuple[_Place, int] | None:
+        """O(log n), moving what is behind it, and O(1) for each of which it was the least."""
         found = self._numbers.pop(request_id, None) if self._numbers else None
         if found is not None:
-            self._sorted = None
+            index = bisect_left(self._sorted, found)
+            del self._sorted[index], self._leasts[index]
+            for at in range(index, len(self._sorted)):
+                number = self._sorted[at][1]
+                least = min(number, self._leasts[at - 1]) if at else number
+                if self._leasts[at] == least:
+                    break
+                self._leasts[at] = least
         return found
 
     def clear(self) -> None:
         if self._numbers:
             self._numbers.clear()
-            self._sorted = None
+            self._sorted.clear()
+            self._leasts.clear()
 
     def names(self) -> list[str]:
         return list(self._numbers)
 
     def least(self, last: _Place) -> float:
-        """Infinite if there is none. O(log n); after a change O(n log n), once."""
-        if not self._numbers:
-            return inf
-        if self._sorted is None:
-            places, leasts = list[_Place](), list[int]()
-            for each, number in sorted(self._numbers.values()):
-                places.append(each)
-                leasts.append(min(number, leasts[-1]) if leasts else number)
-            self._sorted = places, leasts
-        num_up_to = bisect_right(self._sorted[0], last)
-        return self._sorted[1][num_up_to - 1] if num_up_to else inf
+        """Infinite if there is none. O(log n)."""
+        num_up_to = bisect_right(self._sorted, last, key=itemgetter(0))
+        return self._leasts[num_up_to - 1] if num_up_to else inf
+
+    def check_invariants(self) -> None:
+        """What is kept sorted is what there is."""
+        assert self._sorted == sorted(self._numbers.values()), f"{self._sorted}, not {self._numbers}"
+        leasts = list(accumulate((number for _, number in self._sorted), min))
+        assert self._leasts == leasts, f"{self._leasts}, not {leasts}"
 
 
 class Aside:
@@ -203,6 +221,8 @@ class Aside:
     def check_invariants(self) -> None:
         """Nobody is at two places, and nobody steps aside for ever."""
         assert not self._going.names(), f"{self._going.names()} went on in an earlier step"
+        self._restored.check_invariants()
+        self._going.check_invariants()
         turns = self._turns.values()
         assert all(turn.left <= turn.patience < inf and 0 <= turn.num_left <= _STEPS for turn in turns)
         twice = self._new.keys() & {*self._turns, *self._restored.names()}
