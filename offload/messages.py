@@ -242,6 +242,8 @@ class StepPlan:
     """On prompts that peers may be waiting for."""
     resizes: list[Resize] = field(default_factory=list)
     """Of the pool's memory, to be done in this order."""
+    timed: int = 0
+    """The number of this step, if the scheduler's side wants to know when it has ended; 0: it does not."""
 
 
 BROKEN = "broken"
@@ -299,6 +301,8 @@ class WorkerReport:
 
     resized: dict[int, Resized] = field(default_factory=dict)
     """Those that have ended, by number."""
+    timed: int = 0
+    """``StepPlan.timed`` of the step with whose output this travels; 0: that plan has none."""
 
     def add(self, job_id: int, report: JobReport) -> None:
         """Take in one more report on a job."""
@@ -313,6 +317,7 @@ class WorkerReport:
         for job_id, report in other.jobs.items():
             merged.add(job_id, report)
         merged.resized = merge_resized(self.resized, other.resized)
+        merged.timed = max(self.timed, other.timed)
         return merged
 
 

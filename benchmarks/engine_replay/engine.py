@@ -6,6 +6,7 @@ import gc
 import hashlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +82,8 @@ class ReplaySettings:
     in ``VirtualSettings``; hashes are of blocks of ``hash_tokens``. Without ``inner_checkpoints`` ours stores
     checkpoints where prompts end and part, and nowhere else. ``places`` are below our pool.
     The engine and its scheduler go by ``clock``; None: the engine by one of its own, the scheduler by that
-    of this machine.
+    of this machine. ``overlapped``: a step is scheduled while the one before it runs, as with vLLM's async
+    scheduling.
     """
 
     connector: str
@@ -102,6 +104,7 @@ class ReplaySettings:
     places: tuple[Place, ...] = ()
     restore: str = "always"
     clock: VirtualClock | None = None
+    overlapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +112,8 @@ class Step:
     """What a step took. Scheduler time is of this machine, in nanoseconds; ``seconds`` are virtual.
 
     Attributes:
-        output: what was scheduled.
-        schedule_ns: in ``Scheduler.schedule``, connector included.
+        output: what ran.
+        schedule_ns: in ``Scheduler.schedule``, connector included; of what was scheduled meanwhile.
         update_ns: in ``Scheduler.update_from_output``, connector included.
         connector_ns: of both, in the connector's scheduler side, by phase.
         seconds: virtual time that passed.
@@ -151,6 +154,7 @@ class ReplayEngine:
         self.connector: Any = self.scheduler.connector
         if settings.connector == "offload" and not settings.inner_checkpoints:
             self.connector._scheduler.stores.checkpoints._is_worth_a_bag = lambda *_: False
+        self._scheduled: deque[tuple[SchedulerOutput, dict[str, list[int]]]] = deque()  # and what it samples
         self._stopwatch = Stopwatch(settings.timer)
         if settings.watch and self.connector is not None:
             self._stopwatch.watch(self.connector, PHASES)
@@ -182,15 +186,21 @@ class ReplayEngine:
     def step(self, next_arrival: float | None = None) -> Step:
         """Schedule, let virtual time pass, update.
 
+        Steps that overlap are scheduled until two are there, as vLLM's engine does; then the first one runs.
+
         A step without tokens waits for the next end of a copy, but not past ``next_arrival`` (virtual
         seconds; None: nobody is expected). With neither in sight it takes a millisecond.
         """
         timer = self.settings.timer
+        most = 2 if self.settings.overlapped else 1
         began = timer()
-        output = self.scheduler.schedule()
+        while len(self._scheduled) < most and (self.scheduler.has_requests() or not self._scheduled):
+            output = self.scheduler.schedule()
+            self._scheduled.append((output, self._sample(output)))
         scheduled = timer()
         before = self.clock.now
-        result = self._execute(output, next_arrival)
+        output, sampled = self._scheduled.popleft()
+        result = self._execute(output, sampled, next_arrival)
         seconds = self.clock.now - before
         ready = timer()
         updates = self.scheduler.update_from_output(output, result)
@@ -200,7 +210,7 @@ class ReplayEngine:
 
     def is_idle(self) -> bool:
         """Whether nothing is left to do until the next request arrives."""
-        return not self.scheduler.has_requests()
+        return not (self._scheduled or self.scheduler.has_requests())
 
     def watch(self, owner: Any, labels: dict[str, str]) -> None:
         """Measure these methods of an object, too: ``Step.connector_ns`` has their labels from now on."""
@@ -236,7 +246,9 @@ class ReplayEngine:
         make_cache(virtual, kv_cache_config, worker)
         return worker
 
-    def _execute(self, output: SchedulerOutput, next_arrival: float | None) -> ModelRunnerOutput:
+    def _execute(
+        self, output: SchedulerOutput, sampled: dict[str, list[int]], next_arrival: float | None
+    ) -> ModelRunnerOutput:
         worker, model = self._worker, self.settings.time
         if worker is not None:
             worker.handle_preemptions(output.kv_connector_metadata)
@@ -245,7 +257,7 @@ class ReplayEngine:
         num_tokens = output.total_num_scheduled_tokens
         if num_tokens:
             self.clock.now += model.seconds(output)
-        else:
+        elif not any(behind.total_num_scheduled_tokens for behind, _ in self._scheduled):
             events = [event for event in (self._copier.next_end, next_arrival) if event is not None]
             if output.preempted_req_ids or not events:  # a preempted request may go on at once
                 events.append(self.clock.now + _YIELD_SECONDS)
@@ -253,7 +265,6 @@ class ReplayEngine:
         transfers: KVConnectorOutput | None = None
         if worker is not None:
             transfers = end_step(worker, output.finished_req_ids)
-        sampled = self._sample(output)
         return ModelRunnerOutput(
             req_ids=list(sampled),
             req_id_to_index={req_id: index for index, req_id in enumerate(sampled)},
@@ -262,13 +273,11 @@ class ReplayEngine:
         )
 
     def _sample(self, output: SchedulerOutput) -> dict[str, list[int]]:
-        """A token for every request whose known tokens are all computed now."""
+        """A token for every request whose known tokens are all computed by what was just scheduled."""
         requests = self.scheduler.requests
-        sampled: dict[str, list[int]] = {}
-        for req_id in output.num_scheduled_tokens:
-            request = requests[req_id]
-            sampled[req_id] = [0] if request.num_computed_tokens >= request.num_tokens else []
-        return sampled
+        return {
+            req_id: [] if requests[req_id].is_prefill_chunk else [0] for req_id in output.num_scheduled_tokens
+        }
 
 
 class _Hashes:
@@ -319,6 +328,7 @@ def _virtual(settings: ReplaySettings) -> VirtualSettings:
         log_stats=True,
         places=settings.places,
         restore=settings.restore,
+        overlapped=settings.overlapped,
     )
 
 

@@ -1,12 +1,14 @@
 """Is an engine with us at least as fast as one without, whatever the link and the GPU?
 
     python -m benchmarks.never_slower [--links 0.5,2,8,25,50] [--prefills 2000,10000,50000] \\
-        [--workloads agents,...] [--modes never,always,auto] [--seeds 5] [--requests 240] [--json FILE]
+        [--workloads agents,...] [--modes never,always,auto] [--seeds 5] [--requests 240] [--overlapped] \\
+        [--json FILE]
 
 vLLM's real scheduler with our connector, on a virtual clock of tokens computed and bytes moved: a step takes
 10 ms, and its tokens by the speed of prefill. A token that has 32,768 tokens before it takes twice as long as
 the first one. A token has 128 KiB of KV. A step computes 2,048 tokens at most. Copies go over the link one
-after the other, in both directions at once. Nothing of this machine's speed is in the figures.
+after the other, in both directions at once. Nothing of this machine's speed is in the figures. With
+`--overlapped` a step is scheduled while the one before it runs, as with vLLM's async scheduling.
 
 Users ask, wait for the answer, and ask again. After the first minute of the clock `--requests` are answered:
 
@@ -78,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             machine = Machine(link * 1e9, prefill)
             outcomes[mode] = [
-                replay(mode, KINDS[workload], machine, options.requests, seed)
+                replay(mode, KINDS[workload], machine, options.requests, seed, overlapped=options.overlapped)
                 for seed in range(options.seeds)
             ]
             if mode == NEVER:
@@ -125,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens per second",
     )
     add_numbers(parser, ("seeds", 5, "of each cell"), ("requests", 240, "answered after the first minute"))
+    add("--overlapped", action="store_true", help="schedule a step while the one before it runs")
     return parser
 
 

@@ -54,7 +54,9 @@ class Outcome:
     loaded: int = 0
 
 
-def replay(mode: str, kind: Kind, machine: Machine, num_requests: int, seed: int) -> Outcome:
+def replay(
+    mode: str, kind: Kind, machine: Machine, num_requests: int, seed: int, *, overlapped: bool = False
+) -> Outcome:
     """Until so many requests were answered after the first minute.
 
     Args:
@@ -63,6 +65,7 @@ def replay(mode: str, kind: Kind, machine: Machine, num_requests: int, seed: int
         machine: how fast it is.
         num_requests: to be answered after the first minute.
         seed: of what users ask.
+        overlapped: a step is scheduled while the one before it runs.
 
     Raises:
         RuntimeError: the engine steps on and on without computing a token.
@@ -87,6 +90,7 @@ def replay(mode: str, kind: Kind, machine: Machine, num_requests: int, seed: int
                 double_at=DOUBLE_AT,
             ),
             clock=clock,
+            overlapped=overlapped,
         )
     )
     try:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,8 @@ _CHANGED = 4
 """Samples in a row that are far, all on one side, tell that a link has changed."""
 _LEAST_TOKENS = 256
 """Of a step, to say something about prefill."""
+_MOST_PLANNED = 64
+"""Steps under way. An engine has one or two, and a few more with pipeline stages."""
 TOKEN_SECONDS = 0.25e-3
 """That a token is taken to cost as long as nothing was measured."""
 _SHORT_TOKENS = 1024
@@ -121,32 +124,54 @@ class LinkCost:
         return 0.0, float(np.median(times / sizes))
 
 
+class _Planned(NamedTuple):
+    """A step under way: when it was planned, its tokens, and how many are before these in the mean."""
+
+    at: float
+    num_tokens: int
+    depth: float
+
+
 class PrefillCost:
     """Seconds per token that is computed, by how many tokens are before it.
 
-    Of each class of depths the lower quartile of the latest steps counts: behind a step the engine may have
-    been idle. Of a class without steps, the nearest one that has some.
+    A step takes the time from its plan to its end. If it was planned while another one ran, as vLLM does with
+    async scheduling, it begins with the other one's end. Of each class of depths the lower quartile of the
+    latest steps counts, as an engine may pause in one. Of a class without steps, the nearest one with some.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """``clock`` in seconds."""
         self._clock = clock
-        self._step: tuple[float, int, float] | None = None  # when the last one began, its tokens, their depth
+        self._planned: dict[int, _Planned] = {}  # steps that have not ended, by number
+        self._number = 0  # of the latest of these
+        self._ended_at = -inf  # the step whose end was told last
         self._classes: dict[int, deque[float]] = {}
         self._known: dict[int, float] = {}  # what was said of classes since the last sample
 
-    def step(self, num_tokens: int, depth: Callable[[], float]) -> None:
-        """A step of so many tokens begins, and the one before it has ended.
+    def begin(self, num_tokens: int, depth: Callable[[], float]) -> int:
+        """A step of so many tokens is planned. Returns the number to tell its end by; 0: that says nothing.
 
         ``depth``: says how many tokens are before them in the mean; only asked where it matters.
         """
+        if num_tokens < _LEAST_TOKENS:
+            return 0
+        self._number += 1
+        self._planned[self._number] = _Planned(self._clock(), num_tokens, depth())
+        if len(self._planned) > _MOST_PLANNED:
+            del self._planned[next(iter(self._planned))]
+        return self._number
+
+    def end(self, number: int) -> None:
+        """A step has ended: that of this number; 0: one without. Steps end in the order of their plans."""
         now = self._clock()
-        if self._step is not None:
-            began, before, depth_before = self._step
-            latest = self._classes.setdefault(_class_of(depth_before), deque(maxlen=_LATEST))
-            latest.append((now - began) / before)
+        step = self._planned.pop(number, None)
+        if step is not None:
+            latest = self._classes.setdefault(_class_of(step.depth), deque(maxlen=_LATEST))
+            latest.append((now - max(step.at, self._ended_at)) / step.num_tokens)
             self._known.clear()
-        self._step = (now, num_tokens, depth()) if num_tokens >= _LEAST_TOKENS else None
+            self._planned = {other: each for other, each in self._planned.items() if other > number}
+        self._ended_at = now
 
     @property
     def is_known(self) -> bool:
@@ -172,7 +197,8 @@ class PrefillCost:
         return {_first_of(number): self._per_token(number) for number in sorted(self._classes)}
 
     def check_invariants(self) -> None:
-        """Nothing took less than no time."""
+        """Nothing took less than no time, and few steps are under way."""
+        assert len(self._planned) <= _MOST_PLANNED, f"{len(self._planned)} steps are under way"
         for number, latest in self._classes.items():
             assert latest, f"class {number} has no steps"
             assert min(latest) >= 0, f"a clock went backwards: {latest}"

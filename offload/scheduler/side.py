@@ -234,8 +234,9 @@ class SchedulerSide:
             self.stores.backlog.plan_anew()
         self._has_news |= self.allocator.tidy()
         self._other_sizes.step()
-        self.costs.prefill.step(step.total_num_scheduled_tokens, lambda: self._engine.mean_depth(step))
         plan, self._next = self._next, StepPlan(self._fingerprint)
+        num_tokens = step.total_num_scheduled_tokens
+        plan.timed = self.costs.prefill.begin(num_tokens, lambda: self._engine.mean_depth(step))
         plan.resizes = self._resizing.step()
         had_queue = self.stores.backlog.num_queued > 0
         orders = [order for flow in self.flows for order in flow.plan(step, len(self._admitted))]
@@ -248,6 +249,7 @@ class SchedulerSide:
 
     def receive(self, report: WorkerReport | None, invalid_block_ids: set[int]) -> None:
         """Jobs ended; ``invalid_block_ids`` are GPU blocks that some connector failed to fill."""
+        self.costs.prefill.end(0 if report is None else report.timed)
         if invalid_block_ids and not self.restores.are_filling(invalid_block_ids):
             self.stores.spoil()  # a sibling's load failed, and a step has computed on top of it
         if report is None:

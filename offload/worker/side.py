@@ -236,6 +236,7 @@ class WorkerSide:
         What the step before has left is submitted.
         """
         self.end_step()
+        self._report.timed = plan.timed
         self._cancelled.extend(plan.cancelled)
         self._refusal = None
         if plan.fingerprint != self.facts.fingerprint:

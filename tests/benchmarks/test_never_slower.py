@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engine_replay import TimeModel
+from benchmarks.engine_replay import ReplayEngine, ReplaySettings, TimeModel
+from benchmarks.engine_replay.engine import own_hash
 from benchmarks.never_slower import __main__ as never_slower
 from benchmarks.never_slower.replay import NEVER, Machine, replay
 from benchmarks.never_slower.users import BLOCK, KINDS
+from offload.testing.copiers.paced import VirtualClock
 from tests.benchmarks.conftest import Refusal, Run
 
 CELL = ("--workloads", "documents", "--prefills", "10000", "--seeds", "1", "--requests", "40")
@@ -73,6 +75,36 @@ def test_what_is_deep_takes_longer() -> None:
     deep = TimeModel(step_seconds=1.0, tokens_per_second=10.0, double_at=100)
     assert deep.seconds(output(("a", 90, 20))) == 5.0
     assert deep.seconds(output(("a", 90, 20), ("b", 0, 10))) == pytest.approx(6.05)
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("num_users", [1, 4])
+def test_an_engine_measures_its_own_speed(overlapped: bool, num_users: int) -> None:
+    """Prompts of one step each, one at a time or several, with pauses or without."""
+    clock, model = VirtualClock(), TimeModel(step_seconds=0.0, tokens_per_second=10_000.0)
+    engine = ReplayEngine(
+        ReplaySettings(
+            connector="offload",
+            gpu_blocks=1001,
+            cpu_blocks=1000,
+            chunk=1024,
+            watch=False,
+            time=model,
+            clock=clock,
+            overlapped=overlapped,
+        )
+    )
+    try:
+        for turn in range(10):
+            for user in range(num_users):
+                engine.add(f"{turn} {user}", [own_hash(f"{turn} {user}", n) for n in range(64)], 1024, 2)
+            while not engine.is_idle():
+                engine.step()
+            clock.now += turn % 2
+        told = engine.connector._scheduler.costs.prefill.seconds(0, 1024)
+        assert told == pytest.approx(1024 / 10_000, rel=0.01)
+    finally:
+        engine.close()
 
 
 def test_refusals(refusal: Refusal) -> None:

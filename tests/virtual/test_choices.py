@@ -35,6 +35,19 @@ def engine(engines: Engines) -> VirtualEngine:
     return engine
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_each_step_is_measured_from_end_to_end(engines: Engines, num_ranks: int, overlapped: bool) -> None:
+    """A step takes a second of the clock, and an overlapped one has ended when two more were planned."""
+    engine = engines(
+        gpu_blocks=60, cpu_slots=200, chunk=2 * BLOCK, num_ranks=num_ranks, overlapped=overlapped
+    )
+    finish(engine, PROMPT)
+    come_to_rest(engine)
+    per_token = engine.side.costs.prefill.by_depth()[0]
+    assert per_token == engine.settings.step_seconds / (2 * BLOCK)
+
+
 def measure(engine: VirtualEngine, seconds_per_block: float) -> None:
     """Loads take that long. A block takes half a second to compute."""
     link = engine.side.costs.link(LOAD)
@@ -126,9 +139,9 @@ def test_while_others_are_computed_a_part_comes_over_a_slow_link(engine: Virtual
     busy(engine)
     offer = engine.side.offer(request, 0)
     assert offer.why is Why.PART and offer.tokens == 5 * BLOCK
-    come_to_rest(engine)  # it is asked for a second later
+    come_to_rest(engine)
     assert request.is_finished()
-    assert counts["restored_tokens"] == 4 * BLOCK and chosen(counts)["part"] == 1
+    assert counts["restored_tokens"] == 5 * BLOCK and chosen(counts)["part"] == 1
 
 
 def test_a_part_ends_at_a_checkpoint_or_is_computed(engines: Engines) -> None:

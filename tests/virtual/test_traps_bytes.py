@@ -77,6 +77,7 @@ def test_trap_04_and_05_a_resumed_request_is_stored_from_its_new_blocks(
     step_until(engine, hog.is_finished)
     assert victim.num_preemptions > 0
     engine.copiers[0].relent()
+    engine.history.step += 100  # the pause after the failures is over
     step_until(engine, lambda: len(table_of(engine, victim)) >= len(before))
     assert table_of(engine, victim)[: len(before)] != before, "the test is blind: it got its blocks back"
     come_to_rest(engine)

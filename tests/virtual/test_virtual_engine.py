@@ -102,7 +102,7 @@ def test_a_step_knows_how_deep_its_tokens_are(monkeypatch: pytest.MonkeyPatch) -
     assert engine.side is not None
     seen: list[tuple[int, float]] = []
     monkeypatch.setattr(
-        engine.side.costs.prefill, "step", lambda num, depth: seen.append((num, depth() if num else 0))
+        engine.side.costs.prefill, "begin", lambda num, depth: seen.append((num, depth())) or 0
     )
     most = engine.settings.chunk
     engine.add(tokens(2 * most + 6, 1000), 1)

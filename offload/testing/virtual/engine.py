@@ -54,8 +54,8 @@ class VirtualEngine:
 
     def __init__(self, settings: VirtualSettings, rng: random.Random) -> None:
         self.settings = settings
-        self.counts = Counter[str]()
-        self.history = History()
+        self.counts, self.history = Counter[str](), History()
+        self._num_not_run = 0  # steps scheduled that have not run
         self._rng = rng
         vllm_config = make_vllm_config(settings)
         self.sizes = tell_sizes(make_kv_cache_config(settings), vllm_config)
@@ -93,7 +93,7 @@ class VirtualEngine:
         """Counts weight updates: KV of an earlier generation must never be read."""
         self.told: dict[str, KVTransferParams] = {}
         """What clients were told of hand-offs, by request."""
-        self.adapters: dict[int, int] = {}
+        self.adapters = Counter[int]()
         """Counts by id how often an adapter was loaded again: with each request that says so."""
         self._in_flight: deque[StepUnderWay] = deque()
         self._next_id = 0
@@ -109,8 +109,8 @@ class VirtualEngine:
         return self.history.step
 
     def clock(self) -> float:
-        """Seconds so far, for deadlines and pauses."""
-        return self.history.step * self.settings.step_seconds
+        """Seconds so far, for deadlines, pauses and costs. They pass while a step runs."""
+        return (self.history.step - self._num_not_run) * self.settings.step_seconds
 
     @property
     def num_in_flight(self) -> int:
@@ -357,6 +357,7 @@ class VirtualEngine:
 
     def _schedule(self) -> bool:
         self.history.step += 1
+        self._num_not_run += 1
         if self.settings.network is not None:
             self.settings.network.tend()
         victims = set(self.scheduler.requests)
@@ -369,9 +370,7 @@ class VirtualEngine:
         for new in output.scheduled_new_reqs:
             self.counts["tokens found"] += new.num_computed_tokens
             if new.lora_request is not None and new.lora_request.load_inplace:
-                self.adapters[new.lora_request.lora_int_id] = (
-                    self.adapters.get(new.lora_request.lora_int_id, 0) + 1
-                )
+                self.adapters[new.lora_request.lora_int_id] += 1
         taken, self._taken = self._taken, []
         self._in_flight.appendleft(
             StepUnderWay(output, self.generation, self.audit.pool_epoch, dict(self.adapters), taken)
@@ -386,6 +385,7 @@ class VirtualEngine:
             if step.result is None:
                 self.runner.adapters, self.runner.taken = step.adapters, step.taken
                 step.result = self.runner.execute(step.output, step.generation)
+                self._num_not_run -= 1
 
     def _finish_step(self, aborts: Sequence[str]) -> None:
         self._execute_all()

@@ -13,9 +13,9 @@ PROSPECT = Prospect(0, 1000, 1100, TOKEN_BYTES)
 def prefill_of(seconds_per_token: float) -> PrefillCost:
     now = [0.0]
     prefill = PrefillCost(lambda: now[0])
-    prefill.step(1000, lambda: 0.0)
+    step = prefill.begin(1000, lambda: 0.0)
     now[0] = 1000 * seconds_per_token
-    prefill.step(0, lambda: 0.0)
+    prefill.end(step)
     return prefill
 
 

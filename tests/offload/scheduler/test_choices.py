@@ -53,9 +53,9 @@ class Desk:
 
     def measure(self, link: float | None = None, *, stores: float | None = None) -> None:
         """A token takes a millisecond to compute, and that long to load or to store."""
-        self.costs.prefill.step(1000, lambda: 0.0)
+        step = self.costs.prefill.begin(1000, lambda: 0.0)
         self.now += 1.0
-        self.costs.prefill.step(0, lambda: 0.0)
+        self.costs.prefill.end(step)
         for route, seconds in ((LOAD, link), (STORE, stores)):
             for num_tokens in (10, 100, 1000) * 11 if seconds is not None else ():
                 num_bytes = num_tokens * BLOCK_BYTES // SIZE

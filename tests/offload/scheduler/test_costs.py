@@ -17,10 +17,10 @@ class Timed:
         self.prefill = PrefillCost(lambda: self.now)
 
     def compute(self, num_tokens: int, depth: float, seconds: float) -> None:
-        """A step, and after it one that computes nothing."""
-        self.prefill.step(num_tokens, lambda: depth)
+        """A step, alone."""
+        step = self.prefill.begin(num_tokens, lambda: depth)
         self.now += seconds
-        self.prefill.step(0, lambda: 0.0)
+        self.prefill.end(step)
         self.prefill.check_invariants()
 
 
@@ -155,18 +155,56 @@ def test_what_was_said_of_a_depth_is_said_anew_after_a_step(timed: Timed) -> Non
     assert timed.prefill.seconds(0, 1000) == pytest.approx(3.0)
 
 
-def test_idle_time_behind_some_steps_does_not_count(timed: Timed) -> None:
+def test_pauses_in_some_steps_do_not_count(timed: Timed) -> None:
     for number in range(20):
         timed.compute(1000, 0, 60.0 if number % 2 else 1.0)
     assert timed.prefill.seconds(0, 1000) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("idle", [0.0, 60.0])
+def test_idle_time_between_steps_does_not_count(timed: Timed, idle: float) -> None:
+    for _ in range(3):
+        timed.compute(1000, 0, 1.0)
+        timed.now += idle
+    assert timed.prefill.seconds(0, 1000) == pytest.approx(1.0)
+
+
+def test_a_step_that_is_planned_while_another_runs_begins_with_its_end(timed: Timed) -> None:
+    first = timed.prefill.begin(1000, lambda: 0.0)
+    timed.now += 0.25
+    second = timed.prefill.begin(1000, lambda: 5000.0)
+    timed.now += 0.75
+    timed.prefill.end(first)
+    timed.now += 2.0
+    timed.prefill.end(second)
+    timed.prefill.check_invariants()
+    assert timed.prefill.by_depth() == {0: 0.001, 4096: 0.002}
+
+
+def test_a_step_without_a_number_ends_before_what_was_planned_while_it_ran(timed: Timed) -> None:
+    assert timed.prefill.begin(1, lambda: 0.0) == 0
+    step = timed.prefill.begin(1000, lambda: 0.0)
+    timed.now += 7.0
+    timed.prefill.end(0)
+    timed.now += 1.0
+    timed.prefill.end(step)
+    assert timed.prefill.seconds(0, 1000) == pytest.approx(1.0)
+
+
+def test_a_plan_whose_end_is_never_told_says_nothing(timed: Timed) -> None:
+    for _ in range(1000):
+        timed.prefill.begin(1000, lambda: 0.0)
+        timed.prefill.check_invariants()
+    assert not timed.prefill.is_known
+    timed.compute(1000, 0, 2.0)
+    assert timed.prefill.seconds(0, 1000) == pytest.approx(2.0)
 
 
 def test_a_step_of_few_tokens_is_not_asked_for_its_depth(timed: Timed) -> None:
     def depth() -> float:
         raise AssertionError("this costs a loop over requests")
 
-    timed.prefill.step(255, depth)
-    timed.prefill.step(255, depth)
+    timed.prefill.end(timed.prefill.begin(255, depth))
     assert not timed.prefill.is_known
     assert timed.prefill.seconds(0, 100) == 0
 

@@ -103,9 +103,9 @@ def test_the_longest_of_late_counts(clock: Clock) -> None:
 @pytest.fixture
 def gpu(clock: Clock) -> GpuQueue:
     prefill = PrefillCost(clock)
-    prefill.step(1000, lambda: 0.0)
+    step = prefill.begin(1000, lambda: 0.0)
     clock.now += 1.0
-    prefill.step(0, lambda: 0.0)
+    prefill.end(step)
     return GpuQueue(prefill, clock)
 
 

@@ -15,10 +15,10 @@ class Measured:
         self.pace = Pace(self.prefill, lambda: self.now)
 
     def compute(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens, from its beginning to the next one's."""
-        self.prefill.step(num_tokens, lambda: 0.0)
+        """A step of so many tokens, from its plan to its end."""
+        step = self.prefill.begin(num_tokens, lambda: 0.0)
         self.now += seconds
-        self.prefill.step(0, lambda: 0.0)
+        self.prefill.end(step)
 
     def know(self, per_token: float = 0.001, per_byte: float = 0.000_001) -> None:
         for _ in range(3):
