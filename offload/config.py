@@ -72,7 +72,7 @@ class OffloadConfig:
     operator_socket: str | None = None
     pool: SharedMemoryConfig | None = None
     fetch_gpu_share: float = 0.1
-    restore: RestoreWhen = RestoreWhen.ALWAYS
+    restore: RestoreWhen = RestoreWhen.AUTO
     cpu_gib_max: float | None = None
     shrink_under_pressure: bool = False
     fleet: FleetConfig = NO_FLEET

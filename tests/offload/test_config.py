@@ -113,7 +113,7 @@ def test_defaults() -> None:
     assert config.hinted_share == 0.25
     assert config.fetch_gpu_share == 0.1
     assert config.huge_pages is False
-    assert config.restore is RestoreWhen.ALWAYS
+    assert config.restore is RestoreWhen.AUTO
 
 
 @pytest.mark.parametrize("share", [0, 0.0, 0.3, 1])
