@@ -1,10 +1,12 @@
 """GPU blocks that stores hold, and how they give way to requests that need them."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from itertools import chain, islice
 from typing import Any
 
+from offload.messages import STORE
 from offload.scheduler import amounts
 from offload.scheduler.backlog import Backlog, Pending
 from offload.scheduler.common import Common
@@ -13,18 +15,30 @@ from offload.scheduler.flow import Job
 from offload.scheduler.patience import Patience
 from offload.scheduler.store import Store
 
+_IN_FLIGHT_SECONDS = 2.0
+"""What the link copies in that time may be in flight: more than an engine computes in most steps."""
+_QUEUE_SECONDS = 0.5
+"""What it copies in that time may wait in the queue while prompts are computed."""
+_SOON_SECONDS = 0.5
+"""A request waits for blocks that stores hold if the link has copied all of them by then."""
+
 
 class Holds:
     """What stores may hold of the GPU's blocks, and what the queue of the backlog gives up, and when.
 
     The queue gives way right before a request would be refused. That is before a waiting one is looked at, if
     there is no patience left, and after every step to those that run. Blocks in flight cannot give way.
+
+    On a link that does not keep up, as measured, all this is less: what waits for it long keeps others from
+    the GPU's blocks, and from what its prefix cache would find.
     """
 
     def __init__(self, backlog: Backlog, common: Common, *, step_tokens: int) -> None:
         """Begin with nothing held; ``backlog`` has the queue, a step computes ``step_tokens`` at most."""
         self._backlog = backlog
         self._engine = common.engine
+        self._link = common.costs.link(STORE)
+        self._block_bytes = common.block_bytes
         self._metrics = common.metrics
         self._block_size = common.block_size
         self._groups = common.engine.groups
@@ -46,7 +60,9 @@ class Holds:
     def num_holdable(self) -> int:
         """GPU blocks that stores may hold now beside those in flight."""
         is_patient = not self._patience.is_over
-        return amounts.holdable_blocks(self._engine.num_blocks, self.num_held, is_patient=is_patient)
+        most = amounts.holdable_blocks(self._engine.num_blocks, self.num_held, is_patient=is_patient)
+        copied = max(self._copied_in(_IN_FLIGHT_SECONDS), self._groups.least)
+        return int(max(0, min(most, copied - self.num_held)))
 
     # Requests
 
@@ -74,7 +90,8 @@ class Holds:
         if num_needed > num_free + num_held or (might_suffice and not num_external):
             return
         self._asking = request.request_id
-        if not self._patience.is_over:
+        is_soon = self._backlog.num_queued + self.num_held <= self._copied_in(_SOON_SECONDS)
+        if is_soon and not self._patience.is_over:
             return
         found = islice(self._engine.chain(request), num_local // self._block_size)
         num_needed += self._engine.num_free_of(found) * self._columns
@@ -167,10 +184,17 @@ class Holds:
         num_blocks = amounts.blocks_to_run(num_admitted, num_prefill, self._block_size, num_drafts)
         self._to_run_with = num_blocks * self._columns + sum(self._restoring.values())
         self.let_run()
+        if busy and (num_late := self._backlog.num_queued - self._copied_in(_QUEUE_SECONDS)) > 0:
+            self.give_up("gave_way", math.ceil(num_late))
 
     def let_run(self) -> None:
         """Give up what running requests can take in a step, so that none is preempted for the queue."""
         self._give_way(self._to_run_with)
+
+    def _copied_in(self, seconds: float) -> float:
+        """GPU blocks that the link copies in that time, as measured; infinity: nothing is known."""
+        each = self._link.per_byte * self._block_bytes
+        return seconds / each if each else math.inf
 
     def _num_to_admit(self, num_tokens: int, num_local: int, num_external: int) -> int:
         """GPU blocks that it takes at least to admit a request, beside those of ``num_local`` tokens.

@@ -92,6 +92,10 @@ AREAS = {
             "tests/offload/scheduler/test_side_machine.py",
         ],
     ),
+    "holds": Area(
+        ["offload.scheduler.holds"],
+        ["tests/virtual/test_slow_link.py", "tests/virtual/test_stored_whole.py"],
+    ),
     "hybrid": Area(
         [
             "offload.scheduler.groups",

@@ -168,6 +168,11 @@ _ROWS = [
     ("evictor", f"{_CLAIMS}.unprotected", "Claims(self.low, self.normal, 0.0)", "self.not_high"),
     ("evictor", f"{_RANKED}.enter", "if known.key is None", "if True"),
     ("evictor", f"{_RANKED}._rank", "self.leave(node)", "pass"),
+    ("holds", f"{_HOLDS}.num_holdable", "copied - self.num_held", "most"),
+    ("holds", f"{_HOLDS}.give_way", "is_soon and not self._patience.is_over", "not self._patience.is_over"),
+    ("holds", f"{_HOLDS}.end_step", "busy and", "True and"),
+    ("holds", f"{_HOLDS}.end_step", "math.ceil(num_late)", "0"),
+    ("holds", f"{_HOLDS}._copied_in", "self._link.per_byte * self._block_bytes", "self._link.per_byte"),
     ("scheduler", f"{_HOLDS}.release_held", "self._engine.release(reversed(blocks))", "pass"),
     ("scheduler", f"{_HOLDS}.finish", "self._num_left += pending.num_in_flight", "pass"),
     (
