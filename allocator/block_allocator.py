@@ -17,6 +17,7 @@ from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
 from allocator.resizing import Resizing
 from allocator.room import Room
+from allocator.shedding import Shedding
 from allocator.slot_pool import SlotPool, SlotQueue, Slots, SlotState, check_sizes
 from allocator.store_plans import StorePlans
 from allocator.uncached import UncachedBlocks
@@ -85,6 +86,7 @@ class CpuOffloadingBlockAllocator:
         self.adopting = Adopting(*parts, self._log)
         self.resizing = Resizing(*parts, self._room, self._cut)
         self.leases = Leases(self._tree, self._ranking, self._policy, self._room)
+        self.shedding = Shedding(self._tree, self._room)
         self._step_work = self._work_left = _STEP_WORK
 
     @property
@@ -172,10 +174,7 @@ class CpuOffloadingBlockAllocator:
         return self._tree.find(chain, stop).depth
 
     def touch(self, chain: Sequence[bytes], hints: KeepHints | None = None) -> None:
-        """A request asks for ``chain``: tell the policy, once per request.
-
-        O(log n) to find it, then O(log n) at most for each of its segments.
-        """
+        """A request asks for ``chain``: tell the policy, once per request. O(log n) for each segment."""
         self._ranking.use(chain, hints)
         self._room.trim_loose()
 

@@ -120,6 +120,10 @@ class Ranking(Caller[Node]):
         leaf = admission.choose(newcomer)
         return None if leaf is None else self._bite(leaf, self._tree.bite(leaf, num_slots, slack), growing)
 
+    def shed(self, leaf: Node, num_positions: int) -> Removed:
+        """Its last so many positions go, whatever they are worth."""
+        return self._bite(leaf, num_positions, None)
+
     def coldest(self, num_slots: int, most: int) -> list[Node]:
         """See ``CpuOffloadingBlockAllocator.coldest``."""
         found: list[Node] = []

@@ -124,6 +124,10 @@ class Room:
         self.make(before + num_slots, None, self._policy, most_bites=most_bites)
         return self._pool.num_free - before
 
+    def shed(self, leaf: Node, num_positions: int) -> None:
+        """The last so many positions of an evictable leaf go, whatever they are worth."""
+        self._give(self._ranking.shed(leaf, num_positions), is_evicted=True)
+
     def take_away(self, work: int, growing: Node | None = None) -> int:
         """Give back slots of what was cut off; return how much of ``work`` is left."""
         removed, work = self._ranking.take_away(work, growing)

@@ -23,6 +23,10 @@ order (`a>b`), and each with its times multiplied (`a*0.1`, `a*10`).
 `--tier 1,4` has a tier below each pool instead, as large as so many of it, by the default policy both:
 see `benchmarks.trace_replay.below`.
 
+`--gpu 0.01,0.02` has the GPU's own cache above the pool, of such parts of the distinct blocks, and pools of
+`--gpu-pools` times that: see `benchmarks.trace_replay.above`. `--draws` adds the same sessions with other
+starts. Mixtures are without those of other speeds, which change nothing here.
+
 Rows: `hit_rate`, of tokens in full blocks; `gap_closed`, (policy - lru) / (optimal - lru), with our
 leaf-LRU at the same capacity, null where that gap is below 0.1 percentage points, and for single passes;
 `us_per_access`, the time in all calls (lookup, touch, store with its evictions, commit) per block accessed;
@@ -49,19 +53,21 @@ from benchmarks.common import report
 from benchmarks.common.arguments import (
     above_zero,
     add_numbers,
+    at_least,
     none_below_zero,
     parser_of,
     positive,
     settings_of,
 )
 from benchmarks.trace_replay import policies
+from benchmarks.trace_replay.above import format_above, rows_above
 from benchmarks.trace_replay.below import format_below, rows_below
 from benchmarks.trace_replay.comparison import compare
 from benchmarks.trace_replay.plot import write_plot
 from benchmarks.trace_replay.policies import Policy, find_policy
 from benchmarks.trace_replay.prefill import PrefillModel
 from benchmarks.trace_replay.rows import Row, format_summary, format_tables, summary
-from benchmarks.trace_replay.workloads import Workload, cycle, mixtures, read_workload
+from benchmarks.trace_replay.workloads import SCALES, Workload, cycle, mixtures, read_workload, redrawn
 from offload.observe.trace import IDS_BLOCK_TOKENS, TraceError
 
 __all__ = ["main"]
@@ -85,6 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--trace: {error}")
     if options.tier:
         return _replay_below(options, workloads)
+    if options.gpu:
+        return _replay_above(options, workloads)
     notes = report.load_note()
     for note in notes:
         print(note)
@@ -109,9 +117,24 @@ def _replay_below(options: argparse.Namespace, workloads: Sequence[Workload]) ->
             rows.append(row)
             print(f"  {row}", file=sys.stderr, flush=True)
     print(format_below(rows))
-    settings = {**settings_of(options), "trace": [Path(each).stem for each in options.trace]}
-    report.write(options.json, rows, settings=settings)
+    report.write(options.json, rows, settings=_settings(options))
     return 0
+
+
+def _replay_above(options: argparse.Namespace, workloads: Sequence[Workload]) -> int:
+    rows = []
+    for workload in workloads:
+        sizes = options.gpu, options.gpu_pools, options.gpu_window
+        for row in rows_above(workload, *sizes, options.block_tokens, has_scheduler=options.gpu_scheduler):
+            rows.append(row)
+            print(f"  {row}", file=sys.stderr, flush=True)
+    print(format_above(rows))
+    report.write(options.json, rows, settings=_settings(options))
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {**settings_of(options), "trace": [Path(each).stem for each in options.trace]}
 
 
 def _workloads(options: argparse.Namespace) -> Iterator[Workload]:
@@ -127,8 +150,11 @@ def _workloads(options: argparse.Namespace) -> Iterator[Workload]:
             )
         traces.append(trace)
         yield trace
+    for trace in traces if options.draws else ():
+        yield from redrawn(trace, options.draws)
     if options.mix:
-        yield from mixtures(traces)
+        scales = SCALES if not options.gpu else ()
+        yield from mixtures(traces, scales)
 
 
 def _replay(workload: Workload, compared: Sequence[Policy], options: argparse.Namespace) -> Iterator[Row]:
@@ -147,8 +173,7 @@ def _replay(workload: Workload, compared: Sequence[Policy], options: argparse.Na
 def _write(
     options: argparse.Namespace, workloads: Sequence[Workload], rows: Sequence[Row], **more: Any
 ) -> None:
-    settings = {**settings_of(options), "trace": [Path(each).stem for each in options.trace]}
-    report.write(options.json, rows, settings=settings, **more)
+    report.write(options.json, rows, settings=_settings(options), **more)
     plot = options.plot or (options.json and options.json.with_suffix(".png"))
     if plot:
         shown = {workload.name for workload in workloads if not workload.is_mixture}
@@ -185,10 +210,28 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of a block; each id of a trace becomes {IDS_BLOCK_TOKENS}/N (default: {IDS_BLOCK_TOKENS})",
     )
     add("--tier", type=_times, default=[], metavar="N,...", help="sizes of tiers, in sizes of the pool")
+    add("--gpu", type=_fractions, default=[], metavar="F,...", help="sizes of the GPU's cache above the pool")
+    add("--draws", type=at_least(0), default=0, metavar="N", help="other starts of sessions (default: 0)")
     add("--requests", type=positive, metavar="N", help="only the first N of each trace (default: all)")
     add_numbers(parser, ("rounds", 1, "medians of their times are told"))
     add("--timer", choices=_TIMERS, default="cpu", help="of this thread, or of the wall (default: cpu)")
     add("--plot", type=Path, metavar="FILE", help="write a PNG (default: beside the JSON)")
+    above = parser.add_argument_group("--gpu").add_argument
+    above(
+        "--gpu-pools",
+        type=_times,
+        default=[1.0, 2.0, 4.0, 8.0],
+        metavar="N,...",
+        help="sizes of pools, in sizes of the GPU's cache (default: 1,2,4,8)",
+    )
+    above("--gpu-scheduler", action="store_true", help="vLLM's real scheduler as well, storing at once")
+    above(
+        "--gpu-window",
+        type=_fractions,
+        default=[0.01, 0.1],
+        metavar="F,...",
+        help="of the GPU's cache, which is copied before it is evicted (default: 0.01,0.1)",
+    )
     add_numbers(
         parser.add_argument_group(f"--trace {_CYCLE}"),
         ("documents", 64, "asked one after the other"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
@@ -14,7 +15,7 @@ import xxhash
 from offload.observe.trace import IDS_BLOCK_TOKENS, TraceError, TraceRequest, read_trace
 from offload.sizing.capacity import chains_of
 
-__all__ = ["SCALES", "Workload", "chains_in_blocks", "cycle", "mixtures", "read_workload"]
+__all__ = ["SCALES", "Workload", "chains_in_blocks", "cycle", "mixtures", "read_workload", "redrawn"]
 
 SCALES = (0.1, 10)
 """What the times of a trace are multiplied by."""
@@ -60,8 +61,8 @@ def read_workload(path: Path, limit: int | None = None) -> Workload:
     return trace
 
 
-def mixtures(traces: Sequence[Workload]) -> Iterator[Workload]:
-    """All traces at once, one after the other in every order, and each of them slower and faster.
+def mixtures(traces: Sequence[Workload], scales: Sequence[float] = SCALES) -> Iterator[Workload]:
+    """All traces at once, one after the other in every order, and each with its times multiplied.
 
     Blocks of different traces are different blocks, whatever their ids. O(requests) memory for each.
     """
@@ -75,11 +76,34 @@ def mixtures(traces: Sequence[Workload]) -> Iterator[Workload]:
             one_by_one = _concatenated([apart[name] for name in order])
             yield Workload(">".join(order), one_by_one, is_mixture=True)
     for trace in traces:
-        for times in SCALES:
+        for times in scales:
             scaled = [
                 replace(each, timestamp_seconds=each.timestamp_seconds * times) for each in trace.requests
             ]
             yield Workload(f"{trace.name}*{times:g}", scaled, is_mixture=True)
+
+
+def redrawn(trace: Workload, draws: int) -> Iterator[Workload]:
+    """The same sessions with other starts, so many times, each by chance within the time that they had.
+
+    A session is all requests whose prompts begin with the same block. Its requests stay as far apart as they
+    were. The drawn workloads are the same each time. O(requests) memory for each.
+    """
+    starts: dict[int, float] = {}
+    for request in trace.requests:
+        if request.hash_ids:
+            starts.setdefault(request.hash_ids[0], request.timestamp_seconds)
+    last = max(starts.values())
+    for seed in range(1, draws + 1):
+        rng = random.Random(seed)
+        moved = {first: rng.uniform(0.0, last) - start for first, start in starts.items()}
+        requests = [
+            replace(each, timestamp_seconds=each.timestamp_seconds + moved[each.hash_ids[0]])
+            for each in trace.requests
+            if each.hash_ids
+        ]
+        requests.sort(key=attrgetter("timestamp_seconds"))
+        yield Workload(f"{trace.name}, draw {seed}", requests, is_mixture=True)
 
 
 def cycle(documents: int, pool_documents: int, passes: int, document_blocks: int) -> Workload:
