@@ -156,6 +156,7 @@ CHECKED_BY_THEIR_OWNER = {
     "allocator.node.Pin",  # by PrefixTree and Pins
     "allocator.planning.Planning",  # it has no state but the tree, the pool and the policy
     "allocator.adopting.Adopting",  # the same
+    "allocator.shedding.Shedding",  # it has no state but the tree and the room
     "allocator.slot_pool.SlotQueue",  # by SlotPool: what is free is asked of it
     "allocator.room.Room",  # by CpuOffloadingBlockAllocator: its own state are two counts
     "offload.files.private.PrivateDirectory",  # the kernel's; its tests read modes and locks
