@@ -15,7 +15,7 @@ import numpy as np
 from offload.errors import HostMemoryError
 from offload.messages import MemoryFacts
 from offload.worker.pool.host_limits import ASK_FOR_LESS, LOWER
-from offload.worker.pool.pages import take_more_pages, take_pages
+from offload.worker.pool.pages import prefer, take_more_pages, take_pages
 from offload.worker.pool.segment import machine
 from offload.worker.pool.syscalls import madvise
 
@@ -135,13 +135,9 @@ class HostMemory:
             first = address // mmap.PAGESIZE * mmap.PAGESIZE
             pages.append((first, address + nbytes - first))
         try:
-            if self._node is None and not self._huge_pages:
-                take_more_pages(pages)
-            else:
-                for first, nbytes in pages:
-                    take_pages(
-                        first, nbytes, node=self._node, huge_pages=self._huge_pages, instead=ASK_FOR_LESS
-                    )
+            for first, nbytes in pages:
+                prefer(first, nbytes, node=self._node, huge_pages=self._huge_pages)
+            take_more_pages(pages)
             for run in runs:
                 self._register(*run, ASK_FOR_LESS)
         except BaseException:

@@ -33,7 +33,6 @@ def take_pages(
     huge_pages: bool = False,
     is_shared: bool = False,
     is_taken: bool = False,
-    instead: str = LOWER,
 ) -> None:
     """Have every page of a mapping in memory when this returns: a first touch later would slow down stores.
 
@@ -48,16 +47,13 @@ def take_pages(
         huge_pages: whether to ask for transparent huge pages.
         is_shared: whether other processes map it, too.
         is_taken: all pages are in memory, and this process has yet to map them.
-        instead: what whoever asks can do where there is not so much.
 
     Raises:
         HostMemoryError: there is not so much memory. The mapping is the caller's to undo.
     """
     if not is_taken:
-        check_room(nbytes, instead=instead)
-    if huge_pages:
-        _ask_for_huge_pages(address, nbytes, is_shared)
-    refusal = None if node is None else _ask_for_node(address, nbytes, node)
+        check_room(nbytes)
+    refusal = prefer(address, nbytes, node=node, huge_pages=huge_pages, is_shared=is_shared)
     own_cpus = os.sched_getaffinity(0)
     cpus = own_cpus if node is None else (cpus_of_node(node) & own_cpus or own_cpus)
 
@@ -71,8 +67,8 @@ def take_pages(
     def take(offset: int) -> None:
         size = min(_PIECE_BYTES, nbytes - offset)
         if not is_taken:
-            check_room(size, instead=instead)
-        _touch(address + offset, size, instead)
+            check_room(size)
+        _touch(address + offset, size, LOWER)
 
     num_threads = min(_MOST_THREADS, len(cpus))
     with ThreadPoolExecutor(num_threads, "kv-offload-pages", initializer=stay_on_cpus) as threads:
@@ -80,6 +76,18 @@ def take_pages(
             pass
     if node is not None:
         _tell_node(address, node, refusal)
+
+
+def prefer(
+    address: int, nbytes: int, *, node: int | None, huge_pages: bool, is_shared: bool = False
+) -> OSError | None:
+    """Say what the kernel should take for pages there: of that node first, and huge ones. No page is touched.
+
+    Returns why it does not hear of a node; None: it does, or there is none to prefer.
+    """
+    if huge_pages:
+        _ask_for_huge_pages(address, nbytes, is_shared)
+    return None if node is None else _ask_for_node(address, nbytes, node)
 
 
 def take_more_pages(runs: Sequence[tuple[int, int]]) -> None:

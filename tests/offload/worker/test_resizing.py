@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -71,6 +72,16 @@ def test_what_shares_a_page_with_others_is_left_alone() -> None:
         memory.take([(3, 20)])
         assert (rows[:3] == 7).all() and (rows[20:] == 7).all()
         del rows  # it keeps the mapping
+
+
+@pytest.mark.parametrize("wishes", [{}, {"huge_pages": True}, {"node": 0}])
+def test_memory_is_taken_on_the_own_thread(wishes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python waits at its end for the threads of a pool of threads, however long they hang."""
+    with closing(HostMemory(64, SLOT, most_slots=128, unit_slots=64, **wishes)) as memory:
+        threads = list[int]()
+        monkeypatch.setattr(pages, "_touch", lambda *_: threads.append(threading.get_ident()))
+        memory.take([(64, 128)])
+    assert set(threads) == {threading.get_ident()}
 
 
 def test_pieces_are_unpinned_before_their_memory_goes_and_pinned_again() -> None:

@@ -109,7 +109,7 @@ def test_no_memory_left_is_told(fresh: Callable[[int], int], monkeypatch: pytest
 def test_limits_are_asked_for_the_whole_before_a_page_is_taken(
     fresh: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(nbytes: int, instead: str) -> None:
+    def check(nbytes: int) -> None:
         raise HostMemoryError(f"{nbytes} do not fit")
 
     monkeypatch.setattr(pages, "check_room", check)
@@ -129,7 +129,7 @@ def test_room_that_others_take_meanwhile_is_noticed(
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
     asked: list[int] = []
 
-    def check(nbytes: int, instead: str) -> None:
+    def check(nbytes: int) -> None:
         asked.append(nbytes)
         if len(asked) == 4:
             raise HostMemoryError("somebody else took it")
