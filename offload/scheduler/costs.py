@@ -19,6 +19,8 @@ _CHANGED = 4
 """Samples in a row that are far, all on one side, tell that a link has changed."""
 _LEAST_TOKENS = 256
 """Of a step, to say something about prefill."""
+_LEAST_SAMPLES = 4
+"""Of a class, to say something: fewer may all be of steps in which the engine has paused."""
 _MOST_PLANNED = 64
 """Steps under way. An engine has one or two, and a few more with pipeline stages."""
 TOKEN_SECONDS = 0.25e-3
@@ -137,7 +139,7 @@ class PrefillCost:
 
     A step takes the time from its plan to its end. If it was planned while another one ran, as vLLM does with
     async scheduling, it begins with the other one's end. Of each class of depths the lower quartile of the
-    latest steps counts, as an engine may pause in one. Of a class without steps, the nearest one with some.
+    latest steps counts, as an engine may pause in one. Of a class with few steps, the nearest one with more.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -149,15 +151,17 @@ class PrefillCost:
         self._classes: dict[int, deque[float]] = {}
         self._known: dict[int, float] = {}  # what was said of classes since the last sample
 
-    def begin(self, num_tokens: int, depth: Callable[[], float]) -> int:
+    def begin(self, num_tokens: int, depth: Callable[[], float | None]) -> int:
         """A step of so many tokens is planned. Returns the number to tell its end by; 0: that says nothing.
 
-        ``depth``: says how many tokens are before them in the mean; only asked where it matters.
+        ``depth``: says how many tokens are before them in the mean, None if most of them are of answers. Only
+        asked where it matters.
         """
-        if num_tokens < _LEAST_TOKENS:
+        mean = depth() if num_tokens >= _LEAST_TOKENS else None
+        if mean is None:
             return 0
         self._number += 1
-        self._planned[self._number] = _Planned(self._clock(), num_tokens, depth())
+        self._planned[self._number] = _Planned(self._clock(), num_tokens, mean)
         if len(self._planned) > _MOST_PLANNED:
             del self._planned[next(iter(self._planned))]
         return self._number
@@ -206,7 +210,8 @@ class PrefillCost:
     def _per_token(self, number: int) -> float:
         known = self._known.get(number)
         if known is None:
-            nearest = min(self._classes, key=lambda each: (abs(each - number), each))
+            sure = [each for each, latest in self._classes.items() if len(latest) >= _LEAST_SAMPLES]
+            nearest = min(sure or self._classes, key=lambda each: (abs(each - number), each))
             latest = self._classes[nearest]
             known = self._known[number] = sorted(latest)[len(latest) // 4]
         return known

@@ -149,8 +149,11 @@ class Engine(Protocol):
     def tables(self, request_id: str) -> Sequence[GpuBlocks]:
         """The blocks that a request has now, by cache group; none after a preemption."""
 
-    def mean_depth(self, step: Any) -> float:
-        """How many tokens are before those that this step computes, in the mean. O(requests)."""
+    def mean_depth(self, step: Any) -> float | None:
+        """How many tokens are before those that this step computes, in the mean. O(requests).
+
+        None: most of them are of answers, so the step says nothing about prefill.
+        """
 
     def states(self, step: Any) -> Mapping[str, Mapping[int, States]]:
         """Blocks that hold states once this step has run, by request and number of tokens.

@@ -149,9 +149,16 @@ class VllmEngine:
         tables: Sequence[GpuBlocks] = self._manager.get_blocks(request_id).blocks
         return tables if len(tables) == len(self._group_ids) else [tables[index] for index in self._group_ids]
 
-    def mean_depth(self, step: "SchedulerOutput") -> float:
-        """How many tokens are before those that this step computes, in the mean. O(requests)."""
+    def mean_depth(self, step: "SchedulerOutput") -> float | None:
+        """How many tokens are before those that this step computes, in the mean. O(requests).
+
+        None: most of them are of answers, so the step says nothing about prefill.
+        """
         num_tokens, cached = step.num_scheduled_tokens, step.scheduled_cached_reqs
+        num_of_answer = 1 + self.drafts.num_tokens
+        num_prefill = sum(num for num in num_tokens.values() if num > num_of_answer)
+        if 2 * num_prefill < step.total_num_scheduled_tokens:
+            return None
         begun = [(new.req_id, new.num_computed_tokens) for new in step.scheduled_new_reqs]
         begun += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
         total = sum(num_tokens[each] * (before + num_tokens[each] / 2) for each, before in begun)

@@ -111,3 +111,21 @@ def test_a_step_knows_how_deep_its_tokens_are(monkeypatch: pytest.MonkeyPatch) -
     engine.add(tokens(4, 9000), 1)
     engine.step()
     assert seen[:3] == [(most, most / 2), (most, most * 1.5), (10, (6 * (2 * most + 3) + 4 * 2) / 10)]
+
+
+def test_a_step_that_mostly_writes_answers_has_no_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "_LEAST_TOKENS", 2)
+    engine = make_engine()
+    answers = [engine.add(tokens(4, first), 9) for first in (0, 1000, 2000)]
+    step_until(engine, lambda: all(answer.num_output_tokens > 1 for answer in answers))
+    seen: list[tuple[int, float | None]] = []
+    monkeypatch.setattr(
+        engine.side.costs.prefill, "begin", lambda num, depth: seen.append((num, depth())) or 0
+    )
+    engine.step()
+    engine.add(tokens(2, 3000), 1)
+    engine.step()
+    engine.add(tokens(4, 4000), 1)
+    engine.step()
+    assert [num for num, _ in seen] == [3, 5, 7]
+    assert seen[0][1] is None and seen[1][1] is None and seen[2][1] is not None

@@ -161,6 +161,29 @@ def test_pauses_in_some_steps_do_not_count(timed: Timed) -> None:
     assert timed.prefill.seconds(0, 1000) == pytest.approx(1.0)
 
 
+def test_a_depth_that_was_measured_seldom_costs_as_the_nearest_that_was_measured_often(timed: Timed) -> None:
+    """The first deep prompt is where an engine compiles, and what follows may be loaded for ever."""
+    for _ in range(4):
+        timed.compute(1000, 0, 1.0)
+    for _ in range(3):
+        timed.compute(1000, 40_000, 60.0)
+    assert timed.prefill.seconds(40_000, 41_000) == pytest.approx(1.0)
+    timed.compute(1000, 40_000, 3.0)
+    assert timed.prefill.seconds(40_000, 41_000) == pytest.approx(
+        60.0
+    )  # all four are known, and most are long
+    timed.compute(1000, 40_000, 3.0)
+    timed.compute(1000, 40_000, 3.0)
+    assert timed.prefill.seconds(40_000, 41_000) == pytest.approx(3.0)
+
+
+def test_a_step_of_answers_says_nothing(timed: Timed) -> None:
+    assert timed.prefill.begin(1000, lambda: None) == 0
+    timed.now += 1.0
+    timed.prefill.end(0)
+    assert not timed.prefill.is_known
+
+
 @pytest.mark.parametrize("idle", [0.0, 60.0])
 def test_idle_time_between_steps_does_not_count(timed: Timed, idle: float) -> None:
     for _ in range(3):
