@@ -38,7 +38,7 @@ class Holds:
         self._backlog = backlog
         self._engine = common.engine
         self._link = common.costs.link(STORE)
-        self._block_bytes = common.block_bytes
+        self._slot_bytes = common.slot_bytes  # what ranks tell of a block, each byte once
         self._metrics = common.metrics
         self._block_size = common.block_size
         self._groups = common.engine.groups
@@ -56,13 +56,20 @@ class Holds:
         self.is_short = False
         """Whether it waits for more of them than the queue has, and without patience."""
 
-    @property
-    def num_holdable(self) -> int:
-        """GPU blocks that stores may hold now beside those in flight."""
+    def num_holdable(self, *, by_link: bool = True) -> int:
+        """GPU blocks that stores may hold now beside those in flight.
+
+        ``by_link``: no more than the link copies soon. What is worth nothing in parts does without that.
+        """
         is_patient = not self._patience.is_over
         most = amounts.holdable_blocks(self._engine.num_blocks, self.num_held, is_patient=is_patient)
         copied = max(self._copied_in(_IN_FLIGHT_SECONDS), self._groups.least)
-        return int(max(0, min(most, copied - self.num_held)))
+        return int(max(0, min(most, copied - self.num_held))) if by_link else most
+
+    @property
+    def leave_room(self) -> bool:
+        """Whether stores may hold as many blocks more as a position has."""
+        return self.num_holdable() >= self._columns
 
     # Requests
 
@@ -193,7 +200,7 @@ class Holds:
 
     def _copied_in(self, seconds: float) -> float:
         """GPU blocks that the link copies in that time, as measured; infinity: nothing is known."""
-        each = self._link.per_byte * self._block_bytes
+        each = self._link.per_byte * self._slot_bytes
         return seconds / each if each else math.inf
 
     def _num_to_admit(self, num_tokens: int, num_local: int, num_external: int) -> int:

@@ -132,9 +132,8 @@ class Stores:
             backlog.set_aside(request_id, is_back=is_back)
         self.holds.begin_step(step)
         self.checkpoints.begin_step(step)
-        busy: list[str] = []
-        if step.total_num_scheduled_tokens > len(scheduled):
-            busy = [request_id for request_id, num in scheduled.items() if num > self._tokens_per_step]
+        has_more = step.total_num_scheduled_tokens > len(scheduled)
+        busy = [name for name, num in scheduled.items() if num > self._tokens_per_step] if has_more else []
         for due in backlog.due(busy):
             self._storable.look(due, scheduled, has_turn=False)
         for due in backlog.turns():
@@ -262,10 +261,11 @@ class Stores:
         return orders
 
     def _open_checkpoint(self, pending: Pending, candidate: Candidate) -> list[Order]:
-        if not self._may_store(pending):
+        limit = self._limit(pending, by_link=candidate.is_inner)  # a prompt without its end is worth nothing
+        if not (limit and self.breaker.allows):
             return []
         must = self.hand_offs.must_be_stored(pending, candidate.depth) and not candidate.is_inner
-        planned = self.checkpoints.plan(pending, candidate, self._limit(pending), must=must)
+        planned = self.checkpoints.plan(pending, candidate, limit, must=must)
         return [] if planned is None else [self._copy(pending, *planned)]
 
     # Jobs
@@ -293,7 +293,7 @@ class Stores:
 
     def _may_store(self, pending: Pending | None = None) -> bool:
         delivers = pending is not None and pending.delivers
-        return (delivers or self.holds.num_holdable > 0) and self.breaker.allows
+        return (delivers or self.holds.leave_room) and self.breaker.allows
 
     def _open(self, pending: Pending, start: int, stop: int) -> list[Order]:
         """Store full blocks of a running request from position ``start`` on; as many as may be held now."""
@@ -372,12 +372,12 @@ class Stores:
             job.num_good = 0
             job.task.is_spoiled = True
 
-    def _limit(self, pending: Pending | None = None) -> int:
+    def _limit(self, pending: Pending | None = None, *, by_link: bool = True) -> int:
         """GPU blocks that a store may hold now. A trial that hangs costs its slots."""
         if self.breaker.is_outage:
             return self._groups.least
         delivers = pending is not None and pending.delivers
-        return self._engine.num_blocks if delivers else self.holds.num_holdable
+        return self._engine.num_blocks if delivers else self.holds.num_holdable(by_link=by_link)
 
     def _end(self, job: Job[Store]) -> None:
         store = job.task

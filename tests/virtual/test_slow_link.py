@@ -1,10 +1,12 @@
 """On a link that does not keep up, stores keep nobody waiting, and the GPU's cache is not full of them."""
 
+from typing import Any
+
 import pytest
 from vllm.v1.request import Request
 
 from offload.messages import STORE
-from offload.testing.virtual import VirtualEngine
+from offload.testing.virtual import MODELS, VirtualEngine
 from tests.virtual.driver import Counts, Engines, come_to_rest, depth_of, hold, release, step_until, tokens
 
 BLOCK = 4
@@ -17,11 +19,12 @@ IN_FLIGHT, QUEUED = 20, 5
 def make(engines: Engines) -> Engines:
     """Copies hang until ``release``. What they take is known."""
 
-    def made(gpu_blocks: int, seconds_per_block: float = SECONDS_PER_BLOCK) -> VirtualEngine:
-        engine = engines(gpu_blocks=gpu_blocks, cpu_slots=400, chunk=64 * BLOCK, step_seconds=0.01)
-        link, block_bytes = engine.side.costs.link(STORE), engine.side._common.block_bytes
+    def made(gpu_blocks: int, seconds_per_block: float = SECONDS_PER_BLOCK, **settings: Any) -> VirtualEngine:
+        defaults = {"cpu_slots": 400, "chunk": 64 * BLOCK, "step_seconds": 0.01}
+        engine = engines(gpu_blocks=gpu_blocks, **defaults | settings)
+        link, slot_bytes = engine.side.costs.link(STORE), engine.side._common.slot_bytes
         for num_blocks in (1, 4) * 20:
-            link.add(num_blocks * block_bytes, num_blocks * seconds_per_block)
+            link.add(num_blocks * slot_bytes, num_blocks * seconds_per_block)
         hold(engine, STORE)
         return engine
 
@@ -35,8 +38,9 @@ def ended(engine: VirtualEngine) -> Request:
     return request
 
 
-def test_so_much_is_in_flight_as_the_link_copies_soon(make: Engines) -> None:
-    engine = make(200)
+@pytest.mark.parametrize("shape", [{}, {"num_ranks": 2}, {"num_ranks": 2, "replicas": 2}])
+def test_so_much_is_in_flight_as_the_link_copies_soon(make: Engines, shape: dict[str, int]) -> None:
+    engine = make(200, **shape)
     ended(engine)
     assert engine.side.stores.holds.num_held == IN_FLIGHT
     assert engine.side.stores.backlog.num_queued == 60 - IN_FLIGHT
@@ -117,3 +121,25 @@ def test_several_who_need_blocks_do_not_wait_for_it_either(make: Engines) -> Non
     step_until(engine, lambda: all(other.num_output_tokens > 0 for other in others))
     assert engine.num_steps - before <= 5
     come_to_rest(engine)
+
+
+def test_the_end_of_a_prompt_is_stored_whole_where_a_part_is_worth_nothing(make: Engines) -> None:
+    """With windows a prefix counts only with its checkpoint."""
+    engine = make(300, groups=MODELS["window"], cpu_slots=800)
+    request = ended(engine)
+    release(engine)
+    come_to_rest(engine)
+    chain = engine.side._engine.chain(request)
+    assert engine.side.allocator.usable_depth(chain, len(chain)) >= 59
+
+
+def test_who_may_hold_less_than_a_position_waits(make: Engines) -> None:
+    """Nothing is counted as not admitted for that."""
+    engine = make(200, seconds_per_block=2.0 / 7, groups=MODELS["columns"])
+    counts = Counts(engine)
+    ended(engine)
+    columns = engine.side._engine.groups.columns
+    assert 0 < engine.side.stores.holds.num_holdable() < columns
+    release(engine)
+    come_to_rest(engine)
+    assert counts["unstored_blocks_not_admitted"] == 0
