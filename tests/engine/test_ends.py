@@ -98,7 +98,7 @@ def test_engine_closes_with_a_stuck_copy(tmp_path: Path) -> None:
             engine.run(Engine.ask, [SHORT], 1)
         assert engine.run(Engine.counters)["stuck_jobs"] == 1
     assert not engine.processes()
-    assert "copies have not ended after" in engine.log()
+    assert "copies or resizes have not ended after" in engine.log()
 
 
 def test_worker_that_does_not_fit_is_refused(tmp_path: Path) -> None:
