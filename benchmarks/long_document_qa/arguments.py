@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from benchmarks.long_document_qa.settings import SHAPES, Model, Settings, Workload
+from offload.restore_config import RestoreWhen
 from offload.testing.engines.models import LLAMA_8B
 from offload.worker.pool.host_limits import host_memory_bytes
 
@@ -33,7 +34,15 @@ _WORKLOAD = (
     "seed",
 )
 _MODEL = ("shape", "hidden_size", "layers", "heads", "kv_heads", "dtype")
-_CACHES = ("gpu_documents", "cpu_documents", "block_size", "max_num_batched_tokens", "device", "in_process")
+_CACHES = (
+    "gpu_documents",
+    "cpu_documents",
+    "block_size",
+    "max_num_batched_tokens",
+    "device",
+    "in_process",
+    "restore",
+)
 
 ENGINE_NAMES = (*_MODEL, *_CACHES)
 """Names under which `add_engine_arguments` stores what was given."""
@@ -66,6 +75,7 @@ def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     add("--device", choices=("auto", "cpu", "cuda"), help="default: auto")
     add("--gpu-documents", type=int, metavar="N", help="documents the GPU cache holds (default: 8)")
     add("--cpu-documents", type=int, metavar="N", help="documents the CPU pool holds (default: 30)")
+    add("--restore", choices=[*RestoreWhen], help="the connector's setting (default: auto)")
     add("--block-size", type=int, metavar="TOKENS", help="default: 128 on a CPU, 16 on a GPU")
     add("--max-num-batched-tokens", type=int, metavar="N", help="per step (default: 2048; on a GPU 8192)")
     add("--model-shape", dest="shape", choices=SHAPES, help="default: tiny on a CPU, llama-8b on a GPU")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from offload.restore_config import RestoreWhen
 from offload.testing.engines.models import LLAMA_8B, kv_bytes_per_token, llama_parameters
 
 __all__ = ["MODES", "ORDERS", "SHAPES", "Model", "Settings", "Workload"]
@@ -116,6 +117,7 @@ class Settings:
     device: "cpu" or "cuda".
     in_process: whether an engine is one process, forked from one that has imported vLLM, instead of three
         that import it anew. It starts in a fraction of the time and computes on all cores. On a CPU only.
+    restore: the connector's setting of that name.
     """
 
     workload: Workload
@@ -126,11 +128,13 @@ class Settings:
     max_num_batched_tokens: int = 2048
     device: str = "cpu"
     in_process: bool = False
+    restore: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("gpu_documents", "cpu_documents", "block_size", "max_num_batched_tokens"):
             _at_least(name, getattr(self, name), 1)
         _one_of("device", self.device, ("cpu", "cuda"))
+        _one_of("restore", self.restore, tuple(RestoreWhen))
         if self.in_process and self.device != "cpu":
             raise ValueError(f"in_process={self.in_process}: needs device 'cpu'")
         if self.device == "cpu" and self.block_size % 32:

@@ -19,7 +19,9 @@ _SECONDS = 550  # on a busy machine
 def test_demo(tmp_path: Path) -> None:
     """Three documents where the GPU cache holds two: asked again, ours come from the pool, all of them."""
     rows_file, plot = tmp_path / "demo.json", tmp_path / "demo.png"
-    sizes = "--documents 3 --document-tokens 512 --gpu-documents 2 --order tile --concurrency 1"
+    sizes = (
+        "--documents 3 --document-tokens 512 --gpu-documents 2 --order tile --concurrency 1 --restore always"
+    )
     command = (
         f"{sys.executable} -m benchmarks.long_document_qa --demo {sizes} --json {rows_file} --plot {plot}"
     )
