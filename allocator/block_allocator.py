@@ -173,10 +173,15 @@ class CpuOffloadingBlockAllocator:
         """How many of the first ``stop`` positions of ``chain`` are resident or filling. O(log n)."""
         return self._tree.find(chain, stop).depth
 
-    def touch(self, chain: Sequence[bytes], hints: KeepHints | None = None) -> None:
-        """A request asks for ``chain``: tell the policy, once per request. O(log n) for each segment."""
+    def touch(self, chain: Sequence[bytes], hints: KeepHints | None = None) -> int:
+        """A request asks for ``chain``, once. O(log n), and per segment. Returns a number for ``ended``."""
         self._ranking.use(chain, hints)
         self._room.trim_loose()
+        return self._policy.turn
+
+    def ended(self, chain: Sequence[bytes], turn: int, ending: int) -> None:
+        """The answer to request ``turn``, which made ``chain`` longer, has ended so. Costs as ``touch``."""
+        self._ranking.ended(chain, turn, ending)
 
     def pin(self, chain: Sequence[bytes], start: int, stop: int) -> Pin:
         """Promise the slots of resident positions ``start <= p < stop`` to a load.
@@ -283,9 +288,7 @@ class CpuOffloadingBlockAllocator:
         return settled is not None
 
     def abort(self, plan: StorePlan) -> None:
-        """The bytes of ``plan`` will not come: its positions and all after them leave the pool.
-
-        Where it has a bag only, nothing leaves but that.
+        """The bytes of ``plan`` will not come: its positions, and all after them, or its bag alone, leave.
 
         Raises:
             StalePlanError: the plan was ended before.
@@ -354,9 +357,9 @@ class CpuOffloadingBlockAllocator:
     def tidy(self) -> bool:
         """A step of the engine ends: go on giving back the slots of what was cut off.
 
-        A drop or a reset ends at once what it cuts off: nobody finds it. Giving back the slots, perhaps a
-        million, may take longer: one step does a part of it, or a store as soon as it needs them. How many
-        drops and ends of pins there are in a step is the caller's to bound. Returns whether there was any.
+        Nobody finds it since, but giving back the slots, perhaps a million, may take longer: one step does a
+        part of it, or a store as soon as it needs them. How many drops and ends of pins there are in a step
+        is the caller's to bound. Returns whether there was any.
         """
         self._stores.orphan()
         self._ranking.join_more()

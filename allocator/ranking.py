@@ -54,6 +54,12 @@ class Ranking(Caller[Node]):
         self._policy.heed(hints, path)
         self._join(path)
 
+    def ended(self, chain: Sequence[bytes], turn: int, ending: int) -> None:
+        """The answer to the request with that number has ended so."""
+        node, depth = self._tree.find(chain, len(chain))
+        if depth == node.end:
+            self._policy.ended(self._tree.path(node), chain, depth, turn, ending)
+
     def heed(self, node: Node, hints: KeepHints | None, num_slots: int) -> Admission[Node]:
         """A request may fill so many slots below ``node`` and wants them kept so."""
         return self._policy.heed(hints, self._tree.path(node), num_slots)

@@ -1,8 +1,9 @@
 """Evicts the leaf with the lowest learned reuse rate per tick of retention."""
 
 import math
+import time
 from bisect import bisect_left, insort
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import count
 from typing import Generic
 
@@ -10,9 +11,11 @@ import numpy as np
 
 from evictor.hints import KeepHints
 from evictor.history import History, Past, Run
+from evictor.kinds import NUM_BOOKS, NUM_USES, base_of, books_of, ending_of, gap_of, with_ending, with_turn
+from evictor.moments import Moments
 from evictor.order import Key, Order
 from evictor.policy import Admission, L, Newcomer
-from evictor.reuse import NUM_KINDS, NUM_USES, ReuseStatistics
+from evictor.reuse import ReuseStatistics
 from evictor.untracked import untrack
 
 _HISTORY_CAPACITIES = 4
@@ -30,7 +33,7 @@ class _State(Past):
     Attributes:
         is_fresh: stored, and not used since.
         key: of a candidate, which is in the queue of its kind and level: last use, and a number of its own.
-            Behind these the level, if it is not 0.
+            Behind these the number of that queue, unless it is that of its base kind and level 0.
     """
 
     __slots__ = ("is_fresh", "key")
@@ -58,13 +61,15 @@ class HazardPolicy(Generic[L]):
     hold counts as much as a hit.
     """
 
-    def __init__(self, capacity: int) -> None:
-        """``capacity``: slots of the pool."""
+    def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """``capacity``: slots of the pool; ``clock``: in seconds, for the time between turns."""
+        self._clock = clock
+        self._moments = Moments()
         self._reuse = ReuseStatistics(capacity)
         self._history = History(max(_HISTORY_CAPACITIES * capacity, _MIN_HISTORY))
         self._tick = 0
         self._serial = count()
-        self._queues: dict[int, Order[L]] = {queue: Order() for queue in range(NUM_KINDS)}  # see _queue_of
+        self._queues: dict[int, Order[L]] = {}  # see _queue_of
         self._order: list[_Filed] = []  # of queues: value and last use of the first, queue
         self._filed: dict[int, _Filed] = {}
         self._unfiled: set[int] = (
@@ -78,24 +83,48 @@ class HazardPolicy(Generic[L]):
             return
         self._tick += len(chain)
         self._reuse.request(len(chain))
-        runs = self._ask_history(chain, depth)
+        self._moments.add(self._tick, self._clock())
+        runs, before = self._ask_history(chain, depth)
+        turn = self._turn(before or (path[0].rank if path else None))
         num_known = runs[-1][0] if runs else depth
         num_new = len(chain) - num_known
         if num_new:
             runs.append((len(chain), -1))
         kinds = self._reuse.kinds(num_new, num_known)
+        if turn is not None:
+            kinds = [with_turn(base, *turn) for base in kinds]
         if path:
             self._use(path, kinds)
         start = depth
-        for stop, uses in runs:
-            uses = min(uses + 1, _MANY_USES)
-            kind = kinds[uses]
-            self._reuse.begin(kind, stop - start)
-            self._remember(Run.of(chain, start, stop, Past(self._tick, uses, kind)))
+        for stop, uses in _joined(runs):
+            self._reuse.begin(kinds[uses], stop - start)
+            self._remember(Run.of(chain, start, stop, Past(self._tick, uses, kinds[uses])))
             start = stop
         if self._reuse.is_due(self._tick):
             self._reuse.learn(self._tick)
             self._unfiled.update(self._filed)
+
+    @property
+    def turn(self) -> int:
+        """A number of the request that was told last."""
+        return self._tick
+
+    def ended(self, path: Sequence[L], chain: Sequence[Hashable], depth: int, turn: int, ending: int) -> None:
+        now = self._tick
+        for node in path:
+            state = node.rank
+            if state.last_use != turn and not state.is_fresh:
+                break  # so another request has used it and all before it
+            if is_candidate := state.key is not None:
+                self.leave(node)
+            if not ending_of(state.kind):
+                state.kind = with_ending(state.kind, ending)
+                self._reuse.answered(state.kind, now - state.last_use, len(node))
+            if is_candidate:
+                self.enter(node)
+        while depth < len(chain) and (run := self._history.answered(chain[depth], turn, ending)) is not None:
+            self._reuse.answered(run.kind, now - turn, run.size)
+            depth += run.size
 
     def heed(self, hints: KeepHints | None, path: Sequence[L], num_new: int = 0) -> Admission[L]:
         return self
@@ -139,18 +168,16 @@ class HazardPolicy(Generic[L]):
     def enter(self, leaf: L) -> None:
         state: _State = leaf.rank
         if state.key is None:
-            weight, size = leaf.weight, len(leaf)
-            level = 0 if weight == size else _level_of(weight, size)
+            queue = self._queue_for(leaf)
             key = state.last_use, next(self._serial)
-            state.key = (*key, level) if level else key
-            queue = state.kind + level * NUM_KINDS
+            state.key = key if queue == base_of(state.kind) else (*key, queue)
             if self._queue(queue).add(state.key, leaf):
                 self._unfiled.add(queue)
 
     def leave(self, leaf: L) -> None:
         state: _State | None = leaf.rank
         if state is not None and state.key is not None:
-            queue = _queue_of(state.kind, state.key)
+            queue = _queue_of(state)
             if self._queues[queue].remove(state.key):
                 self._unfiled.add(queue)
             state.key = None
@@ -173,7 +200,7 @@ class HazardPolicy(Generic[L]):
         state: _State | None = node.rank
         if state is None or state.key is None or not len(node):
             return
-        if _queue_of(state.kind, state.key) != state.kind + _level_of(node.weight, len(node)) * NUM_KINDS:
+        if _queue_of(state) != self._queue_for(node):
             self.leave(node)
             self.enter(node)
 
@@ -202,31 +229,44 @@ class HazardPolicy(Generic[L]):
             for key, leaf in queue.items():
                 state, level = leaf.rank, _level_of(leaf.weight, len(leaf))
                 assert state.key == key, f"{leaf!r} is filed under {key}, not {state.key}"
-                assert _queue_of(state.kind, key) == number, f"{leaf!r} is filed as {number}, {key}"
+                assert _queue_of(state) == number, f"{leaf!r} is filed as {number}, {key}"
                 assert state.last_use == key[0], f"{leaf!r} is filed as {number}, {key}"
-                assert state.kind + level * NUM_KINDS == number, (
-                    f"{leaf!r} is of level {level}, not of {number}"
+                book = number - level * NUM_BOOKS
+                assert book in books_of(state.kind) or book == base_of(state.kind), (
+                    f"{leaf!r} is of level {level} and kind {state.kind}, not of {number}"
                 )
         assert self._order == sorted(self._filed.values()), f"{self._order} and {self._filed} differ"
         if nodes is not None:
             self._check_nodes(nodes)
 
     def _check_nodes(self, nodes: Collection[L]) -> None:
-        known, num_candidates = np.zeros(NUM_KINDS), 0
+        known, num_candidates = np.zeros(NUM_BOOKS), 0
         for node in nodes:
-            known[node.rank.kind] += len(node)
+            known[books_of(node.rank.kind)] += len(node)
             num_candidates += node.rank.key is not None
         for run in self._history.runs():
-            known[run.past.kind] += run.size
+            known[books_of(run.past.kind)] += run.size
         under_way = self._reuse.num_under_way()
         assert np.allclose(known, under_way, atol=1e-3), f"{known} positions are known, {under_way} counted"
         assert sum(map(len, self._queues.values())) == num_candidates, (
             f"{num_candidates} candidates, not as filed"
         )
 
-    def _ask_history(self, chain: Sequence[Hashable], depth: int) -> list[tuple[int, int]]:
-        """Episodes of what is known beyond ``depth`` end with a use: where runs end, and their uses."""
-        runs = []
+    def _turn(self, before: Past | None) -> tuple[int, int] | None:
+        """How the answer to a chain's turn before ended, and the class of the time since; None: not known."""
+        ending = 0 if before is None else ending_of(before.kind)
+        if before is None or not ending:
+            return None
+        return ending, gap_of(self._moments.at(self._tick) - self._moments.at(before.last_use))
+
+    def _ask_history(
+        self, chain: Sequence[Hashable], depth: int
+    ) -> tuple[list[tuple[int, int]], Past | None]:
+        """Episodes of what is known beyond ``depth`` end with a use.
+
+        Returns where runs end, with their uses, and the past of the last of them.
+        """
+        runs, last = [], None
         while depth < len(chain):
             run = self._history.get(chain[depth])
             size = 0 if run is None else run.num_common(chain, depth)
@@ -237,11 +277,11 @@ class HazardPolicy(Generic[L]):
             self._reuse.hit(run.past.kind, age, size)
             if size < run.size:
                 self._reuse.forgotten(run.past.kind, age, run.size - size)
-            depth += size
+            depth, last = depth + size, run.past
             runs.append((depth, run.past.uses))
             if size < run.size:
                 break
-        return runs
+        return runs, last
 
     def _use(self, path: Sequence[L], kinds: Sequence[int]) -> None:
         now = self._tick
@@ -275,8 +315,14 @@ class HazardPolicy(Generic[L]):
             queue = self._queues[number] = Order()
         return queue
 
+    def _queue_for(self, leaf: L) -> int:
+        """The number of the queue where it belongs now."""
+        weight, size = leaf.weight, len(leaf)
+        book = self._reuse.book_of(leaf.rank.kind)
+        return book if weight == size else book + _level_of(weight, size) * NUM_BOOKS
+
     def _value_of(self, newcomer: Newcomer[L]) -> float:
-        value, _ = self._reuse.value(self._kind_of(newcomer), 0)
+        value, _ = self._reuse.value(self._reuse.book_of(self._kind_of(newcomer)), 0)
         if newcomer.weight is None:
             return value
         return value / 2.0 ** _level_of(newcomer.weight, newcomer.num_positions)
@@ -305,9 +351,9 @@ class HazardPolicy(Generic[L]):
                 del self._steps_at[queue]
             first = self._queues[queue].first_key
             if first is not None:
-                level, kind = divmod(queue, NUM_KINDS)
+                level, book = divmod(queue, NUM_BOOKS)
                 last_use = first[0]
-                value, step = self._reuse.value(kind, self._tick - last_use)
+                value, step = self._reuse.value(book, self._tick - last_use)
                 filed = self._filed[queue] = value / 2.0**level, last_use, queue
                 insort(self._order, filed)
                 self._steps_at[queue] = tick = last_use + step
@@ -327,6 +373,20 @@ def _level_of(weight: int, num_positions: int) -> int:
     return max(-_MAX_LEVEL, min(round(math.log2(weight / num_positions)), _MAX_LEVEL))
 
 
-def _queue_of(kind: int, key: Key) -> int:
-    """The number of the queue of a candidate: its kind, and ``NUM_KINDS`` times its level."""
-    return kind if len(key) == 2 else kind + key[2] * NUM_KINDS
+def _joined(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Where runs end, and their uses with this one; neighbours with as many are one."""
+    joined: list[tuple[int, int]] = []
+    for stop, uses in runs:
+        now = min(uses + 1, _MANY_USES)
+        if joined and joined[-1][1] == now:
+            joined[-1] = stop, now
+        else:
+            joined.append((stop, now))
+    return joined
+
+
+def _queue_of(state: _State) -> int:
+    """The number of the queue of a candidate: its book, and ``NUM_BOOKS`` times its level."""
+    assert state.key is not None
+    queue: int = state.key[2] if len(state.key) > 2 else base_of(state.kind)
+    return queue

@@ -75,6 +75,14 @@ class HintedPolicy(Generic[L]):
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
         self._inner.used(path, chain, depth)
 
+    @property
+    def turn(self) -> int:
+        """That of the inner policy."""
+        return self._inner.turn
+
+    def ended(self, path: Sequence[L], chain: Sequence[Hashable], depth: int, turn: int, ending: int) -> None:
+        self._inner.ended(path, chain, depth, turn, ending)
+
     def heed(self, hints: KeepHints | None, path: Sequence[L], num_new: int = 0) -> Admission[L]:
         if not self._num_marks and (hints is None or hints == _NO_HINTS):
             return self._inner.heed(None, path, num_new)  # as long as no node has a hint

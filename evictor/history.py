@@ -5,8 +5,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from struct import Struct
+from typing import NamedTuple
 
 import numpy as np
+
+from evictor.kinds import ending_of, with_ending
 
 _NUM_MARKS = 32
 
@@ -18,7 +21,7 @@ _KNOWN = Struct("qqqiii")
 """The part of a row that is known of the run."""
 
 _NAMES, _WORDS = _ROW.size // 8, _ROW.size // 4
-_SIZE, _NEWER, _OLDER, _NEXT = 6, 9, 10, 11  # as words of a row
+_SIZE, _KIND, _NEWER, _OLDER, _NEXT = 6, 8, 9, 10, 11  # as words of a row
 
 _OFFSETS = Struct("qq")
 _MARK = Struct("q")
@@ -42,6 +45,13 @@ class Past:
     def is_like(self, other: "Past") -> bool:
         """Whether both are the same past."""
         return self.last_use == other.last_use and self.uses == other.uses and self.kind == other.kind
+
+
+class Answered(NamedTuple):
+    """A run whose answer has ended: its positions, and their kind since."""
+
+    size: int
+    kind: int
 
 
 class Run:
@@ -177,6 +187,20 @@ class History:
         """Forget the run that begins with ``key``; return it."""
         row = self._find(hash(key))
         return self._take(row) if row else None
+
+    def answered(self, key: Hashable, last_use: int, ending: int) -> Answered | None:
+        """The answer to the request that asked for the run beginning with ``key`` has ended so.
+
+        None, and nothing changes, if another request, or none, has asked for it last, or it is told again.
+        """
+        row = self._find(hash(key))
+        if not row or self._names[row * _NAMES + 2] != last_use:
+            return None
+        at = row * _WORDS
+        if ending_of(self._words[at + _KIND]):
+            return None
+        kind = self._words[at + _KIND] = with_ending(self._words[at + _KIND], ending)
+        return Answered(self._words[at + _SIZE], kind)
 
     def runs(self) -> list[Run]:
         """All of them, the oldest first. O(runs)."""

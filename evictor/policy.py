@@ -86,6 +86,17 @@ class EvictionPolicy(Admission[L], Protocol[L]):
         The others are likely to be stored soon, or to ask for it. Once per request.
         """
 
+    @property
+    def turn(self) -> int:
+        """A number of the request that ``used`` told of last, for ``ended``. All may have the same."""
+
+    def ended(self, path: Sequence[L], chain: Sequence[Hashable], depth: int, turn: int, ending: int) -> None:
+        """The answer to that request has ended: in the way of class ``ending``, of ``evictor.endings``.
+
+        ``path``, ``chain`` and ``depth``: as of ``used``, but of all the request has asked for and computed.
+        Others may have used it since, and part of it may be gone. Once per request, or never.
+        """
+
     def heed(self, hints: KeepHints | None, path: Sequence[L], num_new: int = 0) -> Admission[L]:
         """A request with these hints uses the nodes of ``path``, the deepest first.
 

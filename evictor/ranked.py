@@ -42,6 +42,12 @@ class RankedPolicy(Generic[L]):
         self._serial = count()  # nodes have no order, and two may have the same rank
         self._candidates: Order[L] = Order()
 
+    turn = 0
+    """How answers end is not told apart."""
+
+    def ended(self, path: Sequence[L], chain: Sequence[Hashable], depth: int, turn: int, ending: int) -> None:
+        """See ``turn``."""
+
     def heed(self, hints: KeepHints | None, path: Sequence[L], num_new: int = 0) -> Admission[L]:
         return self
 

@@ -21,7 +21,7 @@ Factory = Callable[[int, Clock], EvictionPolicy[Any]]
 _FACTORIES: dict[str, Factory] = {
     "arc": lambda capacity, clock: ArcPolicy(capacity),
     "fifo": lambda capacity, clock: FifoPolicy(),
-    "hazard": lambda capacity, clock: HazardPolicy(capacity),
+    "hazard": lambda capacity, clock: HazardPolicy(capacity, clock),
     "lfu": lambda capacity, clock: LfuPolicy(),
     "lru": lambda capacity, clock: LruPolicy(),
     "s3fifo": lambda capacity, clock: S3FifoPolicy(capacity),

@@ -1,9 +1,9 @@
 """Learns how likely positions are asked for again, by what kind of request asked last and how long ago.
 
-Positions are judged by *kind*. A kind says how often they were asked for after the first time. It also says
-how much of the last request was new, and how much of it was known. Time is counted in *ticks*: positions that
-requests ask for. An *episode* of a position begins when a request asks for it and ends when the next one
-does, or when it is forgotten.
+Positions are judged by *kind*, see ``kinds``. Time is counted in *ticks*: positions that requests ask for. An
+*episode* of a position begins when a request asks for it and ends when the next one does, or when it is
+forgotten. It is counted in the *books* of its kind: one by what was new and known in the request, others by
+what is known of the chain's turns. These are heeded once it has been seen that endings foretell reuse.
 
 For every kind and age, the *hazard* is the share of episodes that reached that age and ended with a use
 before the next. From hazards follows an index: what a slot earns that such a position keeps. It is the best
@@ -15,17 +15,31 @@ longer worth it.
 import math
 from bisect import bisect_right
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from evictor.kinds import (
+    BASE_KINDS,
+    FIRST_ENDED,
+    FIRST_RUNNING,
+    NUM_BASE,
+    NUM_BOOKS,
+    NUM_CELLS,
+    NUM_ENDINGS,
+    NUM_GAPS,
+    NUM_KNOWN,
+    NUM_NEW,
+    NUM_USES,
+    Ints,
+    all_books,
+    base_of,
+    books_of,
+    endings_of,
+)
+
 Floats = npt.NDArray[np.float64]
-
-NUM_USES, NUM_NEW, NUM_KNOWN = 4, 8, 3
-NUM_KINDS = NUM_USES * NUM_NEW * NUM_KNOWN
-_KINDS_PER_USES = NUM_NEW * NUM_KNOWN
-
-_KINDS = [list(range(each, NUM_KINDS, _KINDS_PER_USES)) for each in range(_KINDS_PER_USES)]
 
 _NUM_AGES = 14  # the first to an eighth of the capacity, each of the others twice as old as the one before
 _STEPS = 4  # of the index within each of them
@@ -38,6 +52,21 @@ _MEMORY = 128.0  # capacities after which evidence weighs 1/e
 _MEAN_OVER = 2000  # requests
 _MAX_SPANS = 256
 _MAX_NEWS = 2000
+
+_ENOUGH_LEAD = 1.0  # requests whose reuse endings make e times as likely: they are heeded from then on
+_MOST_LEAD = 64.0
+_NO_CHANCE = 1e-6  # the least that is foretold, and the most is as far from 1
+
+
+class _Foretold(NamedTuple):
+    """By ending, and for 0 whatever it was: logarithms by age, of hazards and of what they leave alive."""
+
+    hazard: Floats
+    alive: Floats
+
+
+_Counts = list[tuple[int, int, int]]
+"""Kind, age in ticks, positions."""
 
 
 class ReuseStatistics:
@@ -57,15 +86,20 @@ class ReuseStatistics:
             for step in range(_STEPS)
         ]
         self._steps.append(math.inf)
-        self._hits = np.zeros((NUM_KINDS, _NUM_AGES))
-        self._forgotten = np.zeros((NUM_KINDS, _NUM_AGES))
-        self._under_way = np.zeros((_MAX_SPANS, NUM_KINDS))  # by the span of time in which they began
+        self._hits = np.zeros((NUM_BOOKS, _NUM_AGES))
+        self._forgotten = np.zeros((NUM_BOOKS, _NUM_AGES))
+        self._under_way = np.zeros((_MAX_SPANS, NUM_BOOKS))  # by the span of time in which they began
         self._span_ends: list[int] = []
-        self._new_begun = [0.0] * NUM_KINDS
-        self._new_hits: list[tuple[int, int, int]] = []  # kind, age, positions
-        self._new_forgotten: list[tuple[int, int, int]] = []
+        self._new_begun: dict[int, int] = {}  # positions, by kind
+        self._new_hits: _Counts = []
+        self._new_forgotten: _Counts = []
+        self._new_answered: _Counts = []
         self._learned_at = 0
-        self._index: list[list[float]] = []
+        self._index: list[list[float] | None] = []  # by book; None: nothing was ever counted there
+        self._judges: dict[int, int] = {}  # the book by which a kind is judged
+        self._foretold: _Foretold | None = None
+        self._lead = 0.0  # of endings, see _judge
+        self._heeds_turns = False  # in the index as it is
         self._index_of = 0, 0.0  # tick and mean request of the index to be made
         self._is_stale = True  # as long as nobody asks for a value of it
         self._due_at = 0.0
@@ -79,7 +113,7 @@ class ReuseStatistics:
         self.mean_request += (num_positions - self.mean_request) / self._num_requests
 
     def kinds(self, num_new: int, num_known: int) -> list[int]:
-        """Kinds of positions that a request with so many new and known ones asks for, by earlier requests.
+        """Base kinds of positions that a request with so many new and known ones asks for, by uses.
 
         The last is for all larger numbers of uses, too. Numbers of positions count relative to the mean
         request, so that block size does not matter.
@@ -87,11 +121,11 @@ class ReuseStatistics:
         mean = self.mean_request or 1.0
         new = max(1, min(NUM_NEW - 1, int(num_new * 24 / mean).bit_length())) if num_new else 0
         known = 0 if not num_known else 1 if num_known * 8 < mean else 2
-        return _KINDS[new * NUM_KNOWN + known]
+        return BASE_KINDS[new * NUM_KNOWN + known]
 
     def begin(self, kind: int, num_positions: int) -> None:
         """Episodes begin; a negative number takes some back that had just begun."""
-        self._new_begun[kind] += num_positions
+        self._new_begun[kind] = self._new_begun.get(kind, 0) + num_positions
 
     def hit(self, kind: int, age: int, num_positions: int) -> None:
         """Episodes end at ``age`` ticks: a request asks for their positions."""
@@ -102,13 +136,32 @@ class ReuseStatistics:
         """Episodes end at ``age`` ticks: nobody will know when their positions are asked for."""
         self._new_forgotten.append((kind, age, num_positions))
 
-    def value(self, kind: int, age: int) -> tuple[float, float]:
-        """What a slot earns that keeps such a position, in hits per tick; the age at which that changes."""
+    def answered(self, kind: int, age: int, num_positions: int) -> None:
+        """Episodes that are ``age`` ticks old are of this kind now, which says how the answer ended."""
+        self._new_answered.append((kind, age, num_positions))
+
+    def book_of(self, kind: int) -> int:
+        """The book by which a position of that kind is judged now."""
+        if self._is_stale:
+            self._make_index()
+        book = self._judges.get(kind)
+        if book is None:
+            books = books_of(kind) if self._heeds_turns else [base_of(kind)]
+            book = next((each for each in reversed(books) if self._index[each] is not None), base_of(kind))
+            self._judges[kind] = book
+        return book
+
+    def value(self, book: int, age: int) -> tuple[float, float]:
+        """What a slot earns that keeps such a position, in hits per tick; the age at which that changes.
+
+        ``book``: that by which the position is judged; see ``book_of``.
+        """
         if self._is_stale:
             self._make_index()
         step = bisect_right(self._steps, age)
         which, part = divmod(step - 1, _STEPS)
-        index = self._index[kind]
+        index = self._index[book]
+        assert index is not None, f"nothing is known of book {book}"
         value = index[which]
         return value + (index[which + 1] - value) * part / _STEPS, self._steps[step]
 
@@ -118,7 +171,7 @@ class ReuseStatistics:
         Earlier when there are many hits for what is known of hits, or so much is new that taking it in would
         take a while.
         """
-        num_news = len(self._new_hits) + len(self._new_forgotten)
+        num_news = len(self._new_hits) + len(self._new_forgotten) + len(self._new_answered)
         return tick >= self._due_at or self._num_new_hits >= self._many_hits or num_news > _MAX_NEWS
 
     def learn(self, tick: int) -> None:
@@ -131,13 +184,20 @@ class ReuseStatistics:
         least, most = 2 * self.mean_request, max(128 * self.mean_request, self._capacity / 5)
         self._due_at = tick + max(least, min(tick / 15, most))
         self._num_new_hits = 0
-        self._many_hits = 2 * self.mean_request + self._hits.sum() / 8
+        self._many_hits = 2 * self.mean_request + self._hits[:FIRST_RUNNING].sum() / 8
 
     def num_under_way(self) -> Floats:
-        """Episodes that have not ended, by kind."""
-        under_way: Floats = self._under_way.sum(axis=0) + self._new_begun
+        """Episodes that have not ended, by book."""
+        under_way: Floats = self._under_way.sum(axis=0)
+        for kind, num_positions in self._new_begun.items():
+            for book in books_of(kind):
+                under_way[book] += num_positions
+        for kind, _, num_positions in self._new_answered:
+            for book in books_of(kind)[2:]:
+                under_way[book] += num_positions
         for kind, _, num_positions in (*self._new_hits, *self._new_forgotten):
-            under_way[kind] -= num_positions
+            for book in books_of(kind):
+                under_way[book] -= num_positions
         return under_way
 
     def check_invariants(self) -> None:
@@ -148,8 +208,10 @@ class ReuseStatistics:
         assert len(self._span_ends) <= _MAX_SPANS, f"{len(self._span_ends)} spans"
         if self._is_stale:
             self._make_index()
-        values = np.array(self._index)
-        assert values.shape == (NUM_KINDS, _NUM_AGES + 1), f"indices of {values.shape}"
+        assert len(self._index) == NUM_BOOKS, f"indices of {len(self._index)} books"
+        assert abs(self._lead) <= _MOST_LEAD, f"a lead of {self._lead}"
+        values = np.array([each for each in self._index if each is not None])
+        assert values.shape[1] == _NUM_AGES + 1, f"indices of {values.shape}"
         assert np.isfinite(values).all(), "a value is not finite"
         assert (values >= 0).all(), "a value is negative"
 
@@ -158,15 +220,56 @@ class ReuseStatistics:
         tick, mean_request = self._index_of
         hits, at_risk = self._hits, self._at_risk(tick)
         prior = _PRIOR_HAZARD * np.minimum(1.0, np.diff(self._bounds) / (self._capacity / 2))
-        hazard = _shrunk(hits.sum(0), at_risk.sum(0), prior, _PRIOR_REQUESTS * mean_request)
+        weight = _PRIOR_REQUESTS * mean_request
+        base_hits, base_risk = hits[:NUM_BASE], at_risk[:NUM_BASE]
+        everything = _shrunk(base_hits.sum(0), base_risk.sum(0), prior, weight)
         weight = _GROUP_REQUESTS * mean_request
-        shape = NUM_USES, _KINDS_PER_USES, _NUM_AGES
-        hits, at_risk = hits.reshape(shape), at_risk.reshape(shape)
-        hazard = _shrunk(hits.sum(1), at_risk.sum(1), hazard, weight)
-        hazard = _shrunk(hits, at_risk, hazard[:, np.newaxis], weight)
-        index = _gittins(hazard.reshape(NUM_KINDS, _NUM_AGES), np.diff(self._bounds))
-        self._index = np.append(index, index[:, -1:], axis=1).tolist()
+        shape = NUM_USES, NUM_NEW * NUM_KNOWN, _NUM_AGES
+        base_hits, base_risk = base_hits.reshape(shape), base_risk.reshape(shape)
+        hazard = _shrunk(base_hits.sum(1), base_risk.sum(1), everything, weight)
+        hazards = [_shrunk(base_hits, base_risk, hazard[:, np.newaxis], weight)]
+        for first in (FIRST_RUNNING, FIRST_ENDED):
+            cells = slice(first, first + NUM_CELLS)
+            hazards.append(_by_turn(hits[cells], at_risk[cells], everything, weight))
+        self._foretell(hits[FIRST_ENDED:], at_risk[FIRST_ENDED:], everything, weight)
+        is_known = at_risk.max(axis=1) > 0
+        is_known[:NUM_BASE] = True
+        every = np.concatenate([each.reshape(-1, _NUM_AGES) for each in hazards])
+        index = _gittins(every[is_known], np.diff(self._bounds))
+        rows = iter(np.append(index, index[:, -1:], axis=1).tolist())
+        self._index = [next(rows) if each else None for each in is_known.tolist()]
+        self._heeds_turns = self._lead > _ENOUGH_LEAD
+        self._judges.clear()
         self._is_stale = False
+
+    def _foretell(self, hits: Floats, at_risk: Floats, everything: Floats, weight: float) -> None:
+        """What books by ending say by how an answer ended, and what they say whatever that was."""
+        shape = NUM_ENDINGS, NUM_GAPS * NUM_USES, _NUM_AGES
+        hits, at_risk = hits.reshape(shape).sum(1), at_risk.reshape(shape).sum(1)
+        all_hits, all_risk = hits.sum(0), at_risk.sum(0)
+        pooled = _shrunk(all_hits, all_risk, everything, weight)
+        apart = _shrunk(hits, at_risk, pooled, weight)
+        apart[0] = _shrunk(all_hits, all_risk, pooled, weight)  # as one ending that all have in common
+        apart = np.clip(apart, _NO_CHANCE, 1 - _NO_CHANCE)
+        alive = np.zeros_like(apart)
+        np.cumsum(np.log1p(-apart[:, :-1]), axis=1, out=alive[:, 1:])
+        self._foretold = _Foretold(np.log(apart), alive)
+
+    def _judge(self, kinds: Ints, ages: Ints, weights: Ints, *, are_hits: bool) -> None:
+        """Episodes are over: did it foretell that to know how the answer ended, or only that it had?
+
+        What counts is the logarithm of the likelihood, in requests of the mean size. An ending that all
+        answers have says nothing, nor do endings that are drawn by lot.
+        """
+        endings = endings_of(kinds)
+        if self._foretold is None or not endings.any():
+            return
+        hazard, alive = self._foretold
+        gains = alive[endings, ages] - alive[0, ages]
+        if are_hits:
+            gains += hazard[endings, ages] - hazard[0, ages]
+        gain = float((gains * weights)[endings > 0].sum()) / max(self.mean_request, 1.0)
+        self._lead = max(-_MOST_LEAD, min(self._lead + gain, _MOST_LEAD))
 
     def _take_in_news(self, tick: int) -> None:
         decay = math.exp(-(tick - self._learned_at) / (_MEMORY * self._capacity))
@@ -178,10 +281,23 @@ class ReuseStatistics:
                 continue
             kinds, ages, weights = np.array(news).T
             news.clear()
-            np.add.at(counts, (kinds, np.searchsorted(self._bounds[:-1], ages, "right") - 1), weights)
-            ends = np.array(self._span_ends)
-            spans = np.minimum(np.searchsorted(ends, tick - ages), len(ends) - 1)
-            np.subtract.at(self._under_way, (spans, kinds), weights)
+            which = np.searchsorted(self._bounds[:-1], ages, "right") - 1
+            self._judge(kinds, which, weights, are_hits=counts is self._hits)
+            places, books = all_books(kinds)
+            np.add.at(counts, (books, which[places]), weights[places])
+            self._count_under_way(books, tick - ages[places], -weights[places])
+        if self._new_answered:
+            kinds, ages, weights = np.array(self._new_answered).T
+            self._new_answered.clear()
+            places, books = all_books(kinds)
+            is_new = books >= FIRST_ENDED  # they were counted in the others before
+            places = places[is_new]
+            self._count_under_way(books[is_new], tick - ages[places], weights[places])
+
+    def _count_under_way(self, books: Ints, began: Ints, weights: Ints) -> None:
+        ends = np.array(self._span_ends)
+        spans = np.minimum(np.searchsorted(ends, began), len(ends) - 1)
+        np.add.at(self._under_way, (spans, books), weights)
 
     def _begin_span(self, tick: int) -> None:
         """What began since the last one is a span of its own; of old ones two become one."""
@@ -194,15 +310,19 @@ class ReuseStatistics:
             self._span_ends = ends = ends[1:half:2] + ends[half:]
             taken = len(ends)
             spans[taken:] = 0
-        spans[taken] = self._new_begun
+        spans[taken] = 0
+        for kind, num_positions in self._new_begun.items():
+            for book in books_of(kind):
+                spans[taken, book] += num_positions
         ends.append(tick)
-        self._new_begun = [0.0] * NUM_KINDS
+        self._new_begun.clear()
 
     def _at_risk(self, tick: int) -> Floats:
         """Episodes that reached an age; those still in it, and those forgotten in it, count by half."""
-        num_spans = len(self._span_ends)
-        is_older = np.array(self._span_ends) <= tick - np.append(self._bounds[:-1], np.inf)[:, np.newaxis]
-        older = (is_older.astype(np.float64) @ self._under_way[:num_spans]).T
+        begun_by = np.zeros((len(self._span_ends) + 1, NUM_BOOKS))
+        np.cumsum(self._under_way[: len(self._span_ends)], axis=0, out=begun_by[1:])
+        reached = tick - np.append(self._bounds[:-1], np.inf)
+        older = begun_by[np.searchsorted(np.array(self._span_ends), reached, "right")].T
         ended = self._hits + self._forgotten
         ended_later = ended[:, ::-1].cumsum(axis=1)[:, ::-1] - ended
         under_way = np.maximum((older[:, 1:] + older[:, :-1]) / 2, 0)
@@ -214,6 +334,15 @@ def _shrunk(hits: Floats, at_risk: Floats, towards: Floats, weight: float) -> Fl
     """Hazards, mixed with what is believed without these counts; ``weight`` in positions."""
     weight = max(weight, 1.0)
     return np.minimum((hits + weight * towards) / (at_risk + weight), 1.0)
+
+
+def _by_turn(hits: Floats, at_risk: Floats, towards: Floats, weight: float) -> Floats:
+    """Hazards of books by turn, or by ending; mixed with those of all gaps, and of all uses."""
+    shape = NUM_ENDINGS, NUM_GAPS, NUM_USES, _NUM_AGES
+    hits, at_risk = hits.reshape(shape), at_risk.reshape(shape)
+    for axes in ((1, 2), (1,), ()):
+        towards = _shrunk(hits.sum(axes, keepdims=True), at_risk.sum(axes, keepdims=True), towards, weight)
+    return towards
 
 
 def _gittins(hazard: Floats, widths: Floats) -> Floats:

@@ -36,6 +36,8 @@ STATEFUL = {
     "allocator.uncached.UncachedBlocks",
     "evictor.arc.ArcPolicy",
     "evictor.ghosts.Ghosts",
+    "evictor.endings.Endings",
+    "evictor.moments.Moments",
     "evictor.order.Order",
     "evictor.hazard.HazardPolicy",
     "evictor.history.History",

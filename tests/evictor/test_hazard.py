@@ -10,7 +10,8 @@ import pytest
 from allocator import CpuOffloadingBlockAllocator, serve
 from evictor import HazardPolicy, LruPolicy, Newcomer
 from evictor.history import History
-from evictor.reuse import NUM_KINDS, NUM_USES, ReuseStatistics
+from evictor.kinds import NUM_BASE, NUM_KINDS, NUM_USES
+from evictor.reuse import ReuseStatistics
 from tests.evictor.driver import PolicyDriver
 from tests.strategies import chain_of
 
@@ -240,7 +241,7 @@ def test_kinds_do_not_depend_on_the_size_of_blocks() -> None:
     assert len(set(kinds[0])) == 3 * 8
     reuse = ReuseStatistics(10)
     every = [kind for new in range(99) for known in (0, 1, 9) for kind in reuse.kinds(new, known)]
-    assert set(every) <= set(range(NUM_KINDS))
+    assert set(every) <= set(range(NUM_BASE))
 
 
 # What is remembered, beside tests of the history itself
