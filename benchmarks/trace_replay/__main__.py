@@ -5,8 +5,9 @@
 
 Traces of prefix hashes (see `offload.observe.trace`) go through the connector's own allocator, request by
 request, with each policy and pools of several sizes. Nothing is sampled or modelled. A policy's clock shows
-the time of the trace. A request's blocks are in the pool when the next one arrives; full blocks of prompts
-count, answers are not in a trace. A pool's size is a fraction of the distinct blocks of what is replayed.
+the time of the trace. Where a trace has `stop`, our policies are told how answers ended, at their ends. A
+request's blocks are in the pool when the next one arrives; full blocks of prompts count, answers are not in
+a trace. A pool's size is a fraction of the distinct blocks of what is replayed.
 
 Policies: any registered one; `default`, which is one of them; `vllm-lru` and `vllm-arc`, vLLM's own,
 unmodified, in its manager (`benchmarks.trace_replay.native`), and `vllm-hazard`, ours there; each of them

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
+from benchmarks.trace_replay.ends import ends_of
 from benchmarks.trace_replay.optimum import OfflineOptimum
 from benchmarks.trace_replay.policies import LRU, OPTIMA, OPTIMAL, Policy, find_policy
 from benchmarks.trace_replay.prefill import PrefillModel
@@ -40,6 +41,7 @@ def compare(
     """
     chains: list[Chain] = [*chains_in_blocks(workload.requests, block_tokens)]
     arrivals = [request.timestamp_seconds for request in workload.requests]
+    ends = ends_of(workload.requests)
     distinct = len({*chain(*chains)})
     optimum = OfflineOptimum(chains)
     asked = list(policies)
@@ -73,7 +75,7 @@ def compare(
                 assert policy.make_pool is not None
                 clock = TraceClock()
                 freeze_garbage()
-                replayed = replay(policy.make_pool(capacity, clock), chains, arrivals, clock, timer)
+                replayed = replay(policy.make_pool(capacity, clock), chains, arrivals, clock, timer, ends)
                 found.setdefault(policy.real_name, []).append(replayed)
         for policy in asked:
             yield from rows_of(

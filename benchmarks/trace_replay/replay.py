@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from allocator import CpuOffloadingBlockAllocator, StorePlan
+from benchmarks.trace_replay.ends import End
 from evictor import EvictionPolicy
 
 __all__ = ["OurPool", "Pool", "Replayed", "TraceClock", "freeze_garbage", "replay"]
@@ -53,6 +55,7 @@ class OurPool:
         self.allocator = CpuOffloadingBlockAllocator(capacity, policy=policy)
         self._chain: Chain = ()
         self._plan: StorePlan | None = None
+        self._turns: list[int] = []  # of the requests, in order
 
     def begin(self, chain: Chain) -> None:
         """See ``Pool``, here and below."""
@@ -60,8 +63,12 @@ class OurPool:
 
     def find(self) -> int:
         depth = self.allocator.resident_depth(self._chain)
-        self.allocator.touch(self._chain)
+        self._turns.append(self.allocator.touch(self._chain))
         return depth
+
+    def ended(self, request: int, chain: Chain, ending: int) -> None:
+        """The answer to that request, which had this chain, has ended so."""
+        self.allocator.ended(chain, self._turns[request], ending)
 
     def store(self) -> int:
         evicted = self.allocator.num_evicted
@@ -96,8 +103,9 @@ def replay(
     arrivals: Sequence[float],
     clock: TraceClock,
     timer: Callable[[], int],
+    ends: Sequence[End] = (),
 ) -> Replayed:
-    """Serve all requests, each complete before the next one comes.
+    """Serve all requests, each complete before the next one comes. Ends of answers are told at their times.
 
     Args:
         pool: an empty one.
@@ -105,9 +113,17 @@ def replay(
         arrivals: their times, in seconds, in order.
         clock: that the pool's policy reads.
         timer: nanoseconds.
+        ends: of answers, in order; one takes its time in the account of its own request.
     """
     seen = Replayed([], [], [], [])
+    to_come = deque(ends if isinstance(pool, OurPool) else ())
     for chain, arrival in zip(chains, arrivals, strict=True):
+        while to_come and to_come[0].seconds <= arrival and to_come[0].request < len(seen.hits):
+            end = to_come.popleft()
+            clock.seconds = end.seconds
+            began = timer()
+            pool.ended(end.request, chains[end.request], end.ending)  # type: ignore[attr-defined]
+            seen.spent_ns[end.request] += timer() - began
         clock.seconds = arrival
         pool.begin(chain)
         began = timer()

@@ -2,7 +2,8 @@
 
 ``timestamp`` is in milliseconds, ``input_length`` and ``output_length`` are in tokens. ``hash_ids`` has an id
 for every 512 tokens of the prompt, which stands for them and all before them. ``recorder`` writes the same
-from live traffic.
+from live traffic. Two fields may be there that Mooncake's traces lack. ``stop`` says how the answer ended,
+``api_ms`` how many milliseconds after the arrival.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ class TraceRequest:
         input_length: of the prompt, in tokens.
         output_length: of the answer, in tokens, at least 1.
         hash_ids: of the full blocks of ``IDS_BLOCK_TOKENS`` tokens of its prompt.
+        stop: how the answer ended, equal where answers ended alike; None if the trace does not say.
+        answer_seconds: from its arrival to the end of the answer; 0 if the trace does not say.
     """
 
     timestamp_seconds: float
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
+    stop: str | None = None
+    answer_seconds: float = 0.0
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
@@ -81,7 +86,11 @@ def _parse(line: str, where: str) -> TraceRequest:
             f"{where}: hash_ids has {len(ids)} ids; input_length={input_length} takes {full} for full blocks "
             f"of {IDS_BLOCK_TOKENS} tokens, or {covering} with a partial one"
         )
-    return TraceRequest(timestamp / 1000, input_length, output_length, tuple(ids[:full]))
+    stop = fields.get("stop")
+    if stop is not None and not isinstance(stop, str):
+        raise TraceError(f"{where}: stop={str(stop)[:80]!r}: must be text")
+    took = _number(fields, "api_ms", where, int | float, 0) if "api_ms" in fields else 0
+    return TraceRequest(timestamp / 1000, input_length, output_length, tuple(ids[:full]), stop, took / 1000)
 
 
 def _number(fields: dict[str, Any], name: str, where: str, kind: Any, least: int) -> Any:

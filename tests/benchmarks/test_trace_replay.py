@@ -1,8 +1,10 @@
 """Does the replay of small traces count what it should, beside vLLM's own policies and the optimum?"""
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
 from random import Random
@@ -14,6 +16,7 @@ from benchmarks.common import report
 from benchmarks.trace_replay import __main__ as trace_replay
 from benchmarks.trace_replay import policies, rows
 from benchmarks.trace_replay.below import ALONE, BUDGET, ONE_POOL
+from benchmarks.trace_replay.ends import End, ends_of
 from benchmarks.trace_replay.native import NativePool
 from benchmarks.trace_replay.policies import find_policy, known_names
 from benchmarks.trace_replay.prefill import PrefillModel
@@ -337,3 +340,23 @@ def test_a_tier_below_the_pool(tmp_path: Path, run: Run) -> None:
 
 def test_what_a_tier_is_refused(refusal: Refusal) -> None:
     assert "--tier: 0: must be" in refusal(trace_replay, "--tier", "0").replace("'0'", "0")
+
+
+def test_ends_of_answers_are_told_at_their_times() -> None:
+    """And only those of which the trace says how they ended."""
+    ends = ends_of([replace(request(5.0, 1), stop="tool", answer_seconds=9.0), request(6.0, 2)])
+    assert ends == [End(14.0, 0, 1)]
+    told: list[tuple[float, int, int]] = []
+
+    class Watching(OurPool):
+        def ended(self, request: int, chain: Sequence[bytes], ending: int) -> None:
+            told.append((clock.seconds, request, ending))
+            super().ended(request, chain, ending)
+
+    clock = TraceClock()
+    chains = [[b"a" * 16], [b"b" * 16], [b"a" * 16]]
+    pool = Watching(4, make_policy("hazard", 4, clock))
+    seen = replay(pool, chains, [5.0, 6.0, 20.0], clock, time.perf_counter_ns, ends)
+    assert told == [(14.0, 0, 1)]
+    assert seen.hits == [0, 0, 1]
+    pool.allocator.check_invariants()

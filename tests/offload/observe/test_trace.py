@@ -40,6 +40,8 @@ def test_partial_blocks_of_a_trace_have_no_id(tmp_path: Path) -> None:
         ({**LINE, "output_length": 0}, "output_length=0"),
         ({**LINE, "hash_ids": [1, "2"]}, "hash_ids="),
         ({**LINE, "hash_ids": [1]}, "has 1 ids"),
+        ({**LINE, "stop": 7}, "stop='7': must be text"),
+        ({**LINE, "api_ms": -1}, "api_ms=-1"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: dict[str, Any] | str, value: str) -> None:
@@ -47,6 +49,12 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: dict[str, Any] | str, v
     with pytest.raises(TraceError) as caught:
         read_trace(path)
     assert f"{path}, line 2: " in str(caught.value) and value in str(caught.value)
+
+
+def test_how_and_when_answers_ended_is_read(tmp_path: Path) -> None:
+    told, silent = read_trace(write(tmp_path / "t.jsonl", {**LINE, "stop": "tool", "api_ms": 2500}, LINE))
+    assert (told.stop, told.answer_seconds) == ("tool", 2.5)
+    assert (silent.stop, silent.answer_seconds) == (None, 0)
 
 
 @pytest.mark.parametrize("key", LINE)

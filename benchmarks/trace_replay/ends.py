@@ -1,0 +1,30 @@
+"""Ends of answers, as far as a trace has them: a policy may learn from how answers end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from evictor.endings import Endings
+from offload.observe.trace import TraceRequest
+
+__all__ = ["End", "ends_of"]
+
+
+class End(NamedTuple):
+    """Of one answer: seconds of the trace, the place of its request there, the class of its ending."""
+
+    seconds: float
+    request: int
+    ending: int
+
+
+def ends_of(requests: Sequence[TraceRequest]) -> list[End]:
+    """Those that the trace tells of, in the order in which they come. O(requests)."""
+    times = [
+        (each.timestamp_seconds + each.answer_seconds, place)
+        for place, each in enumerate(requests)
+        if each.stop is not None
+    ]
+    classes = Endings()
+    return [End(when, place, classes.class_of(requests[place].stop)) for when, place in sorted(times)]
