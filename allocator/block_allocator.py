@@ -196,9 +196,7 @@ class CpuOffloadingBlockAllocator:
         return self._pins.make(chain, start, stop)
 
     def unpin(self, pin: Pin) -> None:
-        """End a pin's promise. Slots whose positions left the tree meanwhile become free.
-
-        O(log n), plus O(1) array work per slot that becomes free.
+        """End a pin's promise, and free slots whose positions left the tree: O(log n), and O(1) for each slot.
 
         Raises:
             StalePlanError: the pin was ended before.
