@@ -196,7 +196,7 @@ class CpuOffloadingBlockAllocator:
         return self._pins.make(chain, start, stop)
 
     def unpin(self, pin: Pin) -> None:
-        """End a pin's promise, and free slots whose positions left the tree: O(log n), and O(1) for each slot.
+        """End a pin's promise, and free slots whose positions left the tree. O(log n), and O(1) a slot.
 
         Raises:
             StalePlanError: the pin was ended before.
