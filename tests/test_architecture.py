@@ -78,6 +78,7 @@ STATEFUL = {
     "offload.scheduler.side.SchedulerSide",
     "offload.scheduler.spelling.SlotTokens",
     "offload.scheduler.stores.Stores",
+    "offload.scheduler.turns.Turns",
     "offload.scheduler.tiers.announced.Announced",
     "offload.scheduler.tiers.beliefs.Beliefs",
     "offload.scheduler.tiers.named_places.NamedPlaces",

@@ -90,6 +90,9 @@ class _Engine:
     def state(self, request: _Request) -> State:
         return request.state
 
+    def ending(self, request: _Request) -> None:
+        """Not known yet: here requests are over before their answers would have ended."""
+
     def hints(self, request: _Request) -> RequestHints:
         return _NO_HINTS
 

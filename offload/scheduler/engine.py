@@ -4,7 +4,7 @@
 what is read of them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
@@ -128,6 +128,12 @@ class Engine(Protocol):
 
     def state(self, request: Any) -> State:
         """Where the request stands."""
+
+    def ending(self, request: Any) -> Hashable | None:
+        """How the answer of a request that is over ended: equal where answers ended alike. Never raises.
+
+        O(1). None: there is no answer, or a fault ended it.
+        """
 
     def hints(self, request: Any) -> RequestHints:
         """What its client asked for. Never raises."""

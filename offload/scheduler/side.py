@@ -39,6 +39,7 @@ from offload.scheduler.pool import Sizes, make_allocator, make_resizing
 from offload.scheduler.restores import Restores
 from offload.scheduler.spelling import SlotTokens
 from offload.scheduler.stores import Stores
+from offload.scheduler.turns import Turns
 from offload.scheduler.weights import Weights
 from offload.scheduler.why.notes import Notes
 from offload.transfer_params import KVTransferParams
@@ -136,7 +137,7 @@ class SchedulerSide:
         assert len({flow.route.label for flow in self.flows}) == len(self.flows), "two flows have one route"
         self._recorder = recorder_of(config.record_trace, block_size)
         self._engine = engine
-        self._admitted: set[str] = set()  # requests that have been given blocks and are not over
+        self._turns = Turns(self.allocator, engine)
         self._local_tokens: dict[str, int] = {}  # of waiting requests: what the GPU has
         self._hints: dict[str, RequestHints] = {}  # of requests that have asked, until they are over
         self._fingerprint = fingerprint
@@ -200,21 +201,19 @@ class SchedulerSide:
         may_store = self.adapters.may_store(request, num_local // self.block_size)
         hints = self._hints_of(request)
         self.notes.admitted(request, num_local, num_external, has_waited=has_waited, hints=hints)
-        if request_id in self._admitted:
+        if request_id in self._turns:
             if may_store:
                 self.stores.backlog.admit_again(request_id)
             elif (pending := self.stores.backlog.finish(request_id)) is not None:
                 self.allocator.close(pending.chain)
         else:
-            self._admitted.add(request_id)
             if self.adapters.admit(request):
                 self._let_go_of_adapter(request)
                 may_store = False
             self._other_sizes.admitted(request)
             self._common.count_prompt(request.num_prompt_tokens, num_local)
             kind = self.stores.arrived(request, num_local)
-            keep = hints.to_keep(self._clock())
-            self.allocator.touch(self._engine.chain(request), keep)
+            self._turns.begin(request, keep := hints.to_keep(self._clock()))
             delivers = self.stores.hand_offs.begin(request, hints, may_store=may_store)
             if may_store and hints.may_store(self.block_size) and not request.resumable:
                 self.stores.admit(request, keep, hints.max_offload_tokens, kind, delivers=delivers)
@@ -239,7 +238,7 @@ class SchedulerSide:
         plan.timed = self.costs.prefill.begin(num_tokens, lambda: self._engine.mean_depth(step))
         plan.resizes = self._resizing.step()
         had_queue = self.stores.backlog.num_queued > 0
-        orders = [order for flow in self.flows for order in flow.plan(step, len(self._admitted))]
+        orders = [order for flow in self.flows for order in flow.plan(step, len(self._turns))]
         # what fills the pool goes first: what was opened in this step may follow it
         plan.orders = sorted([*plan.orders, *orders], key=lambda order: order.route.target != POOL)
         self._has_news = self._has_news or bool(plan.orders or had_queue)
@@ -276,13 +275,12 @@ class SchedulerSide:
         self._other_sizes.finish(request)
         self.aside.finish(request.request_id)
         self.adapters.finish(request.request_id)
-        was_admitted = request.request_id in self._admitted
-        self._admitted.discard(request.request_id)
-        if self._recorder is not None and was_admitted:
+        if self._recorder is not None and request.request_id in self._turns:
             counts = request.num_prompt_tokens, request.num_output_tokens
             self._recorder.record(request.arrival_time, *counts, self._engine.chain(request))
         for flow in self.flows:
             self._next.orders += flow.finish(request)
+        self._turns.end(request)
         told = self.stores.hand_offs.take_answer()
         self.notes.finished(request, told)
         return told

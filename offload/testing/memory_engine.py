@@ -6,7 +6,7 @@ that a block was reused too early.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -158,6 +158,13 @@ class MemoryEngine:
     def state(self, request: MemoryRequest) -> State:
         """Where the request stands."""
         return request.state
+
+    def ending(self, request: MemoryRequest) -> Hashable | None:
+        """The last two tokens of its answer, or that it was cut."""
+        answer = request.token_ids[request.num_prompt_tokens : request.num_tokens]
+        if not answer:
+            return None
+        return "aborted" if request.state is State.ABORTED else tuple(answer[-2:])
 
     def hints(self, request: MemoryRequest) -> RequestHints:
         """What its client asked for."""

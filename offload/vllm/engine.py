@@ -1,7 +1,7 @@
 """vLLM's scheduler as an ``offload.scheduler.engine.Engine``."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, overload
@@ -33,6 +33,13 @@ _STATES = {
     RequestStatus.FINISHED_REPETITION: State.COMPLETED,
     RequestStatus.FINISHED_ABORTED: State.ABORTED,
 }
+_CUT = (
+    RequestStatus.FINISHED_LENGTH_CAPPED,
+    RequestStatus.FINISHED_REPETITION,
+    RequestStatus.FINISHED_ABORTED,
+)
+_TELLING_TOKENS = 2
+"""At the end of an answer: what ends it, and what it says last, such as that of a tool call."""
 _block_id = attrgetter("block_id")
 
 _as_told = getattr(kv_cache_utils, "to_event_extra_keys", list)  # some releases hash them as they are told
@@ -104,6 +111,18 @@ class VllmEngine:
     def state(self, request: "Request") -> State:
         """Where the request stands."""
         return _STATES.get(request.status, State.OTHER)
+
+    def ending(self, request: "Request") -> Hashable | None:
+        """How its answer ended: the last token ids where the model ended it, otherwise what did. O(1).
+
+        Where it was cut the last tokens are any. A stop string is told as an abort: vLLM finds it in another
+        process. None: it wrote nothing, or a fault ended it.
+        """
+        if not request.num_output_tokens:
+            return None
+        if request.status == RequestStatus.FINISHED_STOPPED:
+            return tuple(request.output_token_ids[-_TELLING_TOKENS:])
+        return request.status.name if request.status in _CUT else None
 
     def hints(self, request: "Request") -> RequestHints:
         """What its client asked for. Never raises."""

@@ -169,6 +169,10 @@ AREAS = {
         ],
     ),
     "answers": Area(["offload.scheduler.answers"], ["tests/offload/scheduler/test_answers.py"]),
+    "turns": Area(
+        ["offload.scheduler.turns", "offload.vllm.engine"],
+        ["tests/offload/scheduler/test_turns.py", "tests/offload/vllm/test_answer_endings.py"],
+    ),
     "seals": Area(
         [
             "offload.worker.seals",

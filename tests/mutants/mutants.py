@@ -35,6 +35,7 @@ _JOB = "offload.worker.jobs:TransferJob"
 _ELSEWHERE = "offload.worker.elsewhere:Elsewhere"
 _SEALS = "offload.worker.seals:Seals"
 _REUSE = "offload.scheduler.answers:AnswerReuse"
+_TURNS = "offload.scheduler.turns:Turns"
 _GROUP = "offload.scheduler.groups:Group"
 _GROUPS = "offload.scheduler.groups:Groups"
 _ARRIVALS = "offload.scheduler.arrivals:Arrivals"
@@ -294,6 +295,15 @@ _ROWS = [
     ("seals", f"{_TRANSFER}._begin_held", "self._allowance.take(job.lane.num_bytes(job.batch))", "pass"),
     ("seals", f"{_ALLOWANCE}.has_turn", "or self._at >= since + HOLD_SECONDS", ""),
     ("seals", f"{_TRANSFER}._has_not_begun", "job_id in self._held or", ""),
+    (
+        "turns",
+        f"{_TURNS}.end",
+        "self._turns.pop(request.request_id, None)",
+        "self._turns.get(request.request_id)",
+    ),
+    ("turns", f"{_TURNS}.end", "turn.number, number", "0, number"),
+    ("turns", f"{_TURNS}.end", "(ending, turn.wish)", "ending"),
+    ("turns", f"{_TURNS}.begin", "_wish_of(keep)", "None"),
     ("answers", f"{_REUSE}.arrived", "num_found + 1, num_prompt", "num_found, num_prompt"),
     ("answers", f"{_REUSE}.arrived", "int(stop == num_prompt)", "0"),
     ("answers", f"{_REUSE}.ended", "self._uncounted.append(kind)", "pass"),

@@ -54,7 +54,13 @@ def restore_without_jobs(serving: Serving) -> None:
 
 
 def stored_without_admission(serving: Serving) -> None:
-    serving.side._admitted.clear()
+    serving.side._turns._turns.clear()
+
+
+def turns_out_of_order(serving: Serving) -> None:
+    turns = serving.side._turns._turns
+    first, _ = turns
+    turns[first] = turns[first]._replace(number=9)
 
 
 def planned_and_over(serving: Serving) -> None:
@@ -89,6 +95,7 @@ def endless_pause(serving: Serving) -> None:
         (pin_of_nobody, "2 pins, 1 known"),
         (restore_without_jobs, "have not ended"),
         (stored_without_admission, "are not admitted"),
+        (turns_out_of_order, "are out of order"),
         (planned_and_over, "over before workers were told"),
         (gauge_as_counter, "shown as gauges"),
         (unknown_metric, "stored_kilobytes"),

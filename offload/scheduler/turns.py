@@ -1,0 +1,75 @@
+"""Requests that have begun, and what the pool's policy is told of how their answers end."""
+
+import math
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
+
+from allocator import CpuOffloadingBlockAllocator
+from evictor import KeepHints
+from evictor.endings import Endings
+from offload.scheduler.engine import Engine, Request
+
+
+class _Turn(NamedTuple):
+    """Of a request that has begun: its number in the pool, and what it asks for, as part of its ending."""
+
+    number: int
+    wish: Hashable
+
+
+class Turns:
+    """Requests that have been given blocks and are not over. All calls cost as ``touch`` of the allocator.
+
+    An ending is what the engine says of it, together with what the request asked for: hints of its client
+    may say that the chain comes back, such as a time to live. No time and no text of a client is part of it.
+    """
+
+    def __init__(self, allocator: CpuOffloadingBlockAllocator, engine: Engine) -> None:
+        """No request has begun."""
+        self._allocator = allocator
+        self._engine = engine
+        self._turns: dict[str, _Turn] = {}
+        self._endings = Endings()
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._turns
+
+    def __iter__(self) -> Iterator[str]:
+        """Their ids."""
+        return iter(self._turns)
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def begin(self, request: Request, keep: KeepHints | None) -> None:
+        """``request`` is admitted for the first time, and wants its KV kept so."""
+        number = self._allocator.touch(self._engine.chain(request), keep)
+        self._turns[request.request_id] = _Turn(number, _wish_of(keep))
+
+    def end(self, request: Request) -> None:
+        """``request`` is over, in whatever state, and all that is to be stored of it now has been planned.
+
+        What is planned before is told with the rest. What is stored later takes it from there.
+        """
+        turn = self._turns.pop(request.request_id, None)
+        ending = self._engine.ending(request)
+        if turn is not None and ending is not None:
+            number = self._endings.class_of((ending, turn.wish))
+            self._allocator.ended(self._engine.chain(request), turn.number, number)
+
+    def left_over(self) -> list[str]:
+        """Requests that are known. For tests."""
+        return list(self._turns)
+
+    def check_invariants(self) -> None:
+        """Classes of endings are bounded, and requests are known in the order in which they began."""
+        self._endings.check_invariants()
+        numbers = [turn.number for turn in self._turns.values()]
+        assert numbers == sorted(numbers), f"turns {numbers} are out of order"
+
+
+def _wish_of(keep: KeepHints | None) -> Hashable:
+    """What of a client's hints says how soon the chain comes back, without the times."""
+    if keep is None:
+        return None
+    return keep.worth, keep.ttl < math.inf, keep.pinned_until > -math.inf
