@@ -63,8 +63,10 @@ class Holds:
         """
         is_patient = not self._patience.is_over
         most = amounts.holdable_blocks(self._engine.num_blocks, self.num_held, is_patient=is_patient)
+        if not by_link:
+            return most
         copied = max(self._copied_in(_IN_FLIGHT_SECONDS), self._groups.least)
-        return int(max(0, min(most, copied - self.num_held))) if by_link else most
+        return int(max(0, min(most, copied - self.num_held)))
 
     @property
     def leave_room(self) -> bool:
