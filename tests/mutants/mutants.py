@@ -173,7 +173,7 @@ _ROWS = [
     ("holds", f"{_HOLDS}.give_way", "is_soon and not self._patience.is_over", "not self._patience.is_over"),
     ("holds", f"{_HOLDS}.end_step", "busy and", "True and"),
     ("holds", f"{_HOLDS}.end_step", "math.ceil(num_late)", "0"),
-    ("holds", f"{_HOLDS}._copied_in", "self._link.per_byte * self._block_bytes", "self._link.per_byte"),
+    ("holds", f"{_HOLDS}._copied_in", "self._link.per_byte * self._slot_bytes", "self._link.per_byte"),
     ("scheduler", f"{_HOLDS}.release_held", "self._engine.release(reversed(blocks))", "pass"),
     ("scheduler", f"{_HOLDS}.finish", "self._num_left += pending.num_in_flight", "pass"),
     (
