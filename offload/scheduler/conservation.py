@@ -28,7 +28,7 @@ def left_over_of(side: "SchedulerSide") -> dict[str, object]:
     """What has not ended or is known of somebody, by name; nothing once all is over."""
     left = side.notes.left_over() | {
         "jobs": list(side.ledger),
-        "requests": [*side._turns.left_over(), *side._local_tokens, *side._hints, *side.aside.left_over()],
+        "requests": [*side._turns, *side._local_tokens, *side._hints, *side.aside.left_over()],
         "pins": side.allocator.num_pins,
         "owners of uncached blocks": side.allocator.num_owners,
         "requests in other sizes": side._other_sizes.left_over(),

@@ -57,10 +57,6 @@ class Turns:
             number = self._endings.class_of((ending, turn.wish))
             self._allocator.ended(self._engine.chain(request), turn.number, number)
 
-    def left_over(self) -> list[str]:
-        """Requests that are known. For tests."""
-        return list(self._turns)
-
     def check_invariants(self) -> None:
         """Classes of endings are bounded, and requests are known in the order in which they began."""
         self._endings.check_invariants()

@@ -103,7 +103,7 @@ def check_idle(engine: Engine) -> None:
     assert not side.stores.holds.num_held, f"{side.stores.holds.num_held} GPU blocks held"
     assert not side.allocator.num_filling, f"{side.allocator.num_filling} slots filling"
     assert not side.allocator.num_leaving, f"{side.allocator.num_leaving} slots leaving"
-    assert not side._turns.left_over() and not side._local_tokens and not side.stores.backlog, (
+    assert not len(side._turns) and not side._local_tokens and not side.stores.backlog, (
         "requests remembered that have ended"
     )
     assert not len(side.allocator._uncached), "GPU blocks of ended requests remembered"
