@@ -55,7 +55,7 @@ def engine_arguments(settings: Settings, mode: str) -> dict[str, Any]:
         "skip_tokenizer_init": True,
         "load_format": "dummy" if settings.model.shape == "llama-8b" else "auto",
         "dtype": settings.model.dtype,
-        "enforce_eager": settings.device == "cpu",
+        "enforce_eager": settings.device == "cpu" or settings.graphs == "none",
         "max_model_len": settings.max_model_len,
         "block_size": settings.block_size,
         "num_gpu_blocks_override": settings.gpu_blocks,
@@ -65,6 +65,8 @@ def engine_arguments(settings: Settings, mode: str) -> dict[str, Any]:
         "disable_log_stats": False,
         "seed": settings.workload.seed,
     }
+    if settings.device == "cuda" and settings.graphs == "captured":
+        arguments["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     transfer = kv_transfer_config(settings, mode)
     return arguments | ({"kv_transfer_config": transfer} if transfer else {})
 

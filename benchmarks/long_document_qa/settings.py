@@ -7,11 +7,12 @@ from dataclasses import dataclass, fields
 from offload.restore_config import RestoreWhen
 from offload.testing.engines.models import LLAMA_8B, kv_bytes_per_token, llama_parameters
 
-__all__ = ["MODES", "ORDERS", "SHAPES", "Model", "Settings", "Workload"]
+__all__ = ["GRAPHS", "MODES", "ORDERS", "SHAPES", "Model", "Settings", "Workload"]
 
 MODES = ("plain", "prefix", "native", "offload")
 ORDERS = ("random", "tile", "interleave")
 SHAPES = ("tiny", "llama-8b")
+GRAPHS = ("compiled", "captured", "none")
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -118,6 +119,8 @@ class Settings:
     in_process: whether an engine is one process, forked from one that has imported vLLM, instead of three
         that import it anew. It starts in a fraction of the time and computes on all cores. On a CPU only.
     restore: the connector's setting of that name.
+    graphs: what a GPU's steps run. "compiled" is vLLM's default. "captured" are CUDA graphs of steps that
+        only decode, of the model as it is written. "none" is neither, as always on a CPU.
     """
 
     workload: Workload
@@ -129,12 +132,14 @@ class Settings:
     device: str = "cpu"
     in_process: bool = False
     restore: str = "auto"
+    graphs: str = "compiled"
 
     def __post_init__(self) -> None:
         for name in ("gpu_documents", "cpu_documents", "block_size", "max_num_batched_tokens"):
             _at_least(name, getattr(self, name), 1)
         _one_of("device", self.device, ("cpu", "cuda"))
         _one_of("restore", self.restore, tuple(RestoreWhen))
+        _one_of("graphs", self.graphs, GRAPHS)
         if self.in_process and self.device != "cpu":
             raise ValueError(f"in_process={self.in_process}: needs device 'cpu'")
         if self.device == "cpu" and self.block_size % 32:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from vllm import EngineArgs
+from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from benchmarks.long_document_qa import __main__ as long_document_qa
@@ -14,7 +15,7 @@ from benchmarks.long_document_qa.arguments import check_memory, make_settings
 from benchmarks.long_document_qa.engine import engine_arguments
 from benchmarks.long_document_qa.offline import Start
 from benchmarks.long_document_qa.options import parse
-from benchmarks.long_document_qa.settings import MODES, Settings
+from benchmarks.long_document_qa.settings import GRAPHS, MODES, Settings
 from benchmarks.long_document_qa.summary import notes
 
 GIB = 2**30
@@ -68,6 +69,17 @@ def test_vllm_takes_the_engine_of_a_gpu(gpu_settings: Settings, mode: str) -> No
     assert (transfer and transfer.kv_connector) == names.get(mode)
     if mode == "native":
         assert "spec_name" not in transfer.kv_connector_extra_config, "a GPU has vLLM's own copies"
+
+
+def test_what_a_gpus_steps_run_can_be_chosen(gpu_settings: Settings) -> None:
+    compiled, captured, none = (
+        EngineArgs(**engine_arguments(replace(gpu_settings, cpu_documents=1, graphs=graphs), "offload"))
+        for graphs in GRAPHS
+    )
+    assert (compiled.enforce_eager, captured.enforce_eager, none.enforce_eager) == (False, False, True)
+    assert compiled.compilation_config == CompilationConfig()
+    assert captured.compilation_config.mode == CompilationMode.NONE
+    assert captured.compilation_config.cudagraph_mode == CUDAGraphMode.FULL_DECODE_ONLY
 
 
 @pytest.mark.parametrize(
