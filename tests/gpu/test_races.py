@@ -105,6 +105,7 @@ def test_every_round_of_a_busy_engine_stores_its_own_bytes() -> None:
     num_rounds, ring = 48, 6
     with Cache(torch.float16, 16, ONE_PIECE) as cache:
         source = cache.pool[23].copy()
+        cache.seals.seal(9, ids(23), ids(23))
         stores: dict[int, int] = {}
         loaded = 0
         for number in range(num_rounds):
@@ -118,7 +119,7 @@ def test_every_round_of_a_busy_engine_stores_its_own_bytes() -> None:
                     else:
                         loaded += 1
             cache.engine.fence(LOAD)
-            cache.load(1000 + number, ids(23), ids(ring + block_id))
+            cache.engine.submit(1000 + number, LOAD, ids(23), ids(ring + block_id), ids(9))
             keep_writing(cache.piece(block_id), 2, 1 + number)
             cache.engine.fence(STORE)
             cache.engine.submit(number, STORE, ids(block_id), ids(block_id))
