@@ -61,6 +61,7 @@ class CudaCopier:
         self._copies = {STORE: batched_copy, LOAD: load_copy or batched_copy}
         self._streams = {way: torch.cuda.Stream(device) for way in GPU_ROUTES}  # of the lowest priority
         self._ended: list[CopyEnd] = []  # kept if asking after another one raises
+        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []  # to be used again
         self._in_flight: dict[Route, deque[_InFlight]] = {way: deque() for way in GPU_ROUTES}
 
     def fence(self, route: Route) -> None:
@@ -70,10 +71,9 @@ class CudaCopier:
         stream = self._streams[route]
         descriptors = [torch.from_numpy(np.ascontiguousarray(column)) for column in batch]
         end = CopyEnd(job_id, len(batch.sizes), None)
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record(stream)
-        ended.record(stream)  # makes it: if that fails, nothing has been copied yet
+        began, ended = self._spans.pop() if self._spans else _make_span(stream)
         with torch.cuda.stream(stream):
+            began.record(stream)
             try:
                 self._copies[route](*descriptors, is_src_access_order_any=route == LOAD)
             except Exception as error:
@@ -89,6 +89,7 @@ class CudaCopier:
                 seconds = batch.began.elapsed_time(batch.ended) / 1000
                 self._ended.append(replace(batch.end, seconds=seconds))
                 queue.popleft()  # not before: what raises above must not lose it
+                self._spans.append((batch.began, batch.ended))
         ended, self._ended = self._ended, []
         return ended
 
@@ -103,6 +104,14 @@ class CudaCopier:
                 return False
             time.sleep(_PAUSE_SECONDS)
         return True
+
+
+def _make_span(stream: torch.cuda.Stream) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Two events. CUDA makes them with their first record: if that fails, nothing has been copied yet."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record(stream)
+    ended.record(stream)
+    return began, ended
 
 
 def pci_address(device: torch.device) -> str | None:

@@ -22,6 +22,7 @@ class FakeCuda:
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
+        self.num_events = 0
         self.current = self.Stream("cuda:0", name="engine")
         self.error = 0
         self.no_events = self.no_times = False
@@ -30,15 +31,17 @@ class FakeCuda:
         class Event:
             def __init__(self, enable_timing: bool) -> None:
                 assert enable_timing
-                self.done = self.is_end = False
+                self.done = False
+                self.stream: FakeCuda.Stream | None = None
+                cuda.num_events += 1
 
             def record(self, stream: FakeCuda.Stream) -> None:
                 if cuda.no_events:
                     raise RuntimeError("out of memory")
+                if self.stream is not None:  # recorded again: the later one counts
+                    self.stream.events.remove(self)
                 self.stream = stream
-                self.is_end = self in stream.events
-                if self in stream.events:  # recorded again: the later one counts
-                    stream.events.remove(self)
+                self.done = False
                 stream.events.append(self)
 
             def query(self) -> bool:
@@ -71,10 +74,9 @@ class FakeCuda:
             self.events: list[Any] = []
 
         def finish(self, num_batches: int = 1) -> None:
-            """What was enqueued up to the ends of the next ``num_batches`` is done."""
-            for event in [each for each in self.events if not each.done]:
-                event.done = num_batches > 0
-                num_batches -= event.is_end
+            """What was enqueued up to the ends of the next ``num_batches`` is done; each has two events."""
+            for event in [each for each in self.events if not each.done][: 2 * num_batches]:
+                event.done = True
 
     @contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
@@ -151,6 +153,18 @@ def test_batches_end_with_their_events(cuda: FakeCuda, copier: CudaCopier) -> No
     assert copier.close(seconds=0)
     assert copier.poll() == [CopyEnd(2, 2, None)]
     assert copier.poll() == []
+
+
+def test_events_of_batches_that_have_ended_are_used_again(cuda: FakeCuda, copier: CudaCopier) -> None:
+    for job_id, route in enumerate([STORE, LOAD, STORE]):
+        copier.submit(job_id, route, BATCH)
+        assert copier.poll() == [], "what an event said of the batch before does not count"
+        copier.drain()
+        assert copier.poll() == [CopyEnd(job_id, 2, None)]
+    assert cuda.num_events == 2
+    for job_id in (4, 5):
+        copier.submit(job_id, STORE, BATCH)
+    assert cuda.num_events == 4
 
 
 def test_a_refused_batch_ends_only_when_what_was_taken_of_it_is_done(cuda: FakeCuda) -> None:
