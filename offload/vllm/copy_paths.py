@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 # 40 microseconds of PCIe or so: the copy engine's own time per copy is lost in that
 _LARGE_COPY_BYTES = 1 << 20
 _MOST_COPIES = 4096  # in one call to the driver, which has crashed on batches of 50,000 (vLLM issue 49276)
-_FEWEST_COPIES = 16  # for a kernel; of fewer vLLM makes no use of it either
+# For a kernel. Its launch and descriptors take about 0.3 ms. An H100's copy engine brings as many pieces of
+# 64 KiB in that time (benchmarks.copy_bandwidth).
+_FEWEST_COPIES = 256
 _TRIAL_BYTES = 64 << 20
 _TRIALS = 3
 _KERNEL_GAIN = 0.8  # of the copy engine's time at most: a kernel takes processors from the model
@@ -88,7 +90,10 @@ def copy_engine() -> BatchedCopy:
     def copy(
         sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, /, *, is_src_access_order_any: bool
     ) -> None:
-        for columns in zip(*(each.split(_MOST_COPIES) for each in (sources, targets, sizes)), strict=True):
+        for first in range(0, len(sizes), _MOST_COPIES):
+            columns = (sources, targets, sizes)
+            if len(sizes) > _MOST_COPIES:
+                columns = tuple(each[first : first + _MOST_COPIES] for each in columns)
             _custom_ops.swap_blocks_batch(*columns, is_src_access_order_any=is_src_access_order_any)
 
     return copy
@@ -105,7 +110,7 @@ def _kernel(kernel: BatchedCopy, engine: BatchedCopy) -> BatchedCopy:
         sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, /, *, is_src_access_order_any: bool
     ) -> None:
         if len(sizes) >= _FEWEST_COPIES and int(sizes.max()) < _LARGE_COPY_BYTES:
-            pinned = (each.pin_memory() for each in (sources, targets, sizes))
+            pinned = torch.stack((sources, targets, sizes)).pin_memory()
             kernel(*pinned, is_src_access_order_any=is_src_access_order_any)
         else:
             engine(sources, targets, sizes, is_src_access_order_any=is_src_access_order_any)
@@ -153,7 +158,8 @@ def _milliseconds(device: torch.device, route: Route, batch: CopyBatch, copy: Ba
     is_any = route == LOAD
     times: list[float] = []
     with torch.cuda.stream(stream):
-        for number in (16, 17):  # Triton compiles one kernel for multiples of 16 and one for others
+        # Triton compiles one kernel for multiples of 16 and one for others
+        for number in (_FEWEST_COPIES, _FEWEST_COPIES + 1):
             copy(*(each[:number] for each in descriptors), is_src_access_order_any=is_any)
         for _ in range(_TRIALS):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -21,15 +21,15 @@ def test_a_path_brings_the_right_bytes(layout: KVCacheLayout, name: str) -> None
     if name not in possible:
         pytest.skip(f"no {name} here: it needs Triton and host pointers that a kernel can use")
     rng = np.random.default_rng(4)
-    with Cache(torch.bfloat16, 16, layout, num_blocks=64, copy=possible[name]) as cache:
+    with Cache(torch.bfloat16, 16, layout, num_blocks=600, copy=possible[name]) as cache:
         gpu, pool = cache.blocks(), cache.pool.copy()
-        for job_id, count in enumerate((3, 40)):  # few, that no kernel is started for, and enough
-            source, target = rng.permutation(64)[:count], rng.permutation(64)[:count]
+        for job_id, count in enumerate((3, 400)):  # few, that no kernel is started for, and enough
+            source, target = rng.permutation(600)[:count], rng.permutation(600)[:count]
             cache.engine.submit(2 * job_id, STORE, source, target)
             assert [end.error for end in cache.ended()] == [None]
             pool[target] = gpu[source]
             assert (cache.pool == pool).all()
-            source, target = rng.permutation(64)[:count], rng.permutation(64)[:count]
+            source, target = rng.permutation(600)[:count], rng.permutation(600)[:count]
             cache.load(2 * job_id + 1, source, target)
             assert [end.error for end in cache.ended()] == [None]
             gpu[target] = pool[source]
