@@ -2,7 +2,6 @@
 
 The copy engine needs some time for every piece and none of the model's processors; a kernel is the other way
 round. Which is faster depends on piece, GPU and link, so both are tried when the cache is registered.
-Not measured: needs a GPU.
 """
 
 import ctypes
@@ -24,9 +23,8 @@ logger = logging.getLogger(__name__)
 # 40 microseconds of PCIe or so: the copy engine's own time per copy is lost in that
 _LARGE_COPY_BYTES = 1 << 20
 _MOST_COPIES = 4096  # in one call to the driver, which has crashed on batches of 50,000 (vLLM issue 49276)
-# For a kernel. Its launch and descriptors take about 0.3 ms. An H100's copy engine brings as many pieces of
-# 64 KiB in that time (benchmarks.copy_bandwidth).
-_FEWEST_COPIES = 256
+_FEWEST_COPIES = 16  # for a kernel; of fewer vLLM makes no use of it either
+_KERNEL_FROM = (16, 64, 256, 1024)  # pieces that a kernel may be worth its launch from
 _TRIAL_BYTES = 64 << 20
 _TRIALS = 3
 _KERNEL_GAIN = 0.8  # of the copy engine's time at most: a kernel takes processors from the model
@@ -59,9 +57,28 @@ def pick_paths(
     batches = {LOAD: layout.load(slots, blocks), STORE: layout.store(blocks, slots)}
     picked = {}
     for route, batch in batches.items():
-        name = faster_path(paths, partial(_milliseconds, device, route, batch), route)
-        picked[route] = paths[name]
+        picked[route] = _picked(paths, partial(_milliseconds, device, route, batch), len(batch.sizes), route)
     return picked
+
+
+def _picked(
+    paths: Mapping[str, BatchedCopy],
+    milliseconds: Callable[[int, BatchedCopy], float],
+    most: int,
+    route: Route,
+) -> BatchedCopy:
+    """The path for one route, by trials of up to ``most`` pieces.
+
+    A kernel's launch and its descriptors take about 0.3 ms, however few the pieces. How many of them the copy
+    engine brings in that time depends on their size and the route.
+    """
+    for number in (most, *(number for number in _KERNEL_FROM if number < most)):
+        name = faster_path(paths, partial(milliseconds, number), route, number)
+        if number == most and name == COPY_ENGINE:
+            return paths[COPY_ENGINE]
+        if number < most and name == KERNEL:
+            return _by_number(number, paths[KERNEL], paths[COPY_ENGINE])
+    return _by_number(most, paths[KERNEL], paths[COPY_ENGINE])
 
 
 def possible_paths(device: torch.device, layout: BlockLayout) -> dict[str, BatchedCopy]:
@@ -128,9 +145,9 @@ def trial_ids(num_blocks: int, num_slots: int, slot_bytes: int) -> tuple[Ids, Id
 
 
 def faster_path(
-    paths: Mapping[str, BatchedCopy], milliseconds: Callable[[BatchedCopy], float], route: Route
+    paths: Mapping[str, BatchedCopy], milliseconds: Callable[[BatchedCopy], float], route: Route, number: int
 ) -> str:
-    """The name of the path to take; one that raises is not taken. UnsupportedError if all do."""
+    """The name of the path for so many pieces; one that raises is not taken. UnsupportedError if all do."""
     times = {}
     for name, path in paths.items():
         try:
@@ -146,20 +163,36 @@ def faster_path(
         )
     is_kernel_faster = KERNEL in times and times[KERNEL] <= _KERNEL_GAIN * times.get(COPY_ENGINE, np.inf)
     name = KERNEL if is_kernel_faster else COPY_ENGINE
-    logger.info("%ss go by %s; milliseconds of a trial: %s", route.verb, name, times)
+    logger.info("%ss of %d pieces go by %s; milliseconds of a trial: %s", route.verb, number, name, times)
     return name
 
 
-def _milliseconds(device: torch.device, route: Route, batch: CopyBatch, copy: BatchedCopy) -> float:
-    """The best of some trials. Waits for the GPU, which is idle while the cache is registered."""
-    descriptors = [torch.from_numpy(np.ascontiguousarray(column)) for column in batch]
+def _by_number(fewest: int, kernel: BatchedCopy, engine: BatchedCopy) -> BatchedCopy:
+    """The kernel for so many pieces and more, else the copy engine."""
+
+    def copy(
+        sources: torch.Tensor, targets: torch.Tensor, sizes: torch.Tensor, /, *, is_src_access_order_any: bool
+    ) -> None:
+        path = kernel if len(sizes) >= fewest else engine
+        path(sources, targets, sizes, is_src_access_order_any=is_src_access_order_any)
+
+    return copy
+
+
+def _milliseconds(
+    device: torch.device, route: Route, batch: CopyBatch, number: int, copy: BatchedCopy
+) -> float:
+    """The best of some trials, of the first ``number`` pieces.
+
+    Waits for the GPU, which is idle while the cache is registered.
+    """
+    descriptors = [torch.from_numpy(np.ascontiguousarray(column[:number])) for column in batch]
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))  # the cache is being filled with zeros, perhaps
     is_any = route == LOAD
     times: list[float] = []
     with torch.cuda.stream(stream):
-        # Triton compiles one kernel for multiples of 16 and one for others
-        for number in (_FEWEST_COPIES, _FEWEST_COPIES + 1):
+        for number in (16, 17):  # Triton compiles one kernel for multiples of 16 and one for others
             copy(*(each[:number] for each in descriptors), is_src_access_order_any=is_any)
         for _ in range(_TRIALS):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

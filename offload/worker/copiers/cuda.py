@@ -1,6 +1,6 @@
 """Copies between GPU memory and pinned host memory, on streams of their own.
 
-Not measured: written against the CUDA runtime's documented rules, run by ``tests/gpu`` where there is a GPU.
+Written against the CUDA runtime's documented rules; ``tests/gpu`` run it where there is a GPU.
 """
 
 import time

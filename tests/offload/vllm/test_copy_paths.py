@@ -1,5 +1,6 @@
 """The path of copies on a GPU: what is possible, what is tried, what is taken."""
 
+import inspect
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +13,7 @@ from offload.messages import LOAD, STORE, Route
 from offload.vllm import copy_paths
 from offload.vllm.copy_paths import COPY_ENGINE, KERNEL, faster_path, pick_paths, possible_paths, trial_ids
 from offload.worker.copiers.cuda import BatchedCopy
-from offload.worker.layout import BlockLayout, Region
+from offload.worker.layout import BlockLayout, CopyBatch, Region
 
 GPU = torch.device("cuda", 0)
 
@@ -36,7 +37,7 @@ def times(engine: float, kernel: float) -> Callable[[BatchedCopy], float]:
     ("engine", "kernel", "taken"), [(10, 7.9, KERNEL), (10, 8.1, COPY_ENGINE), (10, 20, COPY_ENGINE)]
 )
 def test_a_kernel_must_be_clearly_faster(engine: float, kernel: float, taken: str) -> None:
-    assert faster_path(PATHS, times(engine, kernel), LOAD) == taken
+    assert faster_path(PATHS, times(engine, kernel), LOAD, 1) == taken
 
 
 def test_where_nothing_can_be_copied_the_start_fails(caplog: pytest.LogCaptureFixture) -> None:
@@ -44,7 +45,7 @@ def test_where_nothing_can_be_copied_the_start_fails(caplog: pytest.LogCaptureFi
         raise AttributeError("no swap_blocks_batch")
 
     with pytest.raises(UnsupportedError, match=r"stores by copy engine; the log says why\. Install a vLLM"):
-        faster_path({COPY_ENGINE: path}, milliseconds, STORE)
+        faster_path({COPY_ENGINE: path}, milliseconds, STORE, 1)
     assert "no swap_blocks_batch" in caplog.text
 
 
@@ -57,7 +58,7 @@ def test_a_path_that_raises_is_not_taken(
             raise RuntimeError("no such kernel")
         return 1.0
 
-    assert faster_path(PATHS, milliseconds, STORE) == taken
+    assert faster_path(PATHS, milliseconds, STORE, 1) == taken
     assert "no such kernel" in caplog.text
 
 
@@ -112,7 +113,7 @@ def memory_of(column: torch.Tensor) -> int:
 
 @pytest.mark.parametrize(
     ("number", "largest", "taken"),
-    [(256, 1 << 19, "kernel"), (256, 1 << 20, "engine"), (255, 1 << 19, "engine"), (0, 0, "engine")],
+    [(16, 1 << 19, "kernel"), (16, 1 << 20, "engine"), (15, 1 << 19, "engine"), (0, 0, "engine")],
 )
 def test_few_copies_and_runs_that_became_a_large_one_go_by_the_copy_engine(
     number: int, largest: int, taken: str, monkeypatch: pytest.MonkeyPatch
@@ -165,16 +166,57 @@ def test_a_call_to_the_driver_has_so_many_copies_at_most(
         assert torch.equal(torch.cat(parts), column)
 
 
+@pytest.mark.parametrize(
+    ("launch", "by_engine", "by_kernel"),
+    [
+        (0.3, [1, 15, 16, 17, 63, 64, 255, 256, 257, 1023], [1024, 1025, 4000]),
+        (0.03, [1, 16, 64, 255], [256, 257, 3000]),
+        (0.001, [1, 15], [16, 17, 3000]),
+        (0.85, [16, 64, 256, 1024, 2999], [3000, 4000]),
+        (2.0, [16, 1024, 3000, 9000], []),
+    ],
+)
+def test_a_kernel_is_taken_from_so_many_pieces_on(
+    launch: float, by_engine: list[int], by_kernel: list[int]
+) -> None:
+    """The kernel takes its launch and half of what the copy engine takes for each piece."""
+    taken: list[str] = []
+
+    def named(name: str) -> BatchedCopy:
+        return lambda *_, is_src_access_order_any: taken.append(name)
+
+    paths = {COPY_ENGINE: named(COPY_ENGINE), KERNEL: named(KERNEL)}
+
+    def milliseconds(number: int, copy: BatchedCopy) -> float:
+        assert number <= 3000, "no more pieces than there are"
+        return number / 1000 if copy is paths[COPY_ENGINE] else launch + number / 2000
+
+    picked = copy_paths._picked(paths, milliseconds, 3000, LOAD)
+    for names, numbers in ((COPY_ENGINE, by_engine), (KERNEL, by_kernel)):
+        for number in numbers:
+            taken.clear()
+            picked(*(torch.arange(number) for _ in range(3)), is_src_access_order_any=True)
+            assert taken == [names], number
+
+
 def test_each_direction_takes_its_own_path(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def milliseconds(device: torch.device, direction: Route, batch: object, copy: BatchedCopy) -> float:
+    def milliseconds(
+        device: torch.device, direction: Route, batch: CopyBatch, number: int, copy: BatchedCopy
+    ) -> float:
         tried.append(direction)
+        assert number in (16, len(batch.sizes))
         return 1.0 if (copy is path) == (direction == STORE) else 2.0
 
     monkeypatch.setattr(copy_paths, "possible_paths", lambda device, layout: PATHS)
     monkeypatch.setattr(copy_paths, "_milliseconds", milliseconds)
     layout = BlockLayout([Region(0, 512, 512), Region(1 << 20, 512, 512)], 1 << 30)
     picked = pick_paths(GPU, layout, 100, 100)
-    assert picked == {STORE: path, LOAD: other_path}
-    assert tried == [LOAD] * 2 + [STORE] * 2, "loads first, out of a pool of zeros"
+    assert picked[STORE] is path
+    assert inspect.getclosurevars(picked[LOAD]).nonlocals == {
+        "fewest": 16,
+        "kernel": other_path,
+        "engine": path,
+    }
+    assert tried == [LOAD] * 4 + [STORE] * 2, "loads first, out of a pool of zeros"
