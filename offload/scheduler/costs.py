@@ -1,7 +1,7 @@
 """What things cost here, as measured: bytes on a link, tokens that are computed."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from math import inf
 from typing import NamedTuple
 
@@ -134,21 +134,46 @@ class _Planned(NamedTuple):
     depth: float
 
 
+class _Ended(NamedTuple):
+    """A step that was measured."""
+
+    num_tokens: int
+    seconds: float
+
+    def differs(self, other: "_Ended") -> bool:
+        """Whether both tell what a step takes, and what a token does."""
+        few, many = sorted((self.num_tokens, other.num_tokens))
+        return many >= _SPREAD * few
+
+    def without_tokens(self, other: "_Ended") -> float:
+        """Seconds of a step without tokens, on the line through both."""
+        crossed = self.seconds * other.num_tokens - other.seconds * self.num_tokens
+        return crossed / (other.num_tokens - self.num_tokens)
+
+
 class PrefillCost:
-    """Seconds per token that is computed, by how many tokens are before it.
+    """Seconds that tokens of a prompt take, by how many tokens are before them.
 
     A step takes the time from its plan to its end. If it was planned while another one ran, as vLLM does with
-    async scheduling, it begins with the other one's end. Of each class of depths the lower quartile of the
-    latest steps counts, as an engine may pause in one. Of a class with few steps, the nearest one with more.
+    async scheduling, it begins with the other one's end.
+
+    Part of that is the step's own, whatever it computes. Steps of about one depth and of different sizes tell
+    how much: each makes a line with each of the latest. The rest is that of its tokens. A prompt needs
+    another step for as many tokens as a step can have, so a token takes that part of a step's own time.
+
+    All by medians of the latest steps, as an engine may pause in one, or tell of several ends at once. Of a
+    depth with few steps, the nearest one with more.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """``clock`` in seconds."""
+    def __init__(self, clock: Callable[[], float], step_tokens: int) -> None:
+        """``clock`` in seconds. ``step_tokens``: that a step computes at most."""
         self._clock = clock
+        self._step_tokens = step_tokens
         self._planned: dict[int, _Planned] = {}  # steps that have not ended, by number
         self._number = 0  # of the latest of these
         self._ended_at = -inf  # the step whose end was told last
-        self._classes: dict[int, deque[float]] = {}
+        self._classes: dict[int, deque[_Ended]] = {}
+        self._own: deque[float] = deque(maxlen=_LATEST)  # what a step takes without tokens, as each has told
         self._known: dict[int, float] = {}  # what was said of classes since the last sample
 
     def begin(self, num_tokens: int, depth: Callable[[], float | None]) -> int:
@@ -171,9 +196,7 @@ class PrefillCost:
         now = self._clock()
         step = self._planned.pop(number, None)
         if step is not None:
-            latest = self._classes.setdefault(_class_of(step.depth), deque(maxlen=_LATEST))
-            latest.append((now - max(step.at, self._ended_at)) / step.num_tokens)
-            self._known.clear()
+            self._note(_class_of(step.depth), _Ended(step.num_tokens, now - max(step.at, self._ended_at)))
             self._planned = {other: each for other, each in self._planned.items() if other > number}
         self._ended_at = now
 
@@ -205,7 +228,16 @@ class PrefillCost:
         assert len(self._planned) <= _MOST_PLANNED, f"{len(self._planned)} steps are under way"
         for number, latest in self._classes.items():
             assert latest, f"class {number} has no steps"
-            assert min(latest) >= 0, f"a clock went backwards: {latest}"
+            assert min(step.seconds for step in latest) >= 0, f"a clock went backwards: {latest}"
+            assert self._per_token(number) >= 0, f"more tokens take less time in class {number}: {latest}"
+
+    def _note(self, number: int, step: _Ended) -> None:
+        latest = self._classes.setdefault(number, deque(maxlen=_LATEST))
+        own = [step.without_tokens(other) for other in latest if step.differs(other)]
+        if own:
+            self._own.append(_median(own))
+        latest.append(step)
+        self._known.clear()
 
     def _per_token(self, number: int) -> float:
         known = self._known.get(number)
@@ -213,16 +245,22 @@ class PrefillCost:
             sure = [each for each, latest in self._classes.items() if len(latest) >= _LEAST_SAMPLES]
             nearest = min(sure or self._classes, key=lambda each: (abs(each - number), each))
             latest = self._classes[nearest]
-            known = self._known[number] = sorted(latest)[len(latest) // 4]
+            own = min(self._own_seconds(), sorted(step.seconds for step in latest)[len(latest) // 4])
+            each = _median([(step.seconds - own) / step.num_tokens for step in latest])
+            known = self._known[number] = max(each, 0.0) + own / self._step_tokens
         return known
+
+    def _own_seconds(self) -> float:
+        """What a step takes without tokens, as far as enough of them have told."""
+        return max(_median(self._own), 0.0) if len(self._own) >= _LEAST_SAMPLES else 0.0
 
 
 class Costs:
     """What was measured of one engine."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        """``clock`` in seconds."""
-        self.prefill = PrefillCost(clock)
+    def __init__(self, clock: Callable[[], float], step_tokens: int) -> None:
+        """``clock`` in seconds. ``step_tokens``: that a step computes at most."""
+        self.prefill = PrefillCost(clock, step_tokens)
         self._links: dict[Route, LinkCost] = {}
 
     def link(self, route: Route) -> LinkCost:
@@ -234,6 +272,11 @@ class Costs:
         self.prefill.check_invariants()
         for link in self._links.values():
             link.check_invariants()
+
+
+def _median(values: Collection[float]) -> float:
+    """The lower one of two."""
+    return sorted(values)[(len(values) - 1) // 2]
 
 
 def _class_of(depth: float) -> int:

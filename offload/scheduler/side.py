@@ -108,7 +108,7 @@ class SchedulerSide:
             block_bytes,
             filled_by=filled_by,
             arrivals=(arrivals := Arrivals(self.allocator, int(engine.num_blocks * config.fetch_gpu_share))),
-            costs=(costs := Costs(clock)),
+            costs=(costs := Costs(clock, step_tokens)),
             tokens=SlotTokens(filled_by, block_size),
             notes=(notes := Notes(parts, clock, block_size, costs, arrivals.fetched, has_below=bool(places))),
             lasting=self._lasting,

@@ -51,6 +51,7 @@ _INDEX_OF_EVENTS = "offload.proxy.kv_index:EngineIndex"
 _STREAM_OF_EVENTS = "offload.proxy.kv_streams:_Stream"
 _CHOOSE = "offload.scheduler.choice:choose"
 _CHOICES = "offload.scheduler.choices:Choices"
+_PREFILL = "offload.scheduler.costs:PrefillCost"
 _GPU_QUEUE = "offload.scheduler.queues:GpuQueue"
 _LINK_QUEUE = "offload.scheduler.queues:LinkQueue"
 
@@ -385,6 +386,12 @@ _ROWS = [
     ("choices", f"{_LINK_QUEUE}.begin", "self._num_bytes += num_bytes", "pass"),
     ("choices", f"{_LINK_QUEUE}.end", "self._num_bytes -= num_bytes", "pass"),
     ("choices", "offload.scheduler.costs:LinkCost.add", "self._forget()", "pass"),
+    ("choices", f"{_PREFILL}._note", "self._own.append(_median(own))", "pass"),
+    ("choices", f"{_PREFILL}._per_token", "(step.seconds - own)", "step.seconds"),
+    ("choices", f"{_PREFILL}._per_token", " + own / self._step_tokens", ""),
+    ("choices", f"{_PREFILL}._per_token", "sorted(step.seconds for step in latest)[len(latest) // 4]", "inf"),
+    ("choices", f"{_PREFILL}._own_seconds", "if len(self._own) >= _LEAST_SAMPLES else 0.0", ""),
+    ("choices", "offload.scheduler.costs:_median", "(len(values) - 1) // 2", "len(values) // 4"),
 ]
 
 MUTANTS = {area: [Edit(*row[1:]) for row in rows] for area, rows in groupby(_ROWS, key=lambda row: row[0])}

@@ -48,6 +48,17 @@ def test_each_step_is_measured_from_end_to_end(engines: Engines, num_ranks: int,
     assert per_token == engine.settings.step_seconds / (2 * BLOCK)
 
 
+def test_what_every_step_takes_is_not_taken_for_its_tokens(engines: Engines) -> None:
+    """Here a step takes a second whatever it computes. So a prompt takes as many as it has steps."""
+    engine = engines(gpu_blocks=200, cpu_slots=400, chunk=8 * BLOCK)
+    begun = tokens(4 * BLOCK)
+    for turn in range(12):
+        finish(engine, begun := begun + tokens((2 + turn % 4) * BLOCK, turn))
+    come_to_rest(engine)
+    told = engine.side.costs.prefill.seconds(0, 80 * BLOCK)
+    assert told == pytest.approx(10 * engine.settings.step_seconds, rel=0.01)
+
+
 def measure(engine: VirtualEngine, seconds_per_block: float) -> None:
     """Loads take that long. A block takes half a second to compute."""
     link = engine.side.costs.link(LOAD)

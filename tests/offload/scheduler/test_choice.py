@@ -12,7 +12,7 @@ PROSPECT = Prospect(0, 1000, 1100, TOKEN_BYTES)
 
 def prefill_of(seconds_per_token: float) -> PrefillCost:
     now = [0.0]
-    prefill = PrefillCost(lambda: now[0])
+    prefill = PrefillCost(lambda: now[0], 1000)
     step = prefill.begin(1000, lambda: 0.0)
     now[0] = 1000 * seconds_per_token
     prefill.end(step)
@@ -30,7 +30,7 @@ PREFILL = prefill_of(0.001)
 
 
 def test_as_long_as_a_cost_is_not_known_all_is_loaded() -> None:
-    nothing = PrefillCost(lambda: 0.0)
+    nothing = PrefillCost(lambda: 0.0, 1000)
     for prefill, link in [(nothing, link_of(1.0)), (PREFILL, LinkCost()), (nothing, LinkCost())]:
         choice = choose(prefill, link, PROSPECT)
         assert choice == (1000, Verdict.UNMEASURED, 0.0, 0.0)

@@ -31,7 +31,7 @@ class Desk:
 
     def __init__(self, when: RestoreWhen = RestoreWhen.AUTO) -> None:
         self.now = 1000.0
-        self.metrics, self.costs = Metrics(), Costs(lambda: self.now)
+        self.metrics, self.costs = Metrics(), Costs(lambda: self.now, 1000)
         engine, allocator = MemoryEngine(100, SIZE), CpuOffloadingBlockAllocator(60)
         fills = np.zeros(60, dtype=np.int64)
         ledger, arrivals = JobLedger(1), Arrivals(allocator, 100)

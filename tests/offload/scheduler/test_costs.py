@@ -7,6 +7,8 @@ from offload.messages import LOAD, STORE
 from offload.scheduler.costs import Costs, LinkCost, PrefillCost
 
 MIB = 1 << 20
+STEP_TOKENS = 2048
+"""That a step computes at most."""
 
 
 class Timed:
@@ -14,7 +16,7 @@ class Timed:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.prefill = PrefillCost(lambda: self.now)
+        self.prefill = PrefillCost(lambda: self.now, STEP_TOKENS)
 
     def compute(self, num_tokens: int, depth: float, seconds: float) -> None:
         """A step, alone."""
@@ -177,6 +179,111 @@ def test_a_depth_that_was_measured_seldom_costs_as_the_nearest_that_was_measured
     assert timed.prefill.seconds(40_000, 41_000) == pytest.approx(3.0)
 
 
+OWN, SHORT, DEEP = 0.01, 20e-6, 30e-6
+"""Seconds of a step itself, and of a token before and behind 16,384 others."""
+
+
+def true_seconds(num_tokens: int, depth: float) -> float:
+    return OWN + num_tokens * (DEEP if depth >= 16_384 else SHORT)
+
+
+def test_a_token_of_short_turns_costs_as_much_as_one_of_long_prompts(timed: Timed) -> None:
+    """Turns behind long chains have steps of few tokens, which take a step's own time as well."""
+    for turn in range(32):
+        timed.compute(num_tokens := 256 + 37 * turn % 400, 20_000, true_seconds(num_tokens, 20_000))
+    told = timed.prefill.seconds(16_384, 16_384 + 4 * STEP_TOKENS)
+    assert told == pytest.approx(4 * true_seconds(STEP_TOKENS, 20_000), rel=1e-6)
+
+
+def test_what_a_step_takes_itself_is_told_by_steps_of_any_depth(timed: Timed) -> None:
+    """Behind the prompt all turns are of one length."""
+    for size in (300, 2048, 700, 2048, 400, 2048):
+        timed.compute(size, 3000, true_seconds(size, 3000))
+    for _ in range(8):
+        timed.compute(300, 20_000, true_seconds(300, 20_000))
+    for first, stop in [(2048, 4096), (16_384, 18_432)]:
+        assert timed.prefill.seconds(first, stop) == pytest.approx(true_seconds(2048, first), rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pauses_and_noise_change_little_of_that(timed: Timed, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for number in range(64):
+        size = int(rng.integers(256, 1024))
+        late = rng.random() if number % 5 == 4 else 0.0
+        timed.compute(size, 20_000, true_seconds(size, 20_000) * rng.uniform(0.9, 1.1) + late)
+    told = timed.prefill.seconds(16_384, 16_384 + STEP_TOKENS)
+    assert told == pytest.approx(true_seconds(STEP_TOKENS, 20_000), rel=0.2)
+
+
+def test_steps_of_one_length_do_not_tell_a_step_from_its_tokens(timed: Timed) -> None:
+    for size in (600, 700, 800, 900, 1000) * 4:
+        timed.compute(size, 0, OWN + size * SHORT)
+    assert timed.prefill.seconds(0, 1000) == pytest.approx(SHORT * 1000 + OWN * 1000 / 800)
+
+
+def test_a_step_of_its_own_takes_no_longer_than_any(timed: Timed) -> None:
+    """Long steps that paused, all of the few that there were, and short ones that did not, or the reverse."""
+    for _ in range(4):
+        timed.compute(300, 0, 60.0)
+        timed.compute(2000, 0, true_seconds(2000, 0))
+    for _ in range(4):
+        timed.compute(2000, 20_000, true_seconds(2000, 20_000))
+    told = timed.prefill.seconds(16_384, 18_384)
+    assert 0 < told <= 1.1 * true_seconds(2000, 20_000)
+
+
+def test_steps_shorter_than_a_step_itself_was_say_that_it_is_another_machine(timed: Timed) -> None:
+    for number in range(16):
+        size = 300 if number % 2 else 1200
+        timed.compute(size, 0, 0.5 + size * SHORT)
+    for _ in range(32):
+        timed.compute(300, 0, true_seconds(300, 0))
+    assert 0 < timed.prefill.seconds(0, 300) <= 1.001 * true_seconds(300, 0)
+
+
+def test_steps_that_take_less_the_more_they_compute_tell_nothing_of_themselves(timed: Timed) -> None:
+    for _ in range(8):
+        timed.compute(300, 0, 0.003)
+        timed.compute(1000, 0, 1.0)
+    assert timed.prefill.seconds(0, 1000) == pytest.approx(0.01), "the lower one of two medians"
+
+
+def test_few_steps_tell_nothing_of_a_step_itself(timed: Timed) -> None:
+    """One of them may have paused."""
+    for size, seconds in [(1000, 1.0), (400, 5.0), (2000, 2.0)]:
+        timed.compute(size, 0, seconds)
+    assert timed.prefill.seconds(0, 1000) == pytest.approx(1.0)
+
+
+def test_another_machine_is_known_after_32_steps(timed: Timed) -> None:
+    for own in (0.5, 0.01):
+        for number in range(40):
+            size = 300 if number % 2 else 1200
+            timed.compute(size, 0, own + size * SHORT)
+    assert timed.prefill.seconds(0, STEP_TOKENS) == pytest.approx(true_seconds(STEP_TOKENS, 0))
+
+
+@pytest.mark.parametrize("sizes", [(1000,), (300, 600, 1200)])
+def test_ends_that_are_told_in_a_burst_change_little(timed: Timed, sizes: tuple[int, ...]) -> None:
+    """Four stages of a pipeline, each with a step. Now and then the scheduler is late for four of them."""
+    stages, planned = 4, []
+    for number in range(96):
+        size = sizes[number % len(sizes)]
+        planned.append((timed.prefill.begin(size, lambda: 0.0), OWN + size * SHORT))
+        if len(planned) < stages:
+            continue
+        step, seconds = planned.pop(0)
+        is_burst = number % 10 in (1, 2, 3)  # all that was late is in the step before
+        late = sum(each for _, each in planned) if number % 10 == 0 else 0.0
+        timed.now += 0.0 if is_burst else seconds + late
+        timed.prefill.end(step)
+        timed.prefill.check_invariants()
+    told = timed.prefill.seconds(0, 1000)
+    own = OWN / STEP_TOKENS if len(sizes) > 1 else OWN / 1000
+    assert told == pytest.approx(1000 * (SHORT + own), rel=0.2)
+
+
 def test_a_step_of_answers_says_nothing(timed: Timed) -> None:
     assert timed.prefill.begin(1000, lambda: None) == 0
     timed.now += 1.0
@@ -233,7 +340,7 @@ def test_a_step_of_few_tokens_is_not_asked_for_its_depth(timed: Timed) -> None:
 
 
 def test_each_route_has_its_own() -> None:
-    costs = Costs(lambda: 0.0)
+    costs = Costs(lambda: 0.0, 1000)
     costs.link(LOAD).add(1000, 1.0)
     assert costs.link(LOAD).is_known
     assert not costs.link(STORE).is_known

@@ -102,7 +102,7 @@ def test_the_longest_of_late_counts(clock: Clock) -> None:
 
 @pytest.fixture
 def gpu(clock: Clock) -> GpuQueue:
-    prefill = PrefillCost(clock)
+    prefill = PrefillCost(clock, 1000)
     step = prefill.begin(1000, lambda: 0.0)
     clock.now += 1.0
     prefill.end(step)

@@ -44,7 +44,7 @@ class RestoresMachine(RuleBasedStateMachine):
         self.ledger = JobLedger(1)
         fills = np.zeros(self.allocator.capacity, dtype=np.int64)
         arrivals = Arrivals(self.allocator, self.engine.num_blocks)
-        metrics, costs = Metrics(), Costs(lambda: 0.0)
+        metrics, costs = Metrics(), Costs(lambda: 0.0, 1000)
         common = Common(
             self.allocator,
             self.ledger,

@@ -39,7 +39,7 @@ class StoresMachine(RuleBasedStateMachine):
         self.ledger, self.metrics = JobLedger(1), Metrics()
         fills = np.zeros(self.allocator.capacity, dtype=np.int64)
         arrivals = Arrivals(self.allocator, self.engine.num_blocks)
-        metrics, costs = self.metrics, Costs(lambda: self.now)
+        metrics, costs = self.metrics, Costs(lambda: self.now, 1000)
         common = Common(
             self.allocator,
             self.ledger,

@@ -11,7 +11,7 @@ class Measured:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.prefill = PrefillCost(lambda: self.now)
+        self.prefill = PrefillCost(lambda: self.now, 1000)
         self.pace = Pace(self.prefill, lambda: self.now)
 
     def compute(self, num_tokens: int, seconds: float) -> None:
