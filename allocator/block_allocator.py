@@ -86,7 +86,7 @@ class CpuOffloadingBlockAllocator:
         self.adopting = Adopting(*parts, self._log)
         self.resizing = Resizing(*parts, self._room, self._cut)
         self.leases = Leases(self._tree, self._ranking, self._policy, self._room)
-        self.shedding = Shedding(self._tree, self._room)
+        self.shedding = Shedding(self._tree, self._policy, self._room)
         self._step_work = self._work_left = _STEP_WORK
 
     @property

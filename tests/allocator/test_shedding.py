@@ -3,7 +3,7 @@
 import pytest
 
 from allocator import CpuOffloadingBlockAllocator, serve
-from evictor import make_policy
+from evictor import HintedPolicy, KeepHints, LruPolicy, make_policy
 
 CHAIN = [bytes([number]) * 16 for number in range(6)]
 BRANCH = [*CHAIN[:3], *(bytes([number]) * 16 for number in range(100, 103))]
@@ -53,6 +53,30 @@ def test_what_is_read_or_filled_stays() -> None:
     assert allocator.shedding.shed(CHAIN, 0, len(CHAIN), 9) == 0
     allocator.commit(plan)
     assert allocator.shedding.shed(CHAIN, 0, len(CHAIN), 9) == len(CHAIN)
+    allocator.check_invariants()
+
+
+def test_what_a_hint_pins_stays_as_long_as_it_says() -> None:
+    now = [0.0]
+    allocator = CpuOffloadingBlockAllocator(20, policy=HintedPolicy(LruPolicy(), 10, lambda: now[0]))
+    serve(allocator, CHAIN[:4], KeepHints(pinned_until=5.0))
+    serve(allocator, CHAIN)
+    assert allocator.shedding.shed(CHAIN, 0, len(CHAIN), 9) == 2
+    assert allocator.shedding.shed(CHAIN[:4], 0, 4, 9) == 0
+    assert allocator.resident_depth(CHAIN) == 4
+    now[0] = 6.0
+    assert allocator.shedding.shed(CHAIN[:4], 0, 4, 9) == 4
+    allocator.check_invariants()
+
+
+@pytest.mark.parametrize("num_pinned", [1, 3])
+def test_branches_that_a_hint_pins_stay(num_pinned: int) -> None:
+    allocator = CpuOffloadingBlockAllocator(20, policy=HintedPolicy(LruPolicy(), 10, lambda: 0.0))
+    serve(allocator, CHAIN)
+    serve(allocator, BRANCH[: 3 + num_pinned], KeepHints(pinned_until=5.0))
+    assert allocator.shedding.shed(BRANCH, 0, 3 + num_pinned, 9) == 0
+    assert allocator.shedding.shed(CHAIN, 0, len(CHAIN), 9) == 3
+    assert allocator.resident_depth(BRANCH) == 3 + num_pinned
     allocator.check_invariants()
 
 

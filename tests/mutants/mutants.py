@@ -117,6 +117,7 @@ _ROWS = [
     ("allocator", f"{_RESIZING}._empty", "self._pool.is_closed(checkpoint.slots).any()", "False"),
     ("allocator", f"{_RESIZING}._empty", "node in self._covered or", ""),  # a leased slot is given up
     ("allocator", f"{_RESIZING}._empty", "self._policy.pins(node)", "False"),  # and a pinned one
+    ("allocator", "allocator.shedding:Shedding.shed", " or self._pins(node)", ""),
     (
         "allocator",
         f"{_BAGS}.remove",
