@@ -9,6 +9,7 @@ from typing import Any
 from offload.messages import STORE
 from offload.scheduler import amounts
 from offload.scheduler.backlog import Backlog, Pending
+from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request, Step
 from offload.scheduler.flow import Job
@@ -72,6 +73,10 @@ class Holds:
     def leave_room(self) -> bool:
         """Whether stores may hold as many blocks more as a position has."""
         return self.num_holdable() >= self._columns
+
+    def limit(self, breaker: CircuitBreaker, *, by_link: bool = True) -> int:
+        """GPU blocks that a store may hold now; see ``num_holdable``. A trial that hangs costs its slots."""
+        return self._groups.least if breaker.is_outage else self.num_holdable(by_link=by_link)
 
     # Requests
 

@@ -13,6 +13,7 @@ from offload.scheduler.backlog import Backlog, Pending
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.checkpoints import Candidate, Checkpoints
 from offload.scheduler.common import Common
+from offload.scheduler.ended import Ended
 from offload.scheduler.engine import Request, State, Step
 from offload.scheduler.flow import Job, Progress
 from offload.scheduler.groups import GpuBlocks
@@ -20,9 +21,6 @@ from offload.scheduler.hand_offs import HandOffs, Refusal
 from offload.scheduler.holds import Holds
 from offload.scheduler.storable import Storable
 from offload.scheduler.store import Store
-
-_ENDED_AT_ONCE = 16
-"""Stores of requests that have ended which begin from one step to the next."""
 
 
 class Stores:
@@ -61,7 +59,6 @@ class Stores:
         self._block_size = common.block_size
         self.hand_offs = HandOffs(common, config.fleet)
         self.answers = AnswerReuse(config.store_answers)
-        self._num_ended_left = _ENDED_AT_ONCE
         self.checkpoints = Checkpoints(common)
         self._tokens_per_step = 1 + common.engine.drafts.num_tokens
         self.backlog = Backlog(
@@ -71,6 +68,7 @@ class Stores:
             tokens_per_step=self._tokens_per_step,
         )
         self.holds = Holds(self.backlog, common, step_tokens=step_tokens)
+        self.ended = Ended(common, self.backlog, self.holds, self.breaker, self._begin)
         self._storable = Storable(common, self.backlog, self.holds, self.checkpoints, self.answers)
 
     def learn_answers(self, answers: AnswerReuse) -> None:
@@ -138,12 +136,12 @@ class Stores:
             self._storable.look(due, scheduled, has_turn=False)
         for due in backlog.turns():
             self._storable.look(due, scheduled, has_turn=True)
-        self._num_ended_left = _ENDED_AT_ONCE
+        self.ended.begin_step()
         self.hand_offs.leases.expire()
         full = self._full_now(scheduled)
         orders = self._open_all(full, delivers=True)
         if not self.holds.is_short:
-            orders += self._store_ended()
+            orders += self.ended.store()
         orders += self._open_all(full, delivers=False)
         self.holds.end_step(step, busy, num_admitted)
         return orders
@@ -180,7 +178,7 @@ class Stores:
             blocks = self._groups.prefix(tables, range(start, num_full))
             self._engine.hold(blocks)
             self.backlog.end(pending, start, blocks, self._groups.columns)
-        orders += self._store_ended()
+        orders += self.ended.store()
         self.holds.let_run()
         return orders
 
@@ -227,10 +225,10 @@ class Stores:
 
     def check_invariants(self) -> None:
         """Every store has slots of its own, and no more of them begin in a step than may."""
-        for part in (self.answers, self.backlog, self.holds, self.checkpoints, self.hand_offs):
+        parts = self.answers, self.backlog, self.holds, self.ended, self.checkpoints, self.hand_offs
+        for part in parts:
             part.check_invariants()
         self._common.tokens.check_invariants()
-        assert 0 <= self._num_ended_left <= _ENDED_AT_ONCE, f"{self._num_ended_left} may begin"
         num_held = sum(len(job.blocks) for job in self._ledger.of(self))
         assert num_held == self.holds.num_held, f"{num_held} blocks in jobs, {self.holds.num_held} are held"
         spoiled = [job for job in self._ledger.of(self) if job.task.is_spoiled and job.num_good]
@@ -310,43 +308,6 @@ class Stores:
         self.backlog.planned(pending, plan.stop)
         return [self._copy(pending, plan, [])]
 
-    def _store_ended(self) -> list[Order]:
-        """Store what is first in the queue, as much as may be held now."""
-        orders: list[Order] = []
-        if self.backlog.is_overdue:
-            self.holds.give_up("overdue")
-        while self._num_ended_left and self._may_store():
-            pending = self.backlog.first
-            if pending is None:
-                break
-            self._num_ended_left -= 1
-            orders += self._open_ended(pending)
-        if self.breaker.is_outage:
-            self.holds.give_up("outage")
-        return orders
-
-    def _open_ended(self, pending: Pending) -> list[Order]:
-        """Store the leading blocks of the first in the queue, and give up what has become worthless."""
-        stop = pending.stop
-        known = self._allocator.known_depth(pending.chain, stop)
-        if known < pending.start:  # what is before it has left the pool
-            self._drop_first(stop - pending.start, "cut_off")
-            return []
-        if known > pending.start:  # another request has stored it
-            self._drop_first(known - pending.start, None)
-        limit = self._limit() // self._groups.columns
-        note = self._common.note_of(pending.request)
-        plan = self._allocator.plan_store(pending.chain, stop, limit, pending.keep, note=note)
-        num_planned = len(plan.hashes) if plan is not None else 0
-        orders = [] if plan is None else [self._begin(pending, plan, self.backlog.take(num_planned))]
-        if known + num_planned < stop and num_planned < limit:
-            self._drop_first(stop - pending.start, "not_admitted")
-        return orders
-
-    def _drop_first(self, num_positions: int, why: str | None) -> None:
-        """Release positions of the first in the queue; nothing is lost if there is no reason ``why``."""
-        self.holds.release(self.backlog.take(num_positions, why)[::-1], why)
-
     def _copy(self, pending: Pending, plan: StorePlan, bag: GpuBlocks) -> Order:
         """Store positions that a request has in its tables, and blocks for the bag of ``plan``."""
         blocks = self._groups.prefix(self._engine.tables(pending.request_id), range(plan.start, plan.stop))
@@ -373,11 +334,10 @@ class Stores:
             job.task.is_spoiled = True
 
     def _limit(self, pending: Pending | None = None, *, by_link: bool = True) -> int:
-        """GPU blocks that a store may hold now. A trial that hangs costs its slots."""
-        if self.breaker.is_outage:
-            return self._groups.least
-        delivers = pending is not None and pending.delivers
-        return self._engine.num_blocks if delivers else self.holds.num_holdable(by_link=by_link)
+        """GPU blocks that a store may hold now."""
+        if pending is not None and pending.delivers and not self.breaker.is_outage:
+            return self._engine.num_blocks
+        return self.holds.limit(self.breaker, by_link=by_link)
 
     def _end(self, job: Job[Store]) -> None:
         store = job.task

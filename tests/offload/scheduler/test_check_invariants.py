@@ -34,7 +34,7 @@ def slots_of_others(serving: Serving) -> None:
 
 
 def too_many_begin(serving: Serving) -> None:
-    serving.side.stores._num_ended_left = 17
+    serving.side.stores.ended._num_left = 17
 
 
 def released_too_early(serving: Serving) -> None:

@@ -1,0 +1,82 @@
+"""The queue of requests that are over: stores of what they have left, a few in each step."""
+
+from collections.abc import Callable
+from typing import Any
+
+from allocator import StorePlan
+from offload.messages import Order
+from offload.scheduler.backlog import Backlog, Pending
+from offload.scheduler.breaker import CircuitBreaker
+from offload.scheduler.common import Common
+from offload.scheduler.holds import Holds
+
+_AT_ONCE = 16
+"""Stores that begin from one step to the next."""
+
+
+class Ended:
+    """Begins the stores of the backlog's queue, from its beginning on."""
+
+    def __init__(
+        self,
+        common: Common,
+        backlog: Backlog,
+        holds: Holds,
+        breaker: CircuitBreaker,
+        begin: Callable[[Pending, StorePlan, list[Any]], Order],
+    ) -> None:
+        """``begin`` copies blocks, which are held for it, into the slots of a plan."""
+        self._common = common
+        self._allocator = common.allocator
+        self._backlog = backlog
+        self._holds = holds
+        self._breaker = breaker
+        self._begin = begin
+        self._num_left = _AT_ONCE
+
+    def begin_step(self) -> None:
+        """As many may begin again."""
+        self._num_left = _AT_ONCE
+
+    def store(self) -> list[Order]:
+        """Store what is first in the queue, as much as may be held now."""
+        orders: list[Order] = []
+        if self._backlog.is_overdue:
+            self._holds.give_up("overdue")
+        while self._num_left and self._holds.leave_room and self._breaker.allows:
+            pending = self._backlog.first
+            if pending is None:
+                break
+            self._num_left -= 1
+            orders += self._open(pending)
+        if self._breaker.is_outage:
+            self._holds.give_up("outage")
+        return orders
+
+    def check_invariants(self) -> None:
+        """No more of them begin in a step than may."""
+        assert 0 <= self._num_left <= _AT_ONCE, f"{self._num_left} may begin"
+
+    # Private
+
+    def _open(self, pending: Pending) -> list[Order]:
+        """Store the leading blocks of the first in the queue, and give up what has become worthless."""
+        stop = pending.stop
+        known = self._allocator.known_depth(pending.chain, stop)
+        if known < pending.start:  # what is before it has left the pool
+            self._drop_first(stop - pending.start, "cut_off")
+            return []
+        if known > pending.start:  # another request has stored it
+            self._drop_first(known - pending.start, None)
+        limit = self._holds.limit(self._breaker) // self._common.engine.groups.columns
+        note = self._common.note_of(pending.request)
+        plan = self._allocator.plan_store(pending.chain, stop, limit, pending.keep, note=note)
+        num_planned = len(plan.hashes) if plan is not None else 0
+        orders = [] if plan is None else [self._begin(pending, plan, self._backlog.take(num_planned))]
+        if known + num_planned < stop and num_planned < limit:
+            self._drop_first(stop - pending.start, "not_admitted")
+        return orders
+
+    def _drop_first(self, num_positions: int, why: str | None) -> None:
+        """Release positions of the first in the queue; nothing is lost if there is no reason ``why``."""
+        self._holds.release(self._backlog.take(num_positions, why)[::-1], why)
