@@ -24,6 +24,9 @@ order (`a>b`), and each with its times multiplied (`a*0.1`, `a*10`).
 `--tier 1,4` has a tier below each pool instead, as large as so many of it, by the default policy both:
 see `benchmarks.trace_replay.below`.
 
+`--halves` splits traces by session instead: our default policy learns from one half and is judged by the
+other, both ways, with and without being told how answers ended: see `benchmarks.trace_replay.halved`.
+
 `--gpu 0.01,0.02` has the GPU's own cache above the pool, of such parts of the distinct blocks, and pools of
 `--gpu-pools` times that: see `benchmarks.trace_replay.above`. `--draws` adds the same sessions with other
 starts. Mixtures are without those of other speeds, which change nothing here.
@@ -64,6 +67,7 @@ from benchmarks.trace_replay import policies
 from benchmarks.trace_replay.above import format_above, rows_above
 from benchmarks.trace_replay.below import format_below, rows_below
 from benchmarks.trace_replay.comparison import compare
+from benchmarks.trace_replay.halved import format_halves, rows_of_halves
 from benchmarks.trace_replay.plot import write_plot
 from benchmarks.trace_replay.policies import Policy, find_policy
 from benchmarks.trace_replay.prefill import PrefillModel
@@ -92,6 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--trace: {error}")
     if options.tier:
         return _replay_below(options, workloads)
+    if options.halves:
+        return _replay_halves(options, workloads)
     if options.gpu:
         return _replay_above(options, workloads)
     notes = report.load_note()
@@ -118,6 +124,17 @@ def _replay_below(options: argparse.Namespace, workloads: Sequence[Workload]) ->
             rows.append(row)
             print(f"  {row}", file=sys.stderr, flush=True)
     print(format_below(rows))
+    report.write(options.json, rows, settings=_settings(options))
+    return 0
+
+
+def _replay_halves(options: argparse.Namespace, workloads: Sequence[Workload]) -> int:
+    rows = []
+    for workload in workloads:
+        for row in rows_of_halves(workload, options.capacity, options.block_tokens):
+            rows.append(row)
+            print(f"  {row}", file=sys.stderr, flush=True)
+    print(format_halves(rows))
     report.write(options.json, rows, settings=_settings(options))
     return 0
 
@@ -211,6 +228,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of a block; each id of a trace becomes {IDS_BLOCK_TOKENS}/N (default: {IDS_BLOCK_TOKENS})",
     )
     add("--tier", type=_times, default=[], metavar="N,...", help="sizes of tiers, in sizes of the pool")
+    add("--halves", action="store_true", help="learn from half of the sessions, be judged by the others")
     add("--gpu", type=_fractions, default=[], metavar="F,...", help="sizes of the GPU's cache above the pool")
     add("--draws", type=at_least(0), default=0, metavar="N", help="other starts of sessions (default: 0)")
     add("--requests", type=positive, metavar="N", help="only the first N of each trace (default: all)")

@@ -19,12 +19,15 @@ class End(NamedTuple):
     ending: int
 
 
-def ends_of(requests: Sequence[TraceRequest]) -> list[End]:
-    """Those that the trace tells of, in the order in which they come. O(requests)."""
+def ends_of(requests: Sequence[TraceRequest], classes: Endings | None = None) -> list[End]:
+    """Those that the trace tells of, in the order in which they come. O(requests).
+
+    ``classes``: that endings have had so far; None: nothing is known of endings yet.
+    """
     times = [
         (each.timestamp_seconds + each.answer_seconds, place)
         for place, each in enumerate(requests)
         if each.stop is not None
     ]
-    classes = Endings()
+    classes = Endings() if classes is None else classes
     return [End(when, place, classes.class_of(requests[place].stop)) for when, place in sorted(times)]

@@ -61,6 +61,13 @@ class OurPool:
         """See ``Pool``, here and below."""
         self._chain = chain
 
+    def forget_kv(self) -> None:
+        """The pool is empty again, and the policy remembers what it has learned."""
+        self.allocator.reset()
+        while self.allocator.tidy():
+            pass
+        self._turns.clear()
+
     def find(self) -> int:
         depth = self.allocator.resident_depth(self._chain)
         self._turns.append(self.allocator.touch(self._chain))

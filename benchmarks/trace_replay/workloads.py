@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import chain, permutations
@@ -15,7 +15,17 @@ import xxhash
 from offload.observe.trace import IDS_BLOCK_TOKENS, TraceError, TraceRequest, read_trace
 from offload.sizing.capacity import chains_of
 
-__all__ = ["SCALES", "Workload", "chains_in_blocks", "cycle", "mixtures", "read_workload", "redrawn"]
+__all__ = [
+    "SCALES",
+    "Workload",
+    "chains_in_blocks",
+    "cycle",
+    "halves",
+    "later",
+    "mixtures",
+    "read_workload",
+    "redrawn",
+]
 
 SCALES = (0.1, 10)
 """What the times of a trace are multiplied by."""
@@ -77,10 +87,28 @@ def mixtures(traces: Sequence[Workload], scales: Sequence[float] = SCALES) -> It
             yield Workload(">".join(order), one_by_one, is_mixture=True)
     for trace in traces:
         for times in scales:
-            scaled = [
-                replace(each, timestamp_seconds=each.timestamp_seconds * times) for each in trace.requests
-            ]
+            scaled = [_scaled(each, times) for each in trace.requests]
             yield Workload(f"{trace.name}*{times:g}", scaled, is_mixture=True)
+
+
+def halves(trace: Workload) -> tuple[Workload, Workload]:
+    """Every other session by its first request, and the others; each request at its own time. O(requests).
+
+    Where the trace names no sessions, one is all requests whose prompts begin with the same block.
+    """
+    sessions: dict[Hashable, int] = {}
+    parts: tuple[_Trace, _Trace] = ([], [])
+    for request in trace.requests:
+        if request.hash_ids:
+            session = request.session if request.session is not None else ("", request.hash_ids[0])
+            parts[sessions.setdefault(session, len(sessions)) % 2].append(request)
+    one, other = (Workload(f"{trace.name}, half {number}", part) for number, part in enumerate(parts, 1))
+    return one, other
+
+
+def later(requests: _Trace, seconds: float) -> _Trace:
+    """The same, so much later."""
+    return [replace(each, timestamp_seconds=seconds + each.timestamp_seconds) for each in requests]
 
 
 def redrawn(trace: Workload, draws: int) -> Iterator[Workload]:
@@ -139,6 +167,11 @@ def chains_in_blocks(requests: Sequence[TraceRequest], block_tokens: int) -> lis
     return [list(chain.from_iterable(map(known.__getitem__, each))) for each in chains]
 
 
+def _scaled(request: TraceRequest, times: float) -> TraceRequest:
+    seconds, took = times * request.timestamp_seconds, times * request.answer_seconds
+    return replace(request, timestamp_seconds=seconds, answer_seconds=took)
+
+
 def _own_ids(requests: _Trace, number: int, of: int) -> _Trace:
     """With ids that only trace ``number`` of ``of`` has."""
     return [replace(each, hash_ids=tuple(of * one + number for one in each.hash_ids)) for each in requests]
@@ -148,6 +181,5 @@ def _concatenated(traces: Sequence[_Trace]) -> _Trace:
     """Each trace begins when the one before it has had its last request."""
     joined: _Trace = []
     for trace in traces:
-        begin = joined[-1].timestamp_seconds if joined else 0.0
-        joined += [replace(each, timestamp_seconds=begin + each.timestamp_seconds) for each in trace]
+        joined += later(trace, joined[-1].timestamp_seconds if joined else 0.0)
     return joined

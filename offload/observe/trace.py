@@ -2,8 +2,8 @@
 
 ``timestamp`` is in milliseconds, ``input_length`` and ``output_length`` are in tokens. ``hash_ids`` has an id
 for every 512 tokens of the prompt, which stands for them and all before them. ``recorder`` writes the same
-from live traffic. Two fields may be there that Mooncake's traces lack. ``stop`` says how the answer ended,
-``api_ms`` how many milliseconds after the arrival.
+from live traffic. Fields may be there that Mooncake's traces lack. ``stop`` says how the answer ended,
+``api_ms`` how many milliseconds after the arrival, ``session`` of whose turns the request is one.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class TraceRequest:
         hash_ids: of the full blocks of ``IDS_BLOCK_TOKENS`` tokens of its prompt.
         stop: how the answer ended, equal where answers ended alike; None if the trace does not say.
         answer_seconds: from its arrival to the end of the answer; 0 if the trace does not say.
+        session: equal for turns of one user or agent; None if the trace does not say.
     """
 
     timestamp_seconds: float
@@ -42,6 +43,7 @@ class TraceRequest:
     hash_ids: tuple[int, ...]
     stop: str | None = None
     answer_seconds: float = 0.0
+    session: int | str | None = None
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
@@ -90,7 +92,11 @@ def _parse(line: str, where: str) -> TraceRequest:
     if stop is not None and not isinstance(stop, str):
         raise TraceError(f"{where}: stop={str(stop)[:80]!r}: must be text")
     took = _number(fields, "api_ms", where, int | float, 0) if "api_ms" in fields else 0
-    return TraceRequest(timestamp / 1000, input_length, output_length, tuple(ids[:full]), stop, took / 1000)
+    session = fields.get("session")
+    if session is not None and type(session) not in (int, str):
+        raise TraceError(f"{where}: session={str(session)[:80]!r}: must be a whole number or text")
+    told = stop, took / 1000, session
+    return TraceRequest(timestamp / 1000, input_length, output_length, tuple(ids[:full]), *told)
 
 
 def _number(fields: dict[str, Any], name: str, where: str, kind: Any, least: int) -> Any:

@@ -17,11 +17,12 @@ from benchmarks.trace_replay import __main__ as trace_replay
 from benchmarks.trace_replay import policies, rows
 from benchmarks.trace_replay.below import ALONE, BUDGET, ONE_POOL
 from benchmarks.trace_replay.ends import End, ends_of
+from benchmarks.trace_replay.halved import UNTOLD
 from benchmarks.trace_replay.native import NativePool
 from benchmarks.trace_replay.policies import find_policy, known_names
 from benchmarks.trace_replay.prefill import PrefillModel
 from benchmarks.trace_replay.replay import OurPool, Pool, TraceClock, replay
-from benchmarks.trace_replay.workloads import Workload, chains_in_blocks, cycle, mixtures
+from benchmarks.trace_replay.workloads import Workload, chains_in_blocks, cycle, halves, mixtures
 from evictor import available_policies, make_policy
 from offload.config import DEFAULT_POLICY
 from offload.observe.trace import TraceRequest
@@ -63,6 +64,8 @@ def write(path: Path, requests: Sequence[TraceRequest]) -> Path:
             "input_length": each.input_length,
             "output_length": each.output_length,
             "hash_ids": list(each.hash_ids),
+            **({} if each.stop is None else {"stop": each.stop, "api_ms": 1000 * each.answer_seconds}),
+            **({} if each.session is None else {"session": each.session}),
         }
         for each in requests
     )
@@ -233,7 +236,7 @@ def test_one_after_the_other() -> None:
 
 
 def test_scaling_leaves_the_order() -> None:
-    trace = Workload("a", list(conversations(1)))
+    trace = Workload("a", [replace(each, stop="x", answer_seconds=0.25) for each in conversations(1)])
     slow, fast = mixtures([trace])
     for scaled, times in ((slow, 0.1), (fast, 10)):
         assert [each.hash_ids for each in scaled.requests] == [each.hash_ids for each in trace.requests]
@@ -340,6 +343,58 @@ def test_a_tier_below_the_pool(tmp_path: Path, run: Run) -> None:
 
 def test_what_a_tier_is_refused(refusal: Refusal) -> None:
     assert "--tier: 0: must be" in refusal(trace_replay, "--tier", "0").replace("'0'", "0")
+
+
+def agents(sessions: int, turns: int) -> list[TraceRequest]:
+    """After half of the answers a session goes on at once, after the others a long time later."""
+    random, asked = Random(3), []
+    for session in range(sessions):
+        second = random.uniform(0.0, 100.0)
+        for turn in range(turns):
+            is_tool = random.random() < 0.5
+            ids = range(100 * session, 100 * session + turn % 20 + 4)
+            end = "tool" if is_tool else "turn"
+            asked.append(replace(request(second, *ids), stop=end, answer_seconds=0.5, session=session))
+            second += random.uniform(1.0, 2.0) if is_tool else random.uniform(100.0, 200.0)
+    return sorted(asked, key=lambda each: each.timestamp_seconds)
+
+
+def test_halves_are_whole_sessions_in_turns() -> None:
+    trace = Workload("a", agents(5, 8))
+    one, other = halves(trace)
+    assert (one.name, other.name) == ("a, half 1", "a, half 2")
+    first, second = ({each.session for each in half.requests} for half in (one, other))
+    assert not first & second and first | second == set(range(5)) and len(first) == 3
+    assert sorted([*one.requests, *other.requests], key=trace.requests.index) == trace.requests
+    unnamed = Workload("a", [replace(each, session=None) for each in trace.requests])
+    assert [len(each.requests) for each in halves(unnamed)] == [len(one.requests), len(other.requests)]
+
+
+def test_one_half_is_judged_by_what_was_learned_of_the_other(tmp_path: Path, run: Run) -> None:
+    path = write(tmp_path / "a_trace.jsonl", agents(40, 40))
+    found, _, out, _ = run(trace_replay, "--trace", str(path), "--halves", "--capacity", "0.1")
+    assert "judged by" in out
+    assert [(row["judged"], row["policy"]) for row in found] == [
+        (f"a, half {half}", policy)
+        for half in (1, 2)
+        for policy in ("lru", UNTOLD, DEFAULT_POLICY, "optimal")
+    ]
+    for half in (1, 2):
+        rates = {row["policy"]: row["hit_rate"] for row in found if row["judged"] == f"a, half {half}"}
+        assert rates["lru"] < rates[DEFAULT_POLICY] <= rates["optimal"]
+        assert rates[UNTOLD] < rates[DEFAULT_POLICY]
+
+
+def test_what_is_learned_outlives_the_kv() -> None:
+    """The pool is empty after the first half, and its policy has not forgotten what it saw."""
+    pool = OurPool(4, make_policy("hazard", 4))
+    chains = [[b"a" * 16], [b"b" * 16]]
+    assert hits_of(pool, chains * 2) == [0, 0, 1, 1]
+    turn = pool.allocator.touch(chains[0])
+    pool.forget_kv()
+    assert hits_of(pool, chains) == [0, 0]
+    assert pool.allocator.touch(chains[0]) == turn + 3
+    pool.allocator.check_invariants()
 
 
 def test_ends_of_answers_are_told_at_their_times() -> None:

@@ -42,6 +42,7 @@ def test_partial_blocks_of_a_trace_have_no_id(tmp_path: Path) -> None:
         ({**LINE, "hash_ids": [1]}, "has 1 ids"),
         ({**LINE, "stop": 7}, "stop='7': must be text"),
         ({**LINE, "api_ms": -1}, "api_ms=-1"),
+        ({**LINE, "session": [1]}, "session='[1]': must be a whole number or text"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: dict[str, Any] | str, value: str) -> None:
@@ -54,7 +55,13 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: dict[str, Any] | str, v
 def test_how_and_when_answers_ended_is_read(tmp_path: Path) -> None:
     told, silent = read_trace(write(tmp_path / "t.jsonl", {**LINE, "stop": "tool", "api_ms": 2500}, LINE))
     assert (told.stop, told.answer_seconds) == ("tool", 2.5)
-    assert (silent.stop, silent.answer_seconds) == (None, 0)
+    assert (silent.stop, silent.answer_seconds, silent.session) == (None, 0, None)
+
+
+@pytest.mark.parametrize("session", [690, "a"])
+def test_sessions_are_read(tmp_path: Path, session: int | str) -> None:
+    (request,) = read_trace(write(tmp_path / "t.jsonl", {**LINE, "session": session}))
+    assert request.session == session
 
 
 @pytest.mark.parametrize("key", LINE)
