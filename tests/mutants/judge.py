@@ -4,7 +4,8 @@
     python -m tests.mutants.judge AREA --search [--every 3]    mutants made by rule; prints those that survive
 
 Tests are collected once. For each mutant the process forks, changes our code and runs the tests one by one,
-until two have failed, or one did in ``check_invariants``.
+until two have failed, or one did in ``check_invariants``. Those come first that have noticed most mutants for
+the time that they take.
 """
 
 import argparse
@@ -35,10 +36,19 @@ _SECONDS = 1800
 
 @dataclass
 class Verdict:
-    """What became of a mutant: the tests that failed, with the first line of their error."""
+    """What became of a mutant.
+
+    Attributes:
+        failed: the tests that failed, with the first line of their error.
+        passed: those that did not, and their seconds.
+        is_invariant: whether one failed in ``check_invariants``.
+        hangs: whether it was killed.
+        seconds: of all tests together.
+    """
 
     edit: Edit
     failed: dict[str, str] = field(default_factory=dict)
+    passed: dict[str, float] = field(default_factory=dict)
     is_invariant: bool = False
     hangs: bool = False
     seconds: float = 0.0
@@ -46,7 +56,7 @@ class Verdict:
     @property
     def is_seen(self) -> bool:
         """Whether more than one test noticed it, or an invariant did. One test of many values is one."""
-        return len({test.partition("[")[0] for test in self.failed}) > 1 or self.is_invariant
+        return len({_function_of(test) for test in self.failed}) > 1 or self.is_invariant
 
 
 @dataclass
@@ -57,18 +67,42 @@ class _Child:
     since: float
 
 
+@dataclass
+class _Worth:
+    """What a test has noticed, whatever its parameters, and the time that it took to notice nothing."""
+
+    guess: float  # as long as it has always failed
+    num_failed: int = 0
+    num_passed: int = 0
+    seconds: float = 0.0
+
+    def passed(self, seconds: float) -> None:
+        self.num_passed += 1
+        self.seconds += seconds
+
+    @property
+    def per_second(self) -> float:
+        """How likely it is to notice the next mutant, for a second of its time."""
+        seconds = self.seconds / self.num_passed if self.num_passed else self.guess
+        return (self.num_failed + 1) / (self.num_failed + self.num_passed + 2) / max(seconds, 0.001)
+
+
 class _Reports:
-    """Collects what fails in a child."""
+    """Collects what fails in a child, and how long the rest takes."""
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        passed = self.verdict.passed
+        passed[report.nodeid] = passed.get(report.nodeid, 0.0) + report.duration
         if report.failed:
             text = str(report.longrepr)
             last = [line for line in text.splitlines() if line.startswith("E ")]
             self.verdict.failed[report.nodeid] = last[0][2:].strip()[:150] if last else ""
             self.verdict.is_invariant |= ": in check_invariants" in text
+        if report.nodeid in self.verdict.failed:
+            del passed[report.nodeid]
 
 
 class Judge:
@@ -80,6 +114,7 @@ class Judge:
         self._edits = edits
         self._processes = processes
         self._log = log
+        self._worth: dict[str, _Worth] = {}  # by name, without parameters
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -104,9 +139,11 @@ class Judge:
         hypothesis.settings.load_profile("quick")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Those that draw what they try come last: they take longest."""
+        """Those that draw what they try are taken to last long."""
         items[:] = [item for item in items if getattr(item, "originalname", item.name) not in LEFT_OUT]
-        items.sort(key=lambda item: hasattr(getattr(item, "obj", None), "hypothesis"))
+        for item in items:
+            draws = hasattr(getattr(item, "obj", None), "hypothesis")
+            self._worth[_function_of(item.nodeid)] = _Worth(5.0 if draws else 0.05)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         assert not session.testsfailed, "our tests cannot be collected"
@@ -126,17 +163,24 @@ class Judge:
                     os.waitpid(child.pid, 0)
                     os.close(child.pipe)
                     self._note(Verdict(child.edit, hangs=True))
+        passed = {test for verdict in self.verdicts for test in verdict.passed}
         noticed = {test for verdict in self.verdicts for test in verdict.failed}
-        session.items = [item for item in session.items if item.nodeid in noticed]
+        alone = noticed - passed  # what has passed with some mutant does not fail without any
+        session.items = [item for item in session.items if item.nodeid in alone]
         without = self._read(self._in_child(session, None))
         assert not without.failed, f"these fail without a mutant: {without.failed}"
         return True
 
     def _note(self, verdict: Verdict) -> None:
         self.verdicts.append(verdict)
+        for test, seconds in verdict.passed.items():
+            self._worth[_function_of(test)].passed(seconds)
+        for function in {_function_of(test) for test in verdict.failed} & self._worth.keys():
+            self._worth[function].num_failed += 1
         if self._log is not None:
+            said = {key: value for key, value in asdict(verdict).items() if key != "passed"}
             with open(self._log, "a") as log:
-                log.write(json.dumps({**asdict(verdict), "is_seen": verdict.is_seen}) + "\n")
+                log.write(json.dumps({**said, "is_seen": verdict.is_seen}) + "\n")
 
     def _in_child(self, session: pytest.Session, edit: Edit | None) -> _Child:
         reading, writing = os.pipe()
@@ -163,12 +207,25 @@ class Judge:
         os.write(writing, json.dumps(asdict(verdict)).encode())
         os._exit(0)
 
-    @staticmethod
-    def _run(session: pytest.Session, verdict: Verdict, *, all_of_them: bool) -> None:
-        for item, following in zip(session.items, [*session.items[1:], None], strict=True):
+    def _run(self, session: pytest.Session, verdict: Verdict, *, all_of_them: bool) -> None:
+        waiting = {item.nodeid: item for item in session.items}
+        item = self._next(waiting, verdict)
+        while item is not None and (all_of_them or not verdict.is_seen):
+            following = self._next(waiting, verdict)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            if verdict.is_seen and not all_of_them:
-                return
+            if item.nodeid in verdict.passed:
+                self._worth[_function_of(item.nodeid)].passed(verdict.passed[item.nodeid])
+            item = following
+
+    def _next(self, waiting: dict[str, pytest.Item], verdict: Verdict) -> pytest.Item | None:
+        """The most promising one of those that wait, which it leaves; those last that are no second test."""
+        failed = {_function_of(test) for test in verdict.failed}
+        best = max(
+            waiting,
+            key=lambda test: (_function_of(test) not in failed, self._worth[_function_of(test)].per_second),
+            default=None,
+        )
+        return None if best is None else waiting.pop(best)
 
     @staticmethod
     def _read(child: _Child) -> Verdict:
@@ -180,6 +237,10 @@ class Judge:
         if not said:
             return Verdict(child.edit, {"the process": "died"})
         return Verdict(**{**json.loads(said), "edit": child.edit})
+
+
+def _function_of(test: str) -> str:
+    return test.partition("[")[0]
 
 
 def judge(area: str, edits: list[Edit], processes: int = 2, log: str | None = None) -> list[Verdict]:
@@ -195,7 +256,9 @@ def judge(area: str, edits: list[Edit], processes: int = 2, log: str | None = No
         "-W",
         "ignore::pytest.PytestAssertRewriteWarning",
     ]
-    status = pytest.main([*quiet, "-o", "python_files=*.py", *AREAS[area].tests], plugins=[plugin])
+    status = pytest.main(
+        [*quiet, "-o", "python_files=test_*.py machines.py", *AREAS[area].tests], plugins=[plugin]
+    )
     assert status == 0, f"pytest ended with {status}"
     return plugin.verdicts
 
