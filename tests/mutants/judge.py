@@ -27,8 +27,11 @@ from tests.mutants.candidates import candidates_of
 from tests.mutants.edits import Edit
 from tests.mutants.mutants import MUTANTS
 
-_CPU_SECONDS = 60
+_CPU_SECONDS = 120
 """After that of its own processor time a mutant is said to hang, however busy the machine is."""
+
+_TEST_CPU_SECONDS = 15
+"""After that a test fails, as it hangs."""
 
 _SECONDS = 1800
 """After that it is said to hang without computing."""
@@ -190,6 +193,7 @@ class Judge:
             return _Child(edit or Edit("nothing", "", ""), pid, reading, time.monotonic())
         resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+        signal.signal(signal.SIGVTALRM, _fail)
         began = time.monotonic()
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
@@ -212,10 +216,12 @@ class Judge:
         item = self._next(waiting, verdict)
         while item is not None and (all_of_them or not verdict.is_seen):
             following = self._next(waiting, verdict)
+            signal.setitimer(signal.ITIMER_VIRTUAL, _TEST_CPU_SECONDS, _TEST_CPU_SECONDS)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if item.nodeid in verdict.passed:
                 self._worth[_function_of(item.nodeid)].passed(verdict.passed[item.nodeid])
             item = following
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
     def _next(self, waiting: dict[str, pytest.Item], verdict: Verdict) -> pytest.Item | None:
         """The most promising one of those that wait, which it leaves; those last that are no second test."""
@@ -237,6 +243,10 @@ class Judge:
         if not said:
             return Verdict(child.edit, {"the process": "died"})
         return Verdict(**{**json.loads(said), "edit": child.edit})
+
+
+def _fail(*_: object) -> None:
+    raise TimeoutError(f"after {_TEST_CPU_SECONDS} s it has not ended")
 
 
 def _function_of(test: str) -> str:
