@@ -12,7 +12,6 @@ import numpy as np
 from evictor.hints import KeepHints
 from evictor.history import History, Past, Run
 from evictor.kinds import NUM_BOOKS, NUM_USES, base_of, books_of, ending_of, gap_of, with_ending, with_turn
-from evictor.moments import Moments
 from evictor.order import Key, Order
 from evictor.policy import Admission, L, Newcomer
 from evictor.reuse import ReuseStatistics
@@ -64,10 +63,8 @@ class HazardPolicy(Generic[L]):
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
         """``capacity``: slots of the pool; ``clock``: in seconds, for the time between turns."""
         self._clock = clock
-        self._moments = Moments()
-        self._reuse = ReuseStatistics(capacity)
+        self._reuse = ReuseStatistics(capacity, clock())
         self._history = History(max(_HISTORY_CAPACITIES * capacity, _MIN_HISTORY))
-        self._tick = 0
         self._serial = count()
         self._queues: dict[int, Order[L]] = {}  # see _queue_of
         self._order: list[_Filed] = []  # of queues: value and last use of the first, queue
@@ -81,9 +78,8 @@ class HazardPolicy(Generic[L]):
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
         if not chain:
             return
-        self._tick += len(chain)
-        self._reuse.request(len(chain))
-        self._moments.add(self._tick, self._clock())
+        self._reuse.request(len(chain), self._clock())
+        now = self._reuse.tick
         runs, before = self._ask_history(chain, depth)
         turn = self._turn(before or (path[0].rank if path else None))
         num_known = runs[-1][0] if runs else depth
@@ -98,19 +94,18 @@ class HazardPolicy(Generic[L]):
         start = depth
         for stop, uses in _joined(runs):
             self._reuse.begin(kinds[uses], stop - start)
-            self._remember(Run.of(chain, start, stop, Past(self._tick, uses, kinds[uses])))
+            self._remember(Run.of(chain, start, stop, Past(now, uses, kinds[uses])))
             start = stop
-        if self._reuse.is_due(self._tick):
-            self._reuse.learn(self._tick)
+        if self._reuse.is_due():
+            self._reuse.learn()
             self._unfiled.update(self._filed)
 
     @property
     def turn(self) -> int:
         """A number of the request that was told last."""
-        return self._tick
+        return self._reuse.tick
 
     def ended(self, path: Sequence[L], chain: Sequence[Hashable], depth: int, turn: int, ending: int) -> None:
-        now = self._tick
         for node in path:
             state = node.rank
             if state.last_use != turn and not state.is_fresh:
@@ -119,11 +114,11 @@ class HazardPolicy(Generic[L]):
                 self.leave(node)
             if not ending_of(state.kind):
                 state.kind = with_ending(state.kind, ending)
-                self._reuse.answered(state.kind, now - state.last_use, len(node))
+                self._reuse.answered(state.kind, state.last_use, len(node))
             if is_candidate:
                 self.enter(node)
         while depth < len(chain) and (run := self._history.answered(chain[depth], turn, ending)) is not None:
-            self._reuse.answered(run.kind, now - turn, run.size)
+            self._reuse.answered(run.kind, turn, run.size)
             depth += run.size
 
     def heed(self, hints: KeepHints | None, path: Sequence[L], num_new: int = 0) -> Admission[L]:
@@ -149,7 +144,7 @@ class HazardPolicy(Generic[L]):
                 run.behead(len(keys), next_key)
                 self._remember(run)
         if node.rank is None:
-            past = Past(self._tick, 0, self._kind_of_unasked(len(keys))) if run is None else run.past
+            past = Past(self._reuse.tick, 0, self._kind_of_unasked(len(keys))) if run is None else run.past
             node.rank = _State(past)
         if run is None:
             self._reuse.begin(node.rank.kind, len(keys))
@@ -183,7 +178,7 @@ class HazardPolicy(Generic[L]):
             state.key = None
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
-        if self._unfiled or self._tick >= self._next_step:
+        if self._unfiled or self._reuse.tick >= self._next_step:
             self._file_kinds()
         if not self._order:
             return None
@@ -210,7 +205,7 @@ class HazardPolicy(Generic[L]):
 
     def dropped(self, node: L, num_positions: int) -> None:
         past: Past = node.rank
-        self._reuse.forgotten(past.kind, self._tick - past.last_use, num_positions)
+        self._reuse.forgotten(past.kind, past.last_use, num_positions)
         self.resized(node)
 
     def forget(self, node: L) -> None:
@@ -257,7 +252,8 @@ class HazardPolicy(Generic[L]):
         ending = 0 if before is None else ending_of(before.kind)
         if before is None or not ending:
             return None
-        return ending, gap_of(self._moments.at(self._tick) - self._moments.at(before.last_use))
+        moments = self._reuse.moments
+        return ending, gap_of(moments.at(self._reuse.tick) - moments.at(before.last_use))
 
     def _ask_history(
         self, chain: Sequence[Hashable], depth: int
@@ -273,10 +269,10 @@ class HazardPolicy(Generic[L]):
             if run is None or not size:
                 break
             self._history.pop(chain[depth])
-            age = self._tick - run.past.last_use
-            self._reuse.hit(run.past.kind, age, size)
+            began = run.past.last_use
+            self._reuse.hit(run.past.kind, began, size)
             if size < run.size:
-                self._reuse.forgotten(run.past.kind, age, run.size - size)
+                self._reuse.forgotten(run.past.kind, began, run.size - size)
             depth, last = depth + size, run.past
             runs.append((depth, run.past.uses))
             if size < run.size:
@@ -284,7 +280,7 @@ class HazardPolicy(Generic[L]):
         return runs, last
 
     def _use(self, path: Sequence[L], kinds: Sequence[int]) -> None:
-        now = self._tick
+        now = self._reuse.tick
         kind, last_use, num_positions = -1, now, 0
         for node in path:
             state, size = node.rank, len(node)
@@ -292,7 +288,7 @@ class HazardPolicy(Generic[L]):
                 self.leave(node)
             if state.kind != kind or state.last_use != last_use:
                 if num_positions:  # parts of one conversation have much in common
-                    self._reuse.hit(kind, now - last_use, num_positions)
+                    self._reuse.hit(kind, last_use, num_positions)
                 kind, last_use, num_positions = state.kind, state.last_use, 0
             num_positions += size
             state.last_use = now
@@ -303,11 +299,11 @@ class HazardPolicy(Generic[L]):
             self._reuse.begin(state.kind, size)
             if is_candidate:
                 self.enter(node)
-        self._reuse.hit(kind, now - last_use, num_positions)
+        self._reuse.hit(kind, last_use, num_positions)
 
     def _remember(self, run: Run) -> None:
         for lost in self._history.add(run):
-            self._reuse.forgotten(lost.past.kind, self._tick - lost.past.last_use, lost.size)
+            self._reuse.forgotten(lost.past.kind, lost.past.last_use, lost.size)
 
     def _queue(self, number: int) -> Order[L]:
         queue = self._queues.get(number)
@@ -322,7 +318,7 @@ class HazardPolicy(Generic[L]):
         return book if weight == size else book + _level_of(weight, size) * NUM_BOOKS
 
     def _value_of(self, newcomer: Newcomer[L]) -> float:
-        value, _ = self._reuse.value(self._reuse.book_of(self._kind_of(newcomer)), 0)
+        value, _ = self._reuse.value(self._reuse.book_of(self._kind_of(newcomer)), self._reuse.tick)
         if newcomer.weight is None:
             return value
         return value / 2.0 ** _level_of(newcomer.weight, newcomer.num_positions)
@@ -342,8 +338,8 @@ class HazardPolicy(Generic[L]):
 
     def _file_kinds(self) -> None:
         """Put every queue where the value of its first leaf says, if that may have changed."""
-        if is_step := self._tick >= self._next_step:
-            self._unfiled.update(queue for queue, tick in self._steps_at.items() if tick <= self._tick)
+        if is_step := self._reuse.tick >= self._next_step:
+            self._unfiled.update(queue for queue, tick in self._steps_at.items() if tick <= self._reuse.tick)
         for queue in self._unfiled:
             filed = self._filed.pop(queue, None)
             if filed is not None:
@@ -353,12 +349,12 @@ class HazardPolicy(Generic[L]):
             if first is not None:
                 level, book = divmod(queue, NUM_BOOKS)
                 last_use = first[0]
-                value, step = self._reuse.value(book, self._tick - last_use)
+                value, change = self._reuse.value(book, last_use)
                 filed = self._filed[queue] = value / 2.0**level, last_use, queue
                 insort(self._order, filed)
-                self._steps_at[queue] = tick = last_use + step
-                if tick < self._next_step:
-                    self._next_step = tick
+                self._steps_at[queue] = change
+                if change < self._next_step:
+                    self._next_step = change
         self._unfiled.clear()
         if is_step:
             self._next_step = min(self._steps_at.values(), default=math.inf)

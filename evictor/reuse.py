@@ -5,6 +5,9 @@ Positions are judged by *kind*, see ``kinds``. Time is counted in *ticks*: posit
 forgotten. It is counted in the *books* of its kind: one by what was new and known in the request, others by
 what is known of the chain's turns. These are heeded once it has been seen that endings foretell reuse.
 
+Books by turn count ages in seconds: how long a tool or a user takes does not depend on what others ask for.
+What a slot earns in a second is divided by the ticks that a second has of late.
+
 For every kind and age, the *hazard* is the share of episodes that reached that age and ended with a use
 before the next. From hazards follows an index: what a slot earns that such a position keeps. It is the best
 over stopping ages of P(used before that) / E[ticks held until then]. That is the index of Gittins (1979,
@@ -12,14 +15,11 @@ over stopping ages of P(used before that) / E[ticks held until then]. That is th
 longer worth it.
 """
 
-import math
-from bisect import bisect_right
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from evictor.ages import NUM_AGES, Ages, Floats, Ints
 from evictor.kinds import (
     BASE_KINDS,
     FIRST_ENDED,
@@ -32,29 +32,30 @@ from evictor.kinds import (
     NUM_KNOWN,
     NUM_NEW,
     NUM_USES,
-    Ints,
     all_books,
     base_of,
     books_of,
     endings_of,
 )
+from evictor.moments import Moments
 
-Floats = npt.NDArray[np.float64]
+_FIRST_TICKS = 1 / 8  # capacities, to which the first class of ages reaches
+_FIRST_SECONDS = 1.0  # the same in books by turn
+_LONG_AGO = 1e9  # seconds, in place of those that nobody knows
 
-_NUM_AGES = 14  # the first to an eighth of the capacity, each of the others twice as old as the one before
-_STEPS = 4  # of the index within each of them
-
-_PRIOR_HAZARD = 0.15  # from half a capacity to a whole one, and so on; even below: the order of LRU
+_PRIOR_HAZARD = 0.15  # from half a capacity, or 4 s, to twice that, and so on; even below: the order of LRU
 _PRIOR_REQUESTS = 15.0  # whose evidence weighs as much as that
 _GROUP_REQUESTS = 25.0  # whose evidence of a kind weighs as much as that of all kinds with as many uses
 
 _MEMORY = 128.0  # capacities after which evidence weighs 1/e
+_TURN_MEMORY = 2000.0  # requests after which it does so at the earliest in books by turn
 _MEAN_OVER = 2000  # requests
 _MAX_SPANS = 256
 _MAX_NEWS = 2000
 
 _ENOUGH_LEAD = 1.0  # requests whose reuse endings make e times as likely: they are heeded from then on
 _MOST_LEAD = 64.0
+_IS_BY_TURN = np.arange(NUM_BOOKS)[:, np.newaxis] >= FIRST_RUNNING
 _NO_CHANCE = 1e-6  # the least that is foretold, and the most is as far from 1
 
 
@@ -65,29 +66,28 @@ class _Foretold(NamedTuple):
     alive: Floats
 
 
-_Counts = list[tuple[int, int, int]]
-"""Kind, age in ticks, positions."""
+_Counts = list[tuple[int, int, int, int]]
+"""Kind, ticks of the begin and of what happened, positions."""
 
 
 class ReuseStatistics:
     """Counts episodes, and makes of them an index: what positions are worth, by kind and age."""
 
-    def __init__(self, capacity: int) -> None:
-        """``capacity``: positions that fit the pool."""
+    def __init__(self, capacity: int, seconds: float = 0.0) -> None:
+        """``capacity``: positions that fit the pool; ``seconds``: the moment."""
         self._capacity = capacity
+        self.tick = 0
+        """That of the last request."""
+        self.moments = Moments()
+        """When requests came."""
+        self.moments.add(0, seconds)
         self.mean_request = 0.0
         """Positions that a request asks for, of late."""
         self._num_requests = 0
-        edges = [0.0, *(capacity / 8 * 2.0**octave for octave in range(_NUM_AGES))]
-        self._bounds = np.array(edges)
-        self._steps = [
-            (low + (high - low) * step / _STEPS if low == 0 else low * (high / low) ** (step / _STEPS))
-            for low, high in pairwise(edges)
-            for step in range(_STEPS)
-        ]
-        self._steps.append(math.inf)
-        self._hits = np.zeros((NUM_BOOKS, _NUM_AGES))
-        self._forgotten = np.zeros((NUM_BOOKS, _NUM_AGES))
+        self._ticks, self._seconds = Ages(capacity * _FIRST_TICKS), Ages(_FIRST_SECONDS)
+        self._ticks_per_second = 1.0
+        self._hits = np.zeros((NUM_BOOKS, NUM_AGES))
+        self._forgotten = np.zeros((NUM_BOOKS, NUM_AGES))
         self._under_way = np.zeros((_MAX_SPANS, NUM_BOOKS))  # by the span of time in which they began
         self._span_ends: list[int] = []
         self._new_begun: dict[int, int] = {}  # positions, by kind
@@ -105,10 +105,12 @@ class ReuseStatistics:
         self._due_at = 0.0
         self._num_new_hits = 0
         self._many_hits = 0.0
-        self.learn(0)
+        self.learn()
 
-    def request(self, num_positions: int) -> None:
-        """A request asks for so many."""
+    def request(self, num_positions: int, seconds: float) -> None:
+        """A request asks for so many at that moment."""
+        self.tick += num_positions
+        self.moments.add(self.tick, seconds)
         self._num_requests = min(self._num_requests + 1, _MEAN_OVER)
         self.mean_request += (num_positions - self.mean_request) / self._num_requests
 
@@ -127,18 +129,18 @@ class ReuseStatistics:
         """Episodes begin; a negative number takes some back that had just begun."""
         self._new_begun[kind] = self._new_begun.get(kind, 0) + num_positions
 
-    def hit(self, kind: int, age: int, num_positions: int) -> None:
-        """Episodes end at ``age`` ticks: a request asks for their positions."""
-        self._new_hits.append((kind, age, num_positions))
+    def hit(self, kind: int, began: int, num_positions: int) -> None:
+        """Episodes that ``began`` at that tick end: a request asks for their positions."""
+        self._new_hits.append((kind, began, self.tick, num_positions))
         self._num_new_hits += num_positions
 
-    def forgotten(self, kind: int, age: int, num_positions: int) -> None:
-        """Episodes end at ``age`` ticks: nobody will know when their positions are asked for."""
-        self._new_forgotten.append((kind, age, num_positions))
+    def forgotten(self, kind: int, began: int, num_positions: int) -> None:
+        """Episodes that ``began`` then end: nobody will know when their positions are asked for."""
+        self._new_forgotten.append((kind, began, self.tick, num_positions))
 
-    def answered(self, kind: int, age: int, num_positions: int) -> None:
-        """Episodes that are ``age`` ticks old are of this kind now, which says how the answer ended."""
-        self._new_answered.append((kind, age, num_positions))
+    def answered(self, kind: int, began: int, num_positions: int) -> None:
+        """Episodes that ``began`` then are of this kind now, which says how the answer ended."""
+        self._new_answered.append((kind, began, self.tick, num_positions))
 
     def book_of(self, kind: int) -> int:
         """The book by which a position of that kind is judged now."""
@@ -151,35 +153,40 @@ class ReuseStatistics:
             self._judges[kind] = book
         return book
 
-    def value(self, book: int, age: int) -> tuple[float, float]:
-        """What a slot earns that keeps such a position, in hits per tick; the age at which that changes.
+    def value(self, book: int, last_use: int) -> tuple[float, float]:
+        """What a slot earns that keeps such a position, in hits per tick; the tick at which that changes.
 
         ``book``: that by which the position is judged; see ``book_of``.
         """
         if self._is_stale:
             self._make_index()
-        step = bisect_right(self._steps, age)
-        which, part = divmod(step - 1, _STEPS)
-        index = self._index[book]
+        index, tick = self._index[book], self.tick
         assert index is not None, f"nothing is known of book {book}"
-        value = index[which]
-        return value + (index[which + 1] - value) * part / _STEPS, self._steps[step]
+        if book < FIRST_RUNNING:
+            value, change = self._ticks.at(index, tick - last_use)
+            return value, last_use + change
+        age = min(self.moments.at(tick) - self.moments.at(last_use), _LONG_AGO)
+        pace = self._ticks_per_second
+        value, change = self._seconds.at(index, age)
+        return value / pace, tick + max(1.0, (change - age) * pace)
 
-    def is_due(self, tick: int) -> bool:
+    def is_due(self) -> bool:
         """Whether enough has happened to learn from it: rarer and rarer, then at a steady pace.
 
         Earlier when there are many hits for what is known of hits, or so much is new that taking it in would
         take a while.
         """
         num_news = len(self._new_hits) + len(self._new_forgotten) + len(self._new_answered)
-        return tick >= self._due_at or self._num_new_hits >= self._many_hits or num_news > _MAX_NEWS
+        return self.tick >= self._due_at or self._num_new_hits >= self._many_hits or num_news > _MAX_NEWS
 
-    def learn(self, tick: int) -> None:
+    def learn(self) -> None:
         """Take in what is new; the index is made anew when somebody asks for a value.
 
         Whole arrays; the time does not depend on capacity or history.
         """
-        self._take_in_news(tick)
+        tick = self.tick
+        self._take_in_news()
+        self._ticks_per_second = self.moments.ticks_per_second(_MEAN_OVER)
         self._index_of, self._is_stale = (tick, self.mean_request), True
         least, most = 2 * self.mean_request, max(128 * self.mean_request, self._capacity / 5)
         self._due_at = tick + max(least, min(tick / 15, most))
@@ -192,16 +199,17 @@ class ReuseStatistics:
         for kind, num_positions in self._new_begun.items():
             for book in books_of(kind):
                 under_way[book] += num_positions
-        for kind, _, num_positions in self._new_answered:
+        for kind, *_, num_positions in self._new_answered:
             for book in books_of(kind)[2:]:
                 under_way[book] += num_positions
-        for kind, _, num_positions in (*self._new_hits, *self._new_forgotten):
+        for kind, *_, num_positions in (*self._new_hits, *self._new_forgotten):
             for book in books_of(kind):
                 under_way[book] -= num_positions
         return under_way
 
     def check_invariants(self) -> None:
         """Counts are possible, and the index is finite."""
+        self.moments.check_invariants()
         assert (self._hits >= 0).all(), "negative hits"
         assert (self._forgotten >= 0).all(), "fewer than none forgotten"
         assert self._span_ends == sorted(self._span_ends), "spans out of order"
@@ -211,7 +219,7 @@ class ReuseStatistics:
         assert len(self._index) == NUM_BOOKS, f"indices of {len(self._index)} books"
         assert abs(self._lead) <= _MOST_LEAD, f"a lead of {self._lead}"
         values = np.array([each for each in self._index if each is not None])
-        assert values.shape[1] == _NUM_AGES + 1, f"indices of {values.shape}"
+        assert values.shape[1] == NUM_AGES + 1, f"indices of {values.shape}"
         assert np.isfinite(values).all(), "a value is not finite"
         assert (values >= 0).all(), "a value is negative"
 
@@ -219,35 +227,36 @@ class ReuseStatistics:
         """Of what was known when it was learned. Whole arrays."""
         tick, mean_request = self._index_of
         hits, at_risk = self._hits, self._at_risk(tick)
-        prior = _PRIOR_HAZARD * np.minimum(1.0, np.diff(self._bounds) / (self._capacity / 2))
         weight = _PRIOR_REQUESTS * mean_request
         base_hits, base_risk = hits[:NUM_BASE], at_risk[:NUM_BASE]
-        everything = _shrunk(base_hits.sum(0), base_risk.sum(0), prior, weight)
+        everything = _shrunk(base_hits.sum(0), base_risk.sum(0), _prior(self._ticks), weight)
         weight = _GROUP_REQUESTS * mean_request
-        shape = NUM_USES, NUM_NEW * NUM_KNOWN, _NUM_AGES
+        shape = NUM_USES, NUM_NEW * NUM_KNOWN, NUM_AGES
         base_hits, base_risk = base_hits.reshape(shape), base_risk.reshape(shape)
         hazard = _shrunk(base_hits.sum(1), base_risk.sum(1), everything, weight)
         hazards = [_shrunk(base_hits, base_risk, hazard[:, np.newaxis], weight)]
+        prior = _prior(self._seconds)
         for first in (FIRST_RUNNING, FIRST_ENDED):
             cells = slice(first, first + NUM_CELLS)
-            hazards.append(_by_turn(hits[cells], at_risk[cells], everything, weight))
-        self._foretell(hits[FIRST_ENDED:], at_risk[FIRST_ENDED:], everything, weight)
+            hazards.append(_by_turn(hits[cells], at_risk[cells], prior, weight))
+        self._foretell(hits[FIRST_ENDED:], at_risk[FIRST_ENDED:], prior, weight)
         is_known = at_risk.max(axis=1) > 0
         is_known[:NUM_BASE] = True
-        every = np.concatenate([each.reshape(-1, _NUM_AGES) for each in hazards])
-        index = _gittins(every[is_known], np.diff(self._bounds))
+        every = np.concatenate([each.reshape(-1, NUM_AGES) for each in hazards])
+        widths = np.where(_IS_BY_TURN, self._seconds.widths, self._ticks.widths)
+        index = _gittins(every[is_known], widths[is_known])
         rows = iter(np.append(index, index[:, -1:], axis=1).tolist())
         self._index = [next(rows) if each else None for each in is_known.tolist()]
         self._heeds_turns = self._lead > _ENOUGH_LEAD
         self._judges.clear()
         self._is_stale = False
 
-    def _foretell(self, hits: Floats, at_risk: Floats, everything: Floats, weight: float) -> None:
+    def _foretell(self, hits: Floats, at_risk: Floats, prior: Floats, weight: float) -> None:
         """What books by ending say by how an answer ended, and what they say whatever that was."""
-        shape = NUM_ENDINGS, NUM_GAPS * NUM_USES, _NUM_AGES
+        shape = NUM_ENDINGS, NUM_GAPS * NUM_USES, NUM_AGES
         hits, at_risk = hits.reshape(shape).sum(1), at_risk.reshape(shape).sum(1)
         all_hits, all_risk = hits.sum(0), at_risk.sum(0)
-        pooled = _shrunk(all_hits, all_risk, everything, weight)
+        pooled = _shrunk(all_hits, all_risk, prior, weight)
         apart = _shrunk(hits, at_risk, pooled, weight)
         apart[0] = _shrunk(all_hits, all_risk, pooled, weight)  # as one ending that all have in common
         apart = np.clip(apart, _NO_CHANCE, 1 - _NO_CHANCE)
@@ -271,35 +280,40 @@ class ReuseStatistics:
         gain = float((gains * weights)[endings > 0].sum()) / max(self.mean_request, 1.0)
         self._lead = max(-_MOST_LEAD, min(self._lead + gain, _MOST_LEAD))
 
-    def _take_in_news(self, tick: int) -> None:
-        decay = math.exp(-(tick - self._learned_at) / (_MEMORY * self._capacity))
-        self._learned_at = tick
-        self._begin_span(tick)
+    def _take_in_news(self) -> None:
+        memory = _MEMORY * self._capacity
+        of_turns = max(memory, _TURN_MEMORY * self.mean_request)
+        memories = np.where(_IS_BY_TURN, of_turns, memory)
+        decay = np.exp((self._learned_at - self.tick) / memories)
+        self._learned_at = self.tick
+        self._begin_span()
         for counts, news in ((self._hits, self._new_hits), (self._forgotten, self._new_forgotten)):
             counts *= decay
             if not news:
                 continue
-            kinds, ages, weights = np.array(news).T
+            kinds, began, ended, weights = np.array(news).T
             news.clear()
-            which = np.searchsorted(self._bounds[:-1], ages, "right") - 1
-            self._judge(kinds, which, weights, are_hits=counts is self._hits)
+            in_ticks = self._ticks.classes_of(ended - began)
+            in_seconds = self._seconds.classes_of(self.moments.all_at(ended) - self.moments.all_at(began))
+            self._judge(kinds, in_seconds, weights, are_hits=counts is self._hits)
             places, books = all_books(kinds)
-            np.add.at(counts, (books, which[places]), weights[places])
-            self._count_under_way(books, tick - ages[places], -weights[places])
+            ages = np.where(books >= FIRST_RUNNING, in_seconds[places], in_ticks[places])
+            np.add.at(counts, (books, ages), weights[places])
+            self._count_under_way(books, began[places], -weights[places])
         if self._new_answered:
-            kinds, ages, weights = np.array(self._new_answered).T
+            kinds, began, _, weights = np.array(self._new_answered).T
             self._new_answered.clear()
             places, books = all_books(kinds)
             is_new = books >= FIRST_ENDED  # they were counted in the others before
             places = places[is_new]
-            self._count_under_way(books[is_new], tick - ages[places], weights[places])
+            self._count_under_way(books[is_new], began[places], weights[places])
 
     def _count_under_way(self, books: Ints, began: Ints, weights: Ints) -> None:
         ends = np.array(self._span_ends)
         spans = np.minimum(np.searchsorted(ends, began), len(ends) - 1)
         np.add.at(self._under_way, (spans, books), weights)
 
-    def _begin_span(self, tick: int) -> None:
+    def _begin_span(self) -> None:
         """What began since the last one is a span of its own; of old ones two become one."""
         spans, ends = self._under_way, self._span_ends
         taken = len(ends)
@@ -314,20 +328,32 @@ class ReuseStatistics:
         for kind, num_positions in self._new_begun.items():
             for book in books_of(kind):
                 spans[taken, book] += num_positions
-        ends.append(tick)
+        ends.append(self.tick)
         self._new_begun.clear()
 
     def _at_risk(self, tick: int) -> Floats:
         """Episodes that reached an age; those still in it, and those forgotten in it, count by half."""
         begun_by = np.zeros((len(self._span_ends) + 1, NUM_BOOKS))
         np.cumsum(self._under_way[: len(self._span_ends)], axis=0, out=begun_by[1:])
-        reached = tick - np.append(self._bounds[:-1], np.inf)
-        older = begun_by[np.searchsorted(np.array(self._span_ends), reached, "right")].T
+        starts = (
+            tick - self._ticks.starts,
+            self.moments.ticks_at(self.moments.at(tick) - self._seconds.starts),
+        )
+        in_ticks, in_seconds = (
+            begun_by[np.searchsorted(self._span_ends, np.append(each, -np.inf), "right")].T for each in starts
+        )
+        older: Floats = np.where(_IS_BY_TURN, in_seconds, in_ticks)
         ended = self._hits + self._forgotten
         ended_later = ended[:, ::-1].cumsum(axis=1)[:, ::-1] - ended
         under_way = np.maximum((older[:, 1:] + older[:, :-1]) / 2, 0)
         at_risk: Floats = ended_later + self._hits + self._forgotten / 2 + under_way
         return at_risk
+
+
+def _prior(ages: Ages) -> Floats:
+    """Hazards where nothing is known."""
+    prior: Floats = _PRIOR_HAZARD * np.minimum(1.0, ages.widths / ages.starts[3])
+    return prior
 
 
 def _shrunk(hits: Floats, at_risk: Floats, towards: Floats, weight: float) -> Floats:
@@ -338,7 +364,7 @@ def _shrunk(hits: Floats, at_risk: Floats, towards: Floats, weight: float) -> Fl
 
 def _by_turn(hits: Floats, at_risk: Floats, towards: Floats, weight: float) -> Floats:
     """Hazards of books by turn, or by ending; mixed with those of all gaps, and of all uses."""
-    shape = NUM_ENDINGS, NUM_GAPS, NUM_USES, _NUM_AGES
+    shape = NUM_ENDINGS, NUM_GAPS, NUM_USES, NUM_AGES
     hits, at_risk = hits.reshape(shape), at_risk.reshape(shape)
     for axes in ((1, 2), (1,), ()):
         towards = _shrunk(hits.sum(axes, keepdims=True), at_risk.sum(axes, keepdims=True), towards, weight)
@@ -350,13 +376,13 @@ def _gittins(hazard: Floats, widths: Floats) -> Floats:
 
     Args:
         hazard: by kind and age.
-        widths: of ages, in ticks.
+        widths: of ages, by kind.
     """
     num_kinds, num_ages = hazard.shape
     alive = np.ones((num_ages + 1, num_kinds))
     np.cumprod(1 - hazard.T, axis=0, out=alive[1:])
     held = np.zeros_like(alive)
-    np.cumsum((alive[1:] + alive[:-1]) / 2 * widths[:, np.newaxis], axis=0, out=held[1:])
+    np.cumsum((alive[1:] + alive[:-1]) / 2 * widths.T, axis=0, out=held[1:])
     used_until = alive[:-1, np.newaxis] - alive
     held_until = held - held[:-1, np.newaxis]
     np.maximum(held_until, 1e-9, out=held_until)  # stops in the past are no gain

@@ -98,6 +98,11 @@ def ghosts_of_the_wrong_age(policy: Any, driver: PolicyDriver) -> None:
     policy._ghosts._runs[oldest] = policy._ghosts._runs.pop(oldest)
 
 
+@seen_as("hazard", "moments out of order")
+def moments_of_another_clock(policy: Any, driver: PolicyDriver) -> None:
+    policy._reuse.moments._seconds[0] += 1e12
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "message"), DAMAGES, ids=[f"{name}-{damage.__name__}" for name, damage, _ in DAMAGES]
 )

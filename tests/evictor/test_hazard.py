@@ -4,13 +4,13 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pytest
 
 from allocator import CpuOffloadingBlockAllocator, serve
 from evictor import HazardPolicy, LruPolicy, Newcomer
+from evictor.ages import Ages
 from evictor.history import History
-from evictor.kinds import NUM_BASE, NUM_KINDS, NUM_USES
+from evictor.kinds import NUM_BASE, NUM_BOOKS, NUM_KINDS, NUM_USES, books_of, with_turn
 from evictor.reuse import ReuseStatistics
 from tests.evictor.driver import PolicyDriver
 from tests.strategies import chain_of
@@ -49,7 +49,7 @@ def test_with_nothing_learned_it_is_leaf_lru() -> None:
     pools = [CpuOffloadingBlockAllocator(40, policy=policy) for policy in (HazardPolicy(40), LruPolicy())]
     hazard = pools[0]._policy
     assert isinstance(hazard, HazardPolicy)
-    hazard._reuse.is_due = lambda tick: False  # type: ignore[method-assign]
+    hazard._reuse.is_due = lambda: False  # type: ignore[method-assign]
     for _ in range(300):
         chain = chain_of(*(rng.choice([0, 0, 1]) for _ in range(rng.randrange(1, 14))))
         assert len({serve(pool, chain).depth for pool in pools}) == 1
@@ -182,10 +182,10 @@ class Episodes:
 
     def __init__(self, edges: Sequence[float]) -> None:
         self.edges = edges
-        self.begun: dict[int, tuple[int, int]] = {}  # by position: tick and kind
-        self.over: list[tuple[int, int, bool]] = []  # kind, age, hit
+        self.begun: dict[int, tuple[float, int]] = {}  # by position: tick, or second, and kind
+        self.over: list[tuple[int, float, bool]] = []  # kind, age, hit
 
-    def at_risk(self, kind: int, age: int, now: int) -> float:
+    def at_risk(self, kind: int, age: int, now: float) -> float:
         low, high = self.edges[age], self.edges[age + 1]
         total = 0.0
         for each, end, hit in self.over:
@@ -198,36 +198,47 @@ class Episodes:
 
 
 def test_episodes_at_risk_are_counted_as_if_one_by_one() -> None:
+    check_episodes([0, 1, 2], 1.0)
+
+
+def test_episodes_of_turns_are_counted_as_if_one_by_one_in_seconds() -> None:
+    check_episodes([with_turn(0, ending, 1) for ending in (1, 2, 3)], 7.0)
+
+
+def check_episodes(kinds: Sequence[int], seconds: float) -> None:
+    """A tick has so many seconds. Each kind is counted in a book of its own, the last of its books."""
     rng = random.Random(3)
     reuse = ReuseStatistics(1 << 30)
+    reuse._ticks = reuse._seconds = Ages(16.0)
     edges = [0.0, *(2.0**octave for octave in range(4, 18))]
-    reuse._bounds = np.array(edges)
     naive = Episodes(edges)
     hits: dict[tuple[int, int], int] = defaultdict(int)
-    tick = 0
     for step in range(4000):
-        tick += rng.randrange(1, 9)
+        ticks = rng.randrange(1, 9)
+        now = seconds * (reuse.tick + ticks)
+        reuse.request(ticks, now)
         position = int(rng.paretovariate(0.4)) % 500
         if position in naive.begun:
             begin, kind = naive.begun.pop(position)
             with_hit = rng.random() < 0.8
-            (reuse.hit if with_hit else reuse.forgotten)(kind, tick - begin, 1)
-            naive.over.append((kind, tick - begin, with_hit))
+            (reuse.hit if with_hit else reuse.forgotten)(kind, round(begin / seconds), 1)
+            naive.over.append((kind, now - begin, with_hit))
             if with_hit:
-                age = max(index for index, edge in enumerate(edges) if edge <= tick - begin)
+                age = max(index for index, edge in enumerate(edges) if edge <= now - begin)
                 hits[kind, age] += 1
-        kind = rng.randrange(3)
-        naive.begun[position] = tick, kind
+        kind = rng.choice(kinds)
+        naive.begun[position] = now, kind
         reuse.begin(kind, 1)
         if step % 10 == 0:
-            reuse._take_in_news(tick)  # snapshots are coarse: more of them than usual
-    reuse._take_in_news(tick)
-    at_risk = reuse._at_risk(tick)
-    for kind in range(3):
+            reuse._take_in_news()  # snapshots are coarse: more of them than usual
+    reuse._take_in_news()
+    at_risk = reuse._at_risk(reuse.tick)
+    for kind in kinds:
+        book = books_of(kind)[-1]
         for age in range(14):
-            assert reuse._hits[kind, age] == pytest.approx(hits[kind, age], rel=1e-3)
-            expected = naive.at_risk(kind, age, tick)
-            assert at_risk[kind, age] == pytest.approx(expected, rel=0.05, abs=8), (kind, age)
+            assert reuse._hits[book, age] == pytest.approx(hits[kind, age], rel=1e-3)
+            expected = naive.at_risk(kind, age, now)
+            assert at_risk[book, age] == pytest.approx(expected, rel=0.05, abs=8), (kind, age)
 
 
 def test_kinds_do_not_depend_on_the_size_of_blocks() -> None:
@@ -235,7 +246,7 @@ def test_kinds_do_not_depend_on_the_size_of_blocks() -> None:
     for block in (1, 32):
         reuse = ReuseStatistics(1000 * block)
         for _ in range(10):
-            reuse.request(20 * block)
+            reuse.request(20 * block, 0.0)
         kinds.append([reuse.kinds(new * block, known * block)[2] for new in range(99) for known in range(9)])
     assert kinds[0] == kinds[1]
     assert len(set(kinds[0])) == 3 * 8
@@ -261,12 +272,14 @@ def test_history_of_the_policy_does_not_grow() -> None:
 def test_values_are_finite_for_pools_of_any_size(capacity: int) -> None:
     reuse = ReuseStatistics(capacity)
     for turn in range(1, 30):
-        reuse.request(50)
+        reuse.request(50, float(turn))
         reuse.begin(turn % NUM_KINDS, 50)
         end = reuse.hit if turn % 2 == 0 else reuse.forgotten
-        end(turn % NUM_KINDS, turn * capacity // 7, 50)
-        reuse.learn(50 * turn)
+        end(turn % NUM_KINDS, max(0, reuse.tick - turn * capacity // 7), 50)
+        reuse.learn()
         reuse.check_invariants()
-        value, next_step = reuse.value(0, 10**12)
-        assert value >= 0
-        assert next_step > 10**12
+        for book in range(NUM_BOOKS):
+            if reuse._index[book] is not None:
+                value, change = reuse.value(book, reuse.tick - 10**12)
+                assert value >= 0
+                assert change > reuse.tick

@@ -249,5 +249,5 @@ def test_episodes_are_counted_whatever_ends(
         if end is not None:
             pool.ended(*asked[-1 - end[0] % len(asked)], end[1])
         if learns:
-            inner._reuse.learn(inner._tick)
+            inner._reuse.learn()
     pool.check_invariants()

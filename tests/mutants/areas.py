@@ -72,6 +72,7 @@ AREAS = {
             "tests/evictor/test_hinted.py",
             "tests/evictor/test_hinted_share.py",
             "tests/evictor/test_hazard.py",
+            "tests/evictor/test_ages.py",
             "tests/evictor/test_lru.py",
             "tests/evictor/test_joins.py",
             "tests/evictor/test_weights.py",

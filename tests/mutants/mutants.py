@@ -22,6 +22,7 @@ _ROOM = "allocator.room:Room"
 _CALLER = "evictor.caller:Caller"
 _HINTED = "evictor.hinted:HintedPolicy"
 _HAZARD = "evictor.hazard:HazardPolicy"
+_STATISTICS = "evictor.reuse:ReuseStatistics"
 _RANKED = "evictor.ranked:RankedPolicy"
 _CLAIMS = "evictor.hints:Claims"
 _EVENTS = "allocator.events:EventLog"
@@ -150,6 +151,15 @@ _ROWS = [
     ("evictor", f"{_HAZARD}.resized", "self.leave(node)", "pass"),
     ("evictor", f"{_HAZARD}._value_of", "/ 2.0 ** _level_of(newcomer.weight, newcomer.num_positions)", ""),
     ("evictor", f"{_HAZARD}._file_kinds", "value / 2.0**level", "value"),
+    ("evictor", f"{_STATISTICS}.value", "value / pace", "value"),
+    ("evictor", f"{_STATISTICS}._take_in_news", "in_seconds[places], in_ticks", "in_ticks[places], in_ticks"),
+    (
+        "evictor",
+        f"{_STATISTICS}._take_in_news",
+        "_IS_BY_TURN, of_turns, memory",
+        "_IS_BY_TURN, memory, memory",
+    ),
+    ("evictor", f"{_STATISTICS}._at_risk", "_IS_BY_TURN, in_seconds", "_IS_BY_TURN, in_ticks"),
     ("evictor", f"{_HINTED}.resized", "self._make_fit(0, self._clock())", "pass"),
     ("evictor", "evictor.two_queues:TwoQueues.resized", "self._count(node)", "pass"),
     ("evictor", "evictor.arc:ArcPolicy.resized", "self._trim()", "pass"),

@@ -1,0 +1,47 @@
+"""Classes of ages, and what an index says between them."""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+NUM_AGES = 14
+_STEPS = 4  # of the index within each of them
+
+
+class Ages:
+    """``NUM_AGES`` classes: the first up to some age, each of the others to twice that. Does not change."""
+
+    def __init__(self, first: float) -> None:
+        """``first``: where the second class begins."""
+        edges = [0.0, *(first * 2.0**octave for octave in range(NUM_AGES))]
+        self.starts = np.array(edges[:-1])
+        """Where each begins."""
+        self.widths = np.diff(edges)
+        """How long each is."""
+        self._steps = [
+            (low + (high - low) * step / _STEPS if low == 0 else low * (high / low) ** (step / _STEPS))
+            for low, high in pairwise(edges)
+            for step in range(_STEPS)
+        ]
+        self._steps.append(math.inf)
+
+    def classes_of(self, ages: Floats | Ints) -> Ints:
+        """Of each age, its class. What is older than all of them is of the last."""
+        return np.searchsorted(self.starts, ages, "right") - 1
+
+    def at(self, index: Sequence[float], age: float) -> tuple[float, float]:
+        """The value at that age, and the age from which on it is another. O(log classes).
+
+        ``index``: values at the beginning of each class, and one behind the last.
+        """
+        step = bisect_right(self._steps, age)
+        which, part = divmod(step - 1, _STEPS)
+        value = index[which]
+        return value + (index[which + 1] - value) * part / _STEPS, self._steps[step]
