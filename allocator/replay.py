@@ -13,10 +13,12 @@ class Served(NamedTuple):
     Attributes:
         depth: leading positions that were resident.
         evicted: positions evicted for the others.
+        turn: its number, for ``ended``.
     """
 
     depth: int
     evicted: int
+    turn: int
 
 
 def serve(
@@ -36,9 +38,9 @@ def serve(
     """
     num_evicted = allocator.num_evicted
     depth = allocator.resident_depth(chain)
-    allocator.touch(chain, hints)
+    turn = allocator.touch(chain, hints)
     while (plan := allocator.plan_store(chain, len(chain), limit, hints)) is not None:
         allocator.commit(plan)
         if limit is None:
             break
-    return Served(depth, allocator.num_evicted - num_evicted)
+    return Served(depth, allocator.num_evicted - num_evicted, turn)

@@ -39,7 +39,8 @@ bound, as it has the store itself; `longest_call_us`, all calls of one request t
 that a GPU would need without any hit and `prefill_seconds_saved`, by a simple model
 (`benchmarks.trace_replay.prefill`), not measured. In vLLM's manager only its own calls are measured, not
 those of the scheduler around them. Garbage collection is on, and what was there before each replay is
-frozen, as in an engine. Policies take turns at each capacity; times are medians of rounds.
+frozen, as in an engine. Policies take turns at each capacity; times are medians of rounds. Those that are
+called `least_` are of each request's fastest round.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
-from benchmarks.trace_replay.ends import ends_of
 from benchmarks.trace_replay.optimum import OfflineOptimum
 from benchmarks.trace_replay.policies import LRU, OPTIMA, OPTIMAL, Policy, find_policy
 from benchmarks.trace_replay.prefill import PrefillModel
@@ -13,6 +12,7 @@ from benchmarks.trace_replay.replay import Chain, Replayed, TraceClock, freeze_g
 from benchmarks.trace_replay.rows import Row, Setting, rows_of
 from benchmarks.trace_replay.workloads import Workload, chains_in_blocks
 from offload.observe.trace import IDS_BLOCK_TOKENS
+from offload.sizing.ends import ends_of
 
 __all__ = ["compare"]
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from benchmarks.common.tables import Column, table
-from benchmarks.trace_replay.ends import ends_of
 from benchmarks.trace_replay.optimum import OfflineOptimum
 from benchmarks.trace_replay.policies import LRU, OPTIMAL
 from benchmarks.trace_replay.replay import Chain, OurPool, TraceClock, replay
@@ -22,6 +21,7 @@ from benchmarks.trace_replay.workloads import Workload, chains_in_blocks, halves
 from evictor import make_policy
 from evictor.endings import Endings
 from offload.config import DEFAULT_POLICY
+from offload.sizing.ends import ends_of
 
 __all__ = ["UNTOLD", "format_halves", "rows_of_halves"]
 

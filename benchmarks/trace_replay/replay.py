@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from allocator import CpuOffloadingBlockAllocator, StorePlan
-from benchmarks.trace_replay.ends import End
 from evictor import EvictionPolicy
+from offload.sizing.ends import End
 
 __all__ = ["OurPool", "Pool", "Replayed", "TraceClock", "freeze_garbage", "replay"]
 
@@ -125,7 +125,7 @@ def replay(
     seen = Replayed([], [], [], [])
     to_come = deque(ends if isinstance(pool, OurPool) else ())
     for chain, arrival in zip(chains, arrivals, strict=True):
-        while to_come and to_come[0].seconds <= arrival and to_come[0].request < len(seen.hits):
+        while to_come and to_come[0].is_told(arrival, len(seen.hits)):
             end = to_come.popleft()
             clock.seconds = end.seconds
             began = timer()

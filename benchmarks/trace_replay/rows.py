@@ -81,6 +81,7 @@ def _row(
     hits, accessed = first.hits[part], sum(setting.lengths[part])
     evicted = sum(first.evicted[part]) if first.evicted else None
     saved = setting.model.seconds(each * setting.block_tokens for each in hits)
+    least = [min(each) for each in zip(*(seen.spent_ns[part] for seen in rounds), strict=True)]
 
     def microseconds(count: Callable[[Replayed], float]) -> float | None:
         return round(median(count(each) for each in rounds) / 1000, 4) if first.spent_ns else None
@@ -99,6 +100,8 @@ def _row(
         "evicted_blocks": evicted,
         "accessed_blocks": accessed,
         "longest_call_us": microseconds(lambda each: max(each.spent_ns[part])),
+        "least_us_per_access": round(sum(least) / accessed / 1000, 4) if least else None,
+        "least_longest_call_us": round(max(least) / 1000, 4) if least else None,
         "policy_name": policy.real_name,
         "pass": number,
         "rounds": len(rounds),

@@ -3,12 +3,16 @@
 The format is that of ``trace``. An id stands for 512 tokens and all before them: the engine's own prefix hash
 at that position, cut to 63 bits. Whether equal prompts have equal hashes in another run is for vLLM to say.
 With its sha256 algorithms they have, with xxhash only if ``PYTHONHASHSEED`` is set.
+
+How an answer ended is written as a name without meaning, which is another one in the next recording.
 """
 
 import json
 import logging
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +29,7 @@ CLOSE_SECONDS = 3.0
 _FLUSH_SECONDS = 5.0
 _FLUSH_BYTES = 1 << 20
 _ID_BYTES = 8
+_NAME_BYTES = 4
 
 
 def check_divides(block_size: int) -> None:
@@ -65,6 +70,7 @@ class TraceRecorder:
         self._clock = clock
         self._began = self._flushed = clock()
         self._writer = TraceWriter(path)
+        self._key = os.urandom(16)
         self._lines: list[bytes] = []
         self._num_bytes = 0
         self.num_dropped = 0
@@ -75,14 +81,22 @@ class TraceRecorder:
         """Where the trace is, once there are lines in it."""
         return self._writer.path
 
-    def record(self, arrival: float, num_prompt: int, num_output: int, hashes: Sequence[bytes]) -> None:
-        """A request is over. O(ids), and never waits for the file system.
+    def record(
+        self,
+        arrival: float,
+        num_prompt: int,
+        num_output: int,
+        hashes: Sequence[bytes],
+        ending: Hashable | None = None,
+    ) -> None:
+        """A request is over now. O(ids), and never waits for the file system.
 
         Args:
             arrival: when it came, by the clock.
             num_prompt: tokens of its prompt.
             num_output: tokens of its answer; a trace knows none without, so none counts as one.
             hashes: prefix hashes of at least all full blocks of its prompt.
+            ending: how its answer ended; None: that is not known.
         """
         if self._writer.has_ended:
             return
@@ -95,12 +109,19 @@ class TraceRecorder:
             "input_length": num_prompt,
             "output_length": max(1, num_output),
             "hash_ids": _ids_of(ends),
+            "api_ms": max(0, round(1000 * (self._clock() - arrival))),
         }
+        if ending is not None:
+            line["stop"] = self._name_of(ending)
         self._lines.append((json.dumps(line) + "\n").encode())
         self._num_bytes += len(self._lines[-1])
         is_due = not 0 <= self._clock() - self._flushed < _FLUSH_SECONDS
         if is_due or self._num_bytes >= _FLUSH_BYTES:
             self.flush()
+
+    def _name_of(self, ending: Hashable) -> str:
+        """Equal for equal endings. It has no tokens, nor can they be found by trying."""
+        return blake2b(repr(ending).encode(), key=self._key, digest_size=_NAME_BYTES).hexdigest()
 
     def flush(self) -> None:
         """Have written what has gathered. Does not wait for it."""

@@ -277,7 +277,8 @@ class SchedulerSide:
         self.adapters.finish(request.request_id)
         if self._recorder is not None and request.request_id in self._turns:
             counts = request.num_prompt_tokens, request.num_output_tokens
-            self._recorder.record(request.arrival_time, *counts, self._engine.chain(request))
+            ended = self._engine.chain(request), self._turns.ending(request)
+            self._recorder.record(request.arrival_time, *counts, *ended)
         for flow in self.flows:
             self._next.orders += flow.finish(request)
         self._turns.end(request)

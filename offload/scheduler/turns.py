@@ -51,11 +51,19 @@ class Turns:
 
         What is planned before is told with the rest. What is stored later takes it from there.
         """
+        ending = self.ending(request)
         turn = self._turns.pop(request.request_id, None)
-        ending = self._engine.ending(request)
         if turn is not None and ending is not None:
-            number = self._endings.class_of((ending, turn.wish))
+            number = self._endings.class_of(ending)
             self._allocator.ended(self._engine.chain(request), turn.number, number)
+
+    def ending(self, request: Request) -> Hashable | None:
+        """How the answer of ``request``, which is over, ended: equal where answers ended alike.
+
+        None: it has not begun, there is no answer, or a fault ended it.
+        """
+        turn, ending = self._turns.get(request.request_id), self._engine.ending(request)
+        return None if turn is None or ending is None else (ending, turn.wish)
 
     def check_invariants(self) -> None:
         """Classes of endings are bounded, and requests are known in the order in which they began."""

@@ -1,5 +1,6 @@
 """Hit rate against capacity: what pools of several sizes would have found for a trace of requests."""
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +13,7 @@ from offload.config import DEFAULT_POLICY
 from offload.errors import OffloadError
 from offload.observe.trace import IDS_BLOCK_TOKENS, TraceRequest
 from offload.settings import GIB
+from offload.sizing.ends import End, ends_of
 
 FRACTIONS = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 """Default pool sizes, as fractions of the distinct blocks of the trace."""
@@ -97,7 +99,8 @@ def size_pool(
     else:
         sizes = {_blocks_in(each, block_gib, distinct) for each in gib}
     capacities = sorted(sizes | {distinct})
-    hits = replay(chains, [request.timestamp_seconds for request in trace], capacities, policy)
+    arrivals = [request.timestamp_seconds for request in trace]
+    hits = replay(chains, arrivals, capacities, policy, ends_of(trace))
     curve = [
         (0.0, 0.0),
         *((capacity * block_gib, each / num_blocks) for capacity, each in zip(capacities, hits, strict=True)),
@@ -131,14 +134,19 @@ def chains_of(trace: Iterable[TraceRequest]) -> list[list[bytes]]:
 
 
 def replay(
-    chains: Sequence[Sequence[bytes]], arrivals: Sequence[float], capacities: Sequence[int], policy: str
+    chains: Sequence[Sequence[bytes]],
+    arrivals: Sequence[float],
+    capacities: Sequence[int],
+    policy: str,
+    ends: Sequence[End] = (),
 ) -> list[int]:
     """Blocks found in pools of so many blocks: for each pool, all requests together.
 
     One pass over the requests feeds one allocator per capacity, the connector's own with its own policy.
     Nothing is sampled or modelled: each number is what a replay for that capacity alone would count. A
-    policy's clock shows the time of the request. A replay simplifies: a request's blocks are in the pool as
-    soon as the next one arrives. Blocks of answers are not in a trace.
+    policy's clock shows the time of the request, or of the end of an answer that it is told of. A replay
+    simplifies: a request's blocks are in the pool as soon as the next one arrives. Blocks of answers are not
+    in a trace.
 
     O(requests * capacities) calls of O(log n) each, plus array work on what is stored and evicted.
     """
@@ -152,10 +160,18 @@ def replay(
         for capacity in capacities
     ]
     hits = [0] * len(pools)
+    turns: list[list[int]] = []  # by request, then by pool
+    to_come = deque(ends)
     for chain, arrival in zip(chains, arrivals, strict=True):
+        while to_come and to_come[0].is_told(arrival, len(turns)):
+            end = to_come.popleft()
+            now = end.seconds
+            for pool, turn in zip(pools, turns[end.request], strict=True):
+                pool.ended(chains[end.request], turn, end.ending)
         now = arrival
-        for index, pool in enumerate(pools):
-            hits[index] += serve(pool, chain).depth
+        served = [serve(pool, chain) for pool in pools]
+        turns.append([each.turn for each in served])
+        hits = [total + each.depth for total, each in zip(hits, served, strict=True)]
     return hits
 
 

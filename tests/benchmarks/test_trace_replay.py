@@ -16,7 +16,6 @@ from benchmarks.common import report
 from benchmarks.trace_replay import __main__ as trace_replay
 from benchmarks.trace_replay import policies, rows
 from benchmarks.trace_replay.below import ALONE, BUDGET, ONE_POOL
-from benchmarks.trace_replay.ends import End, ends_of
 from benchmarks.trace_replay.halved import UNTOLD
 from benchmarks.trace_replay.native import NativePool
 from benchmarks.trace_replay.policies import find_policy, known_names
@@ -26,6 +25,7 @@ from benchmarks.trace_replay.workloads import Workload, chains_in_blocks, cycle,
 from evictor import available_policies, make_policy
 from offload.config import DEFAULT_POLICY
 from offload.observe.trace import TraceRequest
+from offload.sizing.ends import End, ends_of
 from tests.benchmarks.conftest import Refusal, Run
 from tests.seeds import OTHER_SEEDS
 
@@ -35,7 +35,7 @@ FIELDS = [
 ]
 MORE_FIELDS = {
     *("prefill_seconds_saved", "prefill_seconds", "evicted_blocks", "accessed_blocks", "longest_call_us"),
-    *("policy_name", "pass", "rounds"),
+    *("least_us_per_access", "least_longest_call_us", "policy_name", "pass", "rounds"),
 }
 Row = dict[str, Any]
 Chain = Sequence[bytes]

@@ -314,7 +314,7 @@ _ROWS = [
         "self._turns.get(request.request_id)",
     ),
     ("turns", f"{_TURNS}.end", "turn.number, number", "0, number"),
-    ("turns", f"{_TURNS}.end", "(ending, turn.wish)", "ending"),
+    ("turns", f"{_TURNS}.ending", "(ending, turn.wish)", "ending"),
     ("turns", f"{_TURNS}.begin", "_wish_of(keep)", "None"),
     ("answers", f"{_REUSE}.arrived", "num_found + 1, num_prompt", "num_found, num_prompt"),
     ("answers", f"{_REUSE}.arrived", "int(stop == num_prompt)", "0"),

@@ -35,6 +35,8 @@ def test_recorded_requests_share_ids_where_they_share_prefixes(
     trace = read_trace(path)
     lengths = [(each.input_length, each.output_length) for each in trace]
     assert lengths == [(1724, 70), (1124, 5), (600, 3), (1024, 1), (1624, 1)]
+    stops = [each.stop for each in trace]
+    assert stops[0] is not None and stops == [stops[0]] * 4 + [None], "the last one had no answer yet"
     first, second, third, salted, aborted = (each.hash_ids for each in trace)
     assert [len(first), len(second), len(third), len(salted), len(aborted)] == [3, 2, 1, 2, 3]
     assert first[:2] == second == aborted[:2]

@@ -75,17 +75,33 @@ def record(recorder: TraceRecorder, num_prompt: int, first: int = 0, arrival: fl
     recorder.check_invariants()
 
 
-def test_a_recorded_trace_is_read_back(recorder: TraceRecorder) -> None:
+def test_a_recorded_trace_is_read_back(recorder: TraceRecorder, clock: Clock) -> None:
+    clock.now = 102.0
     record(recorder, 1030, arrival=101.5)
     record(recorder, 511, arrival=100.25)
     recorder.record(102.0, 512, 0, hashes(512))  # aborted before its first token
     write(recorder)
     ids = (31 >> 1, 63 >> 1)
     assert read_trace(recorder.path) == [
-        TraceRequest(0.25, 511, 7, ()),
-        TraceRequest(1.5, 1030, 7, ids),
+        TraceRequest(0.25, 511, 7, (), None, 1.75),
+        TraceRequest(1.5, 1030, 7, ids, None, 0.5),
         TraceRequest(2.0, 512, 1, ids[:1]),
     ]
+
+
+def test_answers_that_ended_alike_have_one_name(tmp_path: Path, clock: Clock) -> None:
+    """It is another one in another recording: nobody who tries tokens finds those that it stands for."""
+    names = []
+    for path in (tmp_path / "one.jsonl", tmp_path / "other.jsonl"):
+        recorder = TraceRecorder(path, BLOCK, clock)
+        for ending in (((5, 7), None), ((5, 8), None), ((5, 7), None), None):
+            recorder.record(100.0, 512, 1, hashes(512), ending)
+        write(recorder)
+        names.append([each.stop for each in read_trace(path)])
+    for first, second, again, unknown in names:
+        assert first is not None and second is not None and unknown is None
+        assert first == again != second
+    assert names[0][0] != names[1][0]
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 128, 256, 512])

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,6 +102,37 @@ def test_policies_read_the_time_of_the_trace(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(registry._FACTORIES, "watching", make)
     size_pool([request(1, at=2.5), request(1, 2, at=7.0)], TOKEN, policy="watching", gib=[1])
     assert set(seen) == {(1, 2.5), (2, 2.5), (1, 7.0), (2, 7.0)}
+
+
+def test_policies_are_told_how_answers_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its end, and each pool of its own request."""
+    told: list[tuple[int, float, int, int]] = []
+
+    class Watching(LruPolicy[Any]):
+        def __init__(self, capacity: int, clock: registry.Clock) -> None:
+            super().__init__()
+            self.capacity, self.clock, self.number = capacity, clock, 100 * capacity
+
+        @property
+        def turn(self) -> int:
+            self.number += 1
+            return self.number
+
+        def ended(self, path: Any, chain: Any, depth: int, turn: int, ending: int) -> None:
+            told.append((self.capacity, self.clock(), turn, ending))
+
+    monkeypatch.setitem(registry._FACTORIES, "watching", Watching)
+    ends = ((1.0, "tool"), (9.0, None), (2.0, "turn"), (0.5, "tool"), (50.0, "tool"), (0.0, None))
+    trace = [
+        replace(request(number + 1, at=float(number)), stop=stop, answer_seconds=took)
+        for number, (took, stop) in enumerate(ends)
+    ]
+    size_pool(trace, TOKEN, policy="watching", gib=[1])
+    assert told == [
+        (each, when, 100 * each + turn, ending)
+        for when, turn, ending in ((1.0, 1, 1), (3.5, 4, 1), (4.0, 3, 2))
+        for each in (1, 6)
+    ]
 
 
 def test_an_id_after_something_else_is_another_block() -> None:

@@ -18,6 +18,10 @@ class End(NamedTuple):
     request: int
     ending: int
 
+    def is_told(self, arrival: float, num_requests: int) -> bool:
+        """Whether it is told before a request that arrives then, behind so many others."""
+        return self.seconds <= arrival and self.request < num_requests
+
 
 def ends_of(requests: Sequence[TraceRequest], classes: Endings | None = None) -> list[End]:
     """Those that the trace tells of, in the order in which they come. O(requests).
