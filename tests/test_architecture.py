@@ -145,6 +145,7 @@ STATEFUL = {
 CHECKED_BY_THEIR_OWNER = {
     "offload.worker.peers.askers.Asker",  # by Askers
     "evictor.ages.Ages",  # does not change
+    "offload.scheduler.miniatures.Sample",  # by Miniatures, which fill it
     "evictor.hazard._State",  # by HazardPolicy
     "offload.worker.resizing.PageThread",  # by WorkerResizing, which knows what it was given
     "offload.scheduler.fetched.Fetched",  # by Fetches, which all count there

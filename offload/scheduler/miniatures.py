@@ -4,6 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -25,18 +26,29 @@ _MOST_WAITING = 256  # sampled chains; beyond it the sample is halved
 _TIDY_AFTER = 16  # chains
 
 
-class _Sampled(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Sample:
     """What of a request is in the sample.
 
     Attributes:
-        chain: prefix hashes of positions that are in it, in order.
-        num_asked: leading ones that it has asked for; what is behind them it has computed.
+        chain: prefix hashes of positions that are in it, in order, which it has asked for.
         num_all: positions that it and others since the chain before it have asked for, in the sample or not.
+        pools: those that serve it.
+        turns: its number in each of them, once they have.
     """
 
     chain: list[bytes]
-    num_asked: int
     num_all: int
+    pools: list[CpuOffloadingBlockAllocator]
+    turns: list[int] = field(default_factory=list)
+
+
+class _Finished(NamedTuple):
+    """A request is over, has computed all of ``chain``, and its answer has ended so, if that is known."""
+
+    sample: Sample
+    chain: list[bytes]
+    ending: int | None
 
 
 class Miniatures:
@@ -78,7 +90,7 @@ class Miniatures:
         self._began = self._looked_at = 0.0  # since when a share of the thread's time counts
         self._spent = 0.0  # of that, for serving
         self._sampling = 0.0  # beside it
-        self._waiting: deque[_Sampled] = deque()
+        self._waiting: deque[Sample | _Finished] = deque()
         self._num_asked = 0.0  # positions, of late
         self._num_missed = [0.0] * len(SIZES)  # the same, by size
         self._new_asked = 0
@@ -110,23 +122,23 @@ class Miniatures:
         words = np.frombuffer(b"".join(chain), dtype=np.uint64).reshape(len(chain), -1)[:, 0]
         return list(map(chain.__getitem__, np.flatnonzero(words <= self._threshold).tolist()))
 
-    def asked(self, chain: Sequence[bytes]) -> list[bytes]:
-        """A request asks for ``chain``, and computes what it lacks. Returns what of it is in the sample."""
-        sampled = self._timed_sample(chain)
-        if sampled:
-            self._wait(_Sampled(sampled, len(sampled), self._num_between + len(chain)))
+    def asked(self, chain: Sequence[bytes]) -> Sample:
+        """A request asks for ``chain``, and computes what it lacks. What of it is in the sample."""
+        sample = Sample(self._timed_sample(chain), self._num_between + len(chain), self._pools)
+        if sample.chain:
+            self._wait(sample)
             self._num_between = 0
         elif self._waiting:
             self._num_between += len(chain)
         else:
             self._new_asked += len(chain)
-        return sampled
+        return sample
 
-    def computed(self, sampled: Sequence[bytes], more: Sequence[bytes]) -> None:
-        """A request has computed and stored ``more`` behind its prompt; see ``asked`` for ``sampled``."""
+    def finished(self, sample: Sample, more: Sequence[bytes], ending: int | None) -> None:
+        """It has computed and stored ``more`` behind its prompt, and its answer has ended so, if it has."""
         behind = self._timed_sample(more)
-        if behind:
-            self._wait(_Sampled([*sampled, *behind], 0, 0))
+        if sample.pools is self._pools and (behind or (sample.chain and ending is not None)):
+            self._wait(_Finished(sample, [*sample.chain, *behind], ending))
 
     def step(self) -> None:
         """Serve chains that wait, oldest first, as far as there is time for that, and for a millisecond."""
@@ -195,9 +207,9 @@ class Miniatures:
             policy = make_policy(self._policy, capacity, self._clock)
             self._pools.append(CpuOffloadingBlockAllocator(capacity, policy=policy))
 
-    def _wait(self, sampled: _Sampled) -> None:
+    def _wait(self, each: Sample | _Finished) -> None:
         if len(self._waiting) < _MOST_WAITING:
-            self._waiting.append(sampled)
+            self._waiting.append(each)
             return
         self._begin(self.rate / 2)  # nothing is known of chains that were not served
         self._num_asked, self._num_missed = 0.0, [0.0] * len(SIZES)
@@ -211,20 +223,22 @@ class Miniatures:
         self._looked_at = now
         return now + min(saved, _STEP_SECONDS)
 
-    def _serve(self, sampled: _Sampled) -> None:
-        chain, num_asked, num_all = sampled
+    def _serve(self, each: Sample | _Finished) -> None:
         self._num_served += 1
-        self._new_asked += num_all
-        for index, pool in enumerate(self._pools):
-            if num_asked:
-                depth = pool.resident_depth(chain)
-                pool.touch(chain)
-                self._new_missed[index] += (num_asked - depth) / self.rate
-            plan = pool.plan_store(chain, len(chain))
+        if isinstance(each, Sample):
+            self._new_asked += each.num_all
+            for index, pool in enumerate(self._pools):
+                self._new_missed[index] += (len(each.chain) - pool.resident_depth(each.chain)) / self.rate
+                each.turns.append(pool.touch(each.chain))
+        for pool in self._pools:
+            plan = pool.plan_store(each.chain, len(each.chain))
             if plan is not None:
                 pool.commit(plan)
             if self._num_served % _TIDY_AFTER == 0:
                 pool.tidy()
+        if isinstance(each, _Finished) and each.ending is not None:
+            for pool, turn in zip(self._pools, each.sample.turns, strict=False):  # none if nothing was asked
+                pool.ended(each.chain, turn, each.ending)
 
     def _fade(self) -> None:
         now = self._clock()

@@ -1,5 +1,6 @@
 """Tells what pools of other sizes would have found for the requests of this engine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -7,14 +8,14 @@ from offload.config import OffloadConfig
 from offload.scheduler.answers import AnswerReuse
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request
-from offload.scheduler.miniatures import SIZES, Miniatures
+from offload.scheduler.miniatures import SIZES, Miniatures, Sample
 
 
 class _Seen(NamedTuple):
     """What is known of a request that runs: so many positions of its chain, and those in the sample."""
 
     num_positions: int
-    sampled: list[bytes]
+    sample: Sample
 
 
 @dataclass(slots=True, eq=False)
@@ -44,14 +45,18 @@ class OtherSizes:
             chain = self.common.engine.chain(request)[: request.num_prompt_tokens // self.common.block_size]
             self._seen[request.request_id] = _Seen(len(chain), self.miniatures.asked(chain))
 
-    def finish(self, request: Request) -> None:
-        """It is over; what it has computed behind its prompt is in the pool if answers are stored."""
+    def finish(self, request: Request, ending: int | None) -> None:
+        """It is over, and its answer has ended so, if that is known.
+
+        What it has computed behind its prompt is in the pool if answers are stored.
+        """
         seen = self._seen.pop(request.request_id, None)
-        if seen is not None and self.answers.is_open and self.miniatures is not None:
-            num_full = request.num_computed_tokens // self.common.block_size
-            if num_full > seen.num_positions:
+        if seen is not None and self.miniatures is not None:
+            more: Sequence[bytes] = ()
+            if self.answers.is_open:
+                num_full = request.num_computed_tokens // self.common.block_size
                 more = self.common.engine.chain(request)[seen.num_positions : num_full]
-                self.miniatures.computed(seen.sampled, more)
+            self.miniatures.finished(seen.sample, more, ending)
 
     def step(self) -> None:
         """A step is planned."""

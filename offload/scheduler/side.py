@@ -272,7 +272,6 @@ class SchedulerSide:
         """``request`` is over, in whatever state; its blocks are freed next. What its client is told."""
         self._local_tokens.pop(request.request_id, None)
         self._hints.pop(request.request_id, None)
-        self._other_sizes.finish(request)
         self.aside.finish(request.request_id)
         self.adapters.finish(request.request_id)
         if self._recorder is not None and request.request_id in self._turns:
@@ -281,7 +280,7 @@ class SchedulerSide:
             self._recorder.record(request.arrival_time, *counts, *ended)
         for flow in self.flows:
             self._next.orders += flow.finish(request)
-        self._turns.end(request)
+        self._other_sizes.finish(request, self._turns.end(request))
         told = self.stores.hand_offs.take_answer()
         self.notes.finished(request, told)
         return told

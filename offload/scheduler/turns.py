@@ -46,16 +46,19 @@ class Turns:
         number = self._allocator.touch(self._engine.chain(request), keep)
         self._turns[request.request_id] = _Turn(number, _wish_of(keep))
 
-    def end(self, request: Request) -> None:
+    def end(self, request: Request) -> int | None:
         """``request`` is over, in whatever state, and all that is to be stored of it now has been planned.
 
-        What is planned before is told with the rest. What is stored later takes it from there.
+        What is planned before is told with the rest. What is stored later takes it from there. Returns the
+        class of its ending; None: see ``ending``.
         """
         ending = self.ending(request)
         turn = self._turns.pop(request.request_id, None)
-        if turn is not None and ending is not None:
-            number = self._endings.class_of(ending)
-            self._allocator.ended(self._engine.chain(request), turn.number, number)
+        if turn is None or ending is None:
+            return None
+        number = self._endings.class_of(ending)
+        self._allocator.ended(self._engine.chain(request), turn.number, number)
+        return number
 
     def ending(self, request: Request) -> Hashable | None:
         """How the answer of ``request``, which is over, ended: equal where answers ended alike.

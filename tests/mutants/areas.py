@@ -173,7 +173,7 @@ AREAS = {
     ),
     "answers": Area(["offload.scheduler.answers"], ["tests/offload/scheduler/test_answers.py"]),
     "turns": Area(
-        ["offload.scheduler.turns", "offload.vllm.engine"],
+        ["offload.scheduler.turns", "offload.scheduler.miniatures", "offload.vllm.engine"],
         ["tests/offload/scheduler/test_turns.py", "tests/offload/vllm/test_answer_endings.py"],
     ),
     "seals": Area(

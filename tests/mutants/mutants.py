@@ -316,6 +316,12 @@ _ROWS = [
     ("turns", f"{_TURNS}.end", "turn.number, number", "0, number"),
     ("turns", f"{_TURNS}.ending", "(ending, turn.wish)", "ending"),
     ("turns", f"{_TURNS}.begin", "_wish_of(keep)", "None"),
+    (
+        "turns",
+        "offload.scheduler.miniatures:Miniatures._serve",
+        "pool.ended(each.chain, turn, each.ending)",
+        "pass",
+    ),
     ("answers", f"{_REUSE}.arrived", "num_found + 1, num_prompt", "num_found, num_prompt"),
     ("answers", f"{_REUSE}.arrived", "int(stop == num_prompt)", "0"),
     ("answers", f"{_REUSE}.ended", "self._uncounted.append(kind)", "pass"),

@@ -78,7 +78,7 @@ def test_a_sample_is_of_positions_so_that_whoever_shares_a_prefix_shares_that_of
 def test_answers_are_found_by_what_follows() -> None:
     miniatures = Miniatures(64, "lru", lambda: NO_TIME, lambda: NO_TIME)
     chain = hash_chain(list(range(8)), 1)
-    miniatures.computed(miniatures.asked(chain[:3]), chain[3:])
+    miniatures.finished(miniatures.asked(chain[:3]), chain[3:], None)
     miniatures.asked(chain)
     miniatures.step()
     assert miniatures.take() == (11, [3.0] * 4)

@@ -1,12 +1,17 @@
 """What the pool's policy is told of how answers end, by the scheduler's side over an engine in memory."""
 
+import random
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 
 import pytest
 
+from allocator import CpuOffloadingBlockAllocator, hash_chain, serve
+from evictor import make_policy
 from evictor.kinds import ending_of
 from offload.scheduler.engine import State
 from offload.scheduler.hints import RequestHints
+from offload.scheduler.miniatures import SIZES, Miniatures
 from offload.testing.memory_engine import MemoryRequest
 from tests.offload.scheduler.serving import Serving, Sizes
 
@@ -136,3 +141,47 @@ def test_the_next_turn_knows_how_the_one_before_ended(serving: Serving) -> None:
         serving.drain()
         assert 0 not in told_of(serving, again)
     assert befores[0] != befores[1]
+
+
+def test_pools_of_other_sizes_are_told_the_same(serving: Serving) -> None:
+    """Of prompts; their answers are stored there, too."""
+    requests = [ask(serving, 100 * number, answer) for number, answer in enumerate(([1, *TOOL], TURN))]
+    miniatures = serving.side._other_sizes.miniatures
+    assert miniatures is not None and miniatures.rate == 1
+    serving.drain()
+    for pool in miniatures._pools[1:]:  # the smallest lacks some
+        for request in requests:
+            node, depth = pool._tree.find(request.block_hashes, len(request.block_hashes))
+            assert depth == (request.num_tokens - 1) // 2
+            assert {ending_of(each.rank.kind) for each in pool._tree.path(node)} == told_of(serving, request)
+
+
+def test_pools_of_other_sizes_learn_from_endings_as_the_pool_does() -> None:
+    """They find what a pool of their size finds that is told how answers end."""
+    now = [0.0]
+    rng = random.Random(2)
+    miniatures = Miniatures(60, "hazard", lambda: now[0], lambda: 0.0)
+    pools = [
+        CpuOffloadingBlockAllocator(
+            round(60 * each), policy=make_policy("hazard", round(60 * each), lambda: now[0])
+        )
+        for each in SIZES
+    ]
+    hits = [0] * len(pools)
+    due = [(rng.uniform(0, 100), session, 0) for session in range(40)]
+    heapify(due)
+    for _ in range(1500):
+        now[0], session, turn = heappop(due)
+        chain = hash_chain([session, *range(8 + turn % 12)], 1)
+        ending = rng.choice((1, 2))
+        heappush(due, (now[0] + rng.expovariate(1 / (5 if ending == 1 else 300)), session, turn + 1))
+        sample = miniatures.asked(chain)
+        miniatures.finished(sample, [], ending)
+        miniatures.step()
+        for index, pool in enumerate(pools):
+            served = serve(pool, chain)
+            hits[index] += served.depth
+            pool.ended(chain, served.turn, ending)
+    num_asked, missed = miniatures.take()
+    assert [num_asked - each for each in missed] == hits
+    miniatures.check_invariants()
