@@ -30,6 +30,19 @@ class Verify(StrEnum):
     NEVER = "never"
 
 
+class StoreWhen(StrEnum):
+    """Whether full blocks are copied into the pool at once, or once the GPU is about to evict them."""
+
+    EAGER = "eager"
+    LAZY = "lazy"
+    AUTO = "auto"
+
+
+MOST_TIMES = 2
+"""So many times as large as the GPU's cache a pool may be for "auto" to be lazy. A larger one has nearly all
+that both could have, and would be written to more often for little."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadConfig:
     """What ``kv_connector_extra_config`` may say.
@@ -53,6 +66,8 @@ class OffloadConfig:
             brings what they wait for; others begin once it is in the pool.
         restore: when what the pool has is brought back: "always"; "auto" where that is over sooner than
             computing it, by what is measured; or "never". See ``scheduler.choice``.
+        store: when full blocks are copied into the pool: "eager", at once; "lazy", once the GPU is about to
+            evict them; or "auto", by the sizes of both. See ``stores_lazily``.
         cpu_gib_max: what the pool may grow to while the engine runs, in GiB; None: ``cpu_gib``.
         shrink_under_pressure: the pool gives memory back by itself where its control group runs short of it.
         fleet: engines that hand KV to each other. Its keys stand among the others; see ``fleet_config``.
@@ -73,6 +88,7 @@ class OffloadConfig:
     pool: SharedMemoryConfig | None = None
     fetch_gpu_share: float = 0.1
     restore: RestoreWhen = RestoreWhen.AUTO
+    store: StoreWhen = StoreWhen.EAGER
     cpu_gib_max: float | None = None
     shrink_under_pressure: bool = False
     fleet: FleetConfig = NO_FLEET
@@ -108,6 +124,7 @@ class OffloadConfig:
             )
         object.__setattr__(self, "tiers", read_tiers(self.tiers))
         object.__setattr__(self, "pool", read_pool(self.pool))
+        self._check_store()
         _check_share("hinted_share", self.hinted_share, "the pool", 0.25)
         _check_share("fetch_gpu_share", self.fetch_gpu_share, "the GPU's blocks", 0.1)
         self._check_sizes()
@@ -124,6 +141,17 @@ class OffloadConfig:
         ):
             raise ConfigError(
                 f'record_trace is {self.record_trace!r}; name a file to write, such as "/tmp/trace.jsonl"'
+            )
+
+    def _check_store(self) -> None:
+        if self.store not in tuple(StoreWhen):
+            names = ", ".join(StoreWhen)
+            raise ConfigError(f"store is {self.store!r}; use one of: {names}")
+        object.__setattr__(self, "store", StoreWhen(self.store))
+        if self.store is StoreWhen.LAZY and (reason := self.eager_because) is not None:
+            raise ConfigError(
+                f"store is {self.store.value!r}, and {reason}: they would not find what only the GPU has; "
+                f'leave out one of them, or use "eager"'
             )
 
     def _check_sizes(self) -> None:
@@ -150,6 +178,21 @@ class OffloadConfig:
         if any(isinstance(tier, MooncakeConfig) for tier in self.tiers):
             return "a mooncake tier has the pool's memory registered as a whole"
         return None
+
+    @property
+    def eager_because(self) -> str | None:
+        """Who needs blocks in the pool as soon as they are full; None: nobody does."""
+        if self.pool is not None:
+            return "pool is read by later engines, and by siblings"
+        if self.fleet.listen is not None:
+            return "listen shows the pool to other engines"
+        return None
+
+    def stores_lazily(self, num_slots: int, num_gpu_blocks: int) -> bool:
+        """Whether blocks wait in the GPU's cache until it is about to evict them."""
+        if self.store is StoreWhen.AUTO:
+            return self.eager_because is None and num_slots <= MOST_TIMES * num_gpu_blocks
+        return self.store is StoreWhen.LAZY
 
     @property
     def most_gib(self) -> float:

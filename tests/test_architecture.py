@@ -69,6 +69,7 @@ STATEFUL = {
     "offload.scheduler.ended.Ended",
     "offload.scheduler.holds.Holds",
     "offload.scheduler.jobs.JobLedger",
+    "offload.scheduler.later.Later",
     "offload.scheduler.leases.Leases",
     "offload.scheduler.lookout.Lookout",
     "offload.scheduler.patience.Patience",
@@ -175,6 +176,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.arrivals.Arrival",  # by Arrivals, and its plan by the allocator
     "offload.scheduler.backlog.Pending",  # by Backlog and Holds
     "offload.scheduler.groups.Groups",  # does not change
+    "offload.scheduler.later.Left",  # by Later
     "offload.scheduler.why.absence.Absence",  # a time, beside what is remembered elsewhere
     "offload.scheduler.why.note.Note",  # by Notes
     "offload.scheduler.hits.Hits",  # it has no state but what all flows work with

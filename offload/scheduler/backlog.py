@@ -48,6 +48,7 @@ class Pending:
         num_in_flight: GPU blocks that its stores in flight hold.
         is_over: it holds none itself.
         delivers: its prompt is to be handed off.
+        is_late: it is stored because the GPU is about to evict it.
         lost: why from which position on its blocks are not stored, for whoever asks.
     """
 
@@ -69,6 +70,7 @@ class Pending:
     num_in_flight: int = 0
     is_over: bool = False
     delivers: bool = False
+    is_late: bool = False
     lost: dict[str, int] = field(default_factory=dict)
 
     def lose(self, why: str, position: int) -> None:

@@ -38,6 +38,8 @@ class Common:
         notes: of requests, for whoever asks why.
         lasting: told what the pool holds if it outlives the engine.
         record_events: whether to list what enters and leaves places.
+        late: told the id of a request that is over when something of it has been stored since; None: blocks
+            are stored as they fill.
     """
 
     allocator: CpuOffloadingBlockAllocator
@@ -55,6 +57,7 @@ class Common:
     notes: Notes
     lasting: Lasting | None = None
     record_events: bool = False
+    late: list[Callable[[str], None]] | None = None
 
     def slots_in(self, share: float) -> int:
         """Slots of that part of the pool, as large as it is now."""
@@ -103,8 +106,14 @@ class Common:
         spelled, reach = self.engine.spelled, self.engine.groups.reach
         return lambda start, stop: spelled(request, max(0, min(start, stop - reach)), stop)
 
-    def committed(self, plan: StorePlan, *, is_lasting: bool = True) -> None:
-        """That plan was; what it fills may outlive the engine if it ``is_lasting``."""
+    def committed(self, plan: StorePlan, *, is_lasting: bool = True, late: str | None = None) -> None:
+        """That plan was; what it fills may outlive the engine if it ``is_lasting``.
+
+        ``late``: the id of the request that it is of, if that is over.
+        """
         self.tokens.keep(plan)
+        if late is not None:
+            for hear in self.late or ():
+                hear(late)
         if is_lasting and self.lasting is not None:
             self.lasting.committed(plan, self.filled_by[plan.all_slots])

@@ -9,6 +9,7 @@ from offload.scheduler.backlog import Backlog, Pending
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.common import Common
 from offload.scheduler.holds import Holds
+from offload.scheduler.later import Later
 
 _AT_ONCE = 16
 """Stores that begin from one step to the next."""
@@ -23,14 +24,19 @@ class Ended:
         backlog: Backlog,
         holds: Holds,
         breaker: CircuitBreaker,
+        later: Later | None,
         begin: Callable[[Pending, StorePlan, list[Any]], Order],
     ) -> None:
-        """``begin`` copies blocks, which are held for it, into the slots of a plan."""
+        """``later`` makes room in the pool, if blocks are stored late.
+
+        ``begin`` copies blocks, which are held for it, into the slots of a plan.
+        """
         self._common = common
         self._allocator = common.allocator
         self._backlog = backlog
         self._holds = holds
         self._breaker = breaker
+        self._later = later
         self._begin = begin
         self._num_left = _AT_ONCE
 
@@ -54,7 +60,9 @@ class Ended:
         return orders
 
     def check_invariants(self) -> None:
-        """No more of them begin in a step than may."""
+        """No more of them begin in a step than may, and those that are late are known."""
+        if self._later is not None:
+            self._later.check_invariants()
         assert 0 <= self._num_left <= _AT_ONCE, f"{self._num_left} may begin"
 
     # Private
@@ -69,6 +77,8 @@ class Ended:
         if known > pending.start:  # another request has stored it
             self._drop_first(known - pending.start, None)
         limit = self._holds.limit(self._breaker) // self._common.engine.groups.columns
+        if self._later is not None:
+            self._later.make_room(pending.chain, known, min(stop - known, limit))
         note = self._common.note_of(pending.request)
         plan = self._allocator.plan_store(pending.chain, stop, limit, pending.keep, note=note)
         num_planned = len(plan.hashes) if plan is not None else 0
@@ -79,4 +89,6 @@ class Ended:
 
     def _drop_first(self, num_positions: int, why: str | None) -> None:
         """Release positions of the first in the queue; nothing is lost if there is no reason ``why``."""
-        self._holds.release(self._backlog.take(num_positions, why)[::-1], why)
+        first = self._backlog.first
+        is_late = first is not None and first.is_late
+        self._holds.release(self._backlog.take(num_positions, why)[::-1], why, is_late=is_late)

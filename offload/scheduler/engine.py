@@ -185,11 +185,23 @@ class Engine(Protocol):
     def release(self, blocks: Iterable[Any]) -> None:
         """End a hold on each. The first is the first to be reused."""
 
+    def release_before(self, blocks: Iterable[Any], other: Any) -> None:
+        """The same, of blocks that are to be reused right before ``other``, which nobody holds."""
+
     def num_holds(self, block_id: int) -> int:
         """How many hold that block."""
 
+    def holds_of(self, blocks: Sequence[Any]) -> Ids:
+        """How many hold each of these blocks, ``int64[len(blocks)]``. O(these), in C."""
+
     def num_free_of(self, hashes: Iterator[bytes]) -> int:
         """How many blocks of these prefix hashes the GPU has that nobody holds. O(these)."""
+
+    def num_intact(self, blocks: Sequence[Any], hashes: Sequence[bytes]) -> int:
+        """How many leading ones of these blocks the prefix cache has under these hashes. O(these), in C."""
+
+    def cached(self, hashes: Sequence[bytes]) -> GpuBlocks:
+        """The blocks that the prefix cache has under these hashes, up to the first that it lacks."""
 
     def has(self, prefix_hash: bytes) -> bool:
         """Whether its prefix cache has the block of full attention with that hash."""

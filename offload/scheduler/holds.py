@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain, islice
 from typing import Any
 
@@ -53,9 +53,12 @@ class Holds:
         self._restoring: dict[str, int] = {}  # blocks that requests need when their KV has been loaded
         self._asking: str | None = None  # who asked last in this step, and has got no blocks yet
         self._refused: str | None = None  # who asked last in the step before, and got none
-        self._to_run_with = 0  # blocks that running requests can take in the next step
+        self.to_run_with = 0
+        """Blocks that running requests can take in the next step."""
         self.is_short = False
         """Whether it waits for more of them than the queue has, and without patience."""
+        self.release_late: Callable[[Iterable[Any]], None] = self._engine.release
+        """Ends a hold on each of blocks that the engine was about to reuse."""
 
     def num_holdable(self, *, by_link: bool = True) -> int:
         """GPU blocks that stores may hold now beside those in flight.
@@ -154,7 +157,7 @@ class Holds:
             pending.lose("outage", job.task.plan.start)
         blocks, job.blocks = job.blocks, []
         self._count_in_flight(pending, -len(blocks))
-        self._engine.release(reversed(blocks))
+        self._free(reversed(blocks), is_late=pending.is_late)
         return len(blocks) if pending.is_over else 0
 
     def drop(self, is_meant: Callable[[Request], bool] = lambda request: True) -> None:
@@ -196,14 +199,14 @@ class Holds:
         num_prefill = self._step_tokens if num_without_turn > 0 else self._tokens_to_prefill(output, busy)
         num_drafts = self._engine.drafts.num_tokens
         num_blocks = amounts.blocks_to_run(num_admitted, num_prefill, self._block_size, num_drafts)
-        self._to_run_with = num_blocks * self._columns + sum(self._restoring.values())
+        self.to_run_with = num_blocks * self._columns + sum(self._restoring.values())
         self.let_run()
         if busy and (num_late := self._backlog.num_queued - self._copied_in(_QUEUE_SECONDS)) > 0:
             self.give_up("gave_way", math.ceil(num_late))
 
     def let_run(self) -> None:
         """Give up what running requests can take in a step, so that none is preempted for the queue."""
-        self._give_way(self._to_run_with)
+        self._give_way(self.to_run_with)
 
     def _copied_in(self, seconds: float) -> float:
         """GPU blocks that the link copies in that time, as measured; infinity: nothing is known."""
@@ -240,15 +243,24 @@ class Holds:
             num_blocks = self._backlog.num_queued if num_blocks is None else num_blocks
             self.release(self._backlog.give_up(num_blocks, why), why)
 
-    def release(self, blocks: list[Any], why: str | None) -> None:
-        """Release blocks that were queued, the first to be reused first; none is lost without ``why``."""
-        self._engine.release(blocks)
+    def release(self, blocks: list[Any], why: str | None, *, is_late: bool = False) -> None:
+        """Release blocks that were queued, the first to be reused first; none is lost without ``why``.
+
+        ``is_late``: they were the next to be reused, and are again.
+        """
+        self._free(blocks, is_late=is_late)
         if why is not None:
             self.count_unstored(len(blocks), why)
 
     def count_unstored(self, num_blocks: int, why: str) -> None:
         """So many full blocks are not stored."""
         self._metrics.count(f"unstored_blocks_{why}", num_blocks)
+
+    def _free(self, blocks: Iterable[Any], *, is_late: bool) -> None:
+        if is_late:
+            self.release_late(blocks)
+        else:
+            self._engine.release(blocks)
 
     def _give_way(self, num_needed: int) -> None:
         """Give up as many blocks as it takes for ``num_needed`` to be free. Others may share some of them."""

@@ -1,16 +1,19 @@
 """Makes the allocator of an engine's pool, as its configuration and its model say."""
 
+import logging
 from collections.abc import Callable
 
 from allocator import CpuOffloadingBlockAllocator
 from evictor import HintedPolicy, make_policy
-from offload.config import OffloadConfig
+from offload.config import OffloadConfig, StoreWhen
 from offload.scheduler.adoption import Adoption
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Engine
 from offload.scheduler.pool_target import PoolBounds, PoolTarget
 from offload.scheduler.pool_target import Sizes as Sizes
 from offload.scheduler.resizing import PoolResizing
+
+logger = logging.getLogger(__name__)
 
 
 def make_allocator(
@@ -37,6 +40,18 @@ def make_allocator(
         bag_reach=groups.reach + 1,  # events tell what comes before the first block, too
         order=None if adoption is None else adoption.order,
     )
+
+
+def stores_late(config: OffloadConfig, engine: Engine, num_slots: int) -> bool:
+    """Whether blocks wait until the GPU is about to evict them, below which is a pool of ``num_slots``."""
+    is_plain = engine.groups.is_plain
+    if config.store is StoreWhen.LAZY and not is_plain:
+        logger.warning(
+            "store is %r, and this model has windows, states or several cache groups: its blocks are stored "
+            "as they fill",
+            config.store.value,
+        )
+    return is_plain and config.stores_lazily(num_slots, engine.num_blocks)
 
 
 def make_resizing(

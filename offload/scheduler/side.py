@@ -35,7 +35,7 @@ from offload.scheduler.jobs import JobLedger
 from offload.scheduler.lasting import Lasting
 from offload.scheduler.offer import ASIDE, COMING, NOTHING, Offer, Why
 from offload.scheduler.other_sizes import OtherSizes
-from offload.scheduler.pool import Sizes, make_allocator, make_resizing
+from offload.scheduler.pool import Sizes, make_allocator, make_resizing, stores_late
 from offload.scheduler.restores import Restores
 from offload.scheduler.spelling import SlotTokens
 from offload.scheduler.stores import Stores
@@ -113,6 +113,7 @@ class SchedulerSide:
             notes=(notes := Notes(parts, clock, block_size, costs, arrivals.fetched, has_below=bool(places))),
             lasting=self._lasting,
             record_events=record_events,
+            late=[] if stores_late(config, engine, num_slots) else None,
         )
         if adopted is not None:
             adopted.into(self.allocator)
@@ -183,6 +184,8 @@ class SchedulerSide:
         offer = self._offer(request, num_local)
         if offer.tokens is not None and self.aside.must(request, num_local, offer):
             offer = ASIDE
+        if offer.tokens and self.stores.must_wait(request, num_local, offer.tokens):
+            offer = COMING
         self.notes.asked(request, num_local, offer)
         if offer.tokens is not None:
             self.stores.holds.give_way(request, num_local, offer.tokens)
@@ -218,6 +221,7 @@ class SchedulerSide:
             if may_store and hints.may_store(self.block_size) and not request.resumable:
                 self.stores.admit(request, keep, hints.max_offload_tokens, kind, delivers=delivers)
             self.notes.stores(request, self.stores.backlog.get(request_id), hints, may_store=may_store)
+        self.stores.has_begun(request, num_local)
         if not num_external:
             return
         positions = amounts.load_range(num_local, num_external, self.block_size)

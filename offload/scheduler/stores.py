@@ -19,6 +19,7 @@ from offload.scheduler.flow import Job, Progress
 from offload.scheduler.groups import GpuBlocks
 from offload.scheduler.hand_offs import HandOffs, Refusal
 from offload.scheduler.holds import Holds
+from offload.scheduler.later import Later
 from offload.scheduler.storable import Storable
 from offload.scheduler.store import Store
 
@@ -68,7 +69,10 @@ class Stores:
             tokens_per_step=self._tokens_per_step,
         )
         self.holds = Holds(self.backlog, common, step_tokens=step_tokens)
-        self.ended = Ended(common, self.backlog, self.holds, self.breaker, self._begin)
+        self.later: Later | None = None
+        if common.late is not None:
+            self.later = Later(common, self.backlog, self.holds, step_tokens=step_tokens)
+        self.ended = Ended(common, self.backlog, self.holds, self.breaker, self.later, self._begin)
         self._storable = Storable(common, self.backlog, self.holds, self.checkpoints, self.answers)
 
     def learn_answers(self, answers: AnswerReuse) -> None:
@@ -121,12 +125,24 @@ class Stores:
         )
         self.backlog.admit(pending)
 
+    def must_wait(self, request: Request, num_local: int, num_external: int) -> bool:
+        """Whether a request waits for stores before it takes blocks for so many tokens that we have."""
+        return self.later is not None and self.later.must_wait(request, num_local, num_external)
+
+    def has_begun(self, request: Request, num_local: int) -> None:
+        """It has blocks, and may be admitted; the GPU had ``num_local`` of its leading tokens."""
+        if self.later is not None:
+            pending = self.backlog.get(request.request_id)
+            self.later.has_begun(request, num_local, 0 if pending is None else pending.num_storable)
+
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
         """What to store once this step has run; ``num_admitted`` requests have begun and are not over."""
         backlog, scheduled = self.backlog, step.num_scheduled_tokens
         for request_id in step.preempted_req_ids or ():
             preempted = backlog.get(request_id)
             is_back = preempted is not None and self._engine.state(preempted.request) is not State.PREEMPTED
+            if self.later is not None and preempted is not None and not is_back:
+                self.later.was_preempted(preempted)
             backlog.set_aside(request_id, is_back=is_back)
         self.holds.begin_step(step)
         self.checkpoints.begin_step(step)
@@ -138,7 +154,10 @@ class Stores:
             self._storable.look(due, scheduled, has_turn=True)
         self.ended.begin_step()
         self.hand_offs.leases.expire()
-        full = self._full_now(scheduled)
+        if self.later is not None:
+            self.later.step(len(scheduled))
+        is_pressed = self.later is None or self.later.is_pressed(num_admitted)
+        full = self._full_now(scheduled) if is_pressed else []
         orders = self._open_all(full, delivers=True)
         if not self.holds.is_short:
             orders += self.ended.store()
@@ -152,6 +171,8 @@ class Stores:
         What has no copy yet is held, and stored now or in the next steps.
         """
         pending = self.backlog.finish(request.request_id)
+        if self.later is not None:
+            self.later.finish(request)
         self.holds.finish(request.request_id, pending)
         is_handed_off = self.hand_offs.ends(request)
         if pending is None:
@@ -168,6 +189,9 @@ class Stores:
             orders = [] if plan is None else [self._copy(pending, plan, [])]
         if self._groups.has_bags:
             return orders + self._store_last(pending, num_full)
+        if self.later is not None:
+            self.later.has_ended(pending, self._groups.prefix(tables, range(num_full)) if num_full else [])
+            return orders + self._store_queued()
         if not num_full:
             return orders
         start = self._allocator.known_depth(pending.chain, num_full)
@@ -178,19 +202,19 @@ class Stores:
             blocks = self._groups.prefix(tables, range(start, num_full))
             self._engine.hold(blocks)
             self.backlog.end(pending, start, blocks, self._groups.columns)
-        orders += self.ended.store()
-        self.holds.let_run()
-        return orders
+        return orders + self._store_queued()
 
     def spoil(self) -> None:
         """Some GPU blocks hold no valid KV; which others were computed on top of them cannot be told."""
         self._spoil_jobs()
         self.backlog.spoil()
+        self._forget_later()
         self.holds.give_up("outage")
 
     def reset(self) -> list[int]:
         """Nothing computed before this is ever stored. Stores in flight go on, for the GPU's blocks."""
         self.backlog.clear()
+        self._forget_later()
         self.holds.give_up("reset")
         self.holds.drop()
         self.hand_offs.leases.reset()
@@ -199,6 +223,7 @@ class Stores:
     def drop(self, is_meant: Callable[[Request], bool]) -> list[int]:
         """Nothing computed before this for these requests is ever stored."""
         self.holds.release(self.backlog.drop(is_meant), "reset")
+        self._forget_later(is_meant)
         self.holds.drop(is_meant)
         return []
 
@@ -209,8 +234,8 @@ class Stores:
 
     @property
     def num_pins(self) -> int:
-        """None: slots that are being filled need none."""
-        return 0
+        """Those of requests that wait for stores. Slots that are being filled need none."""
+        return 0 if self.later is None else self.later.num_pins
 
     def advance(self, job: Job[Store], progress: Progress) -> None:
         """Take in what became of a store."""
@@ -246,7 +271,19 @@ class Stores:
     def left_over(self) -> dict[str, object]:
         """What has not ended, by name. For tests."""
         left = {"backlog": list(self.backlog), "queued blocks": self.backlog.num_queued}
+        left |= {} if self.later is None else self.later.left_over()
         return left | self.holds.left_over() | self.hand_offs.left_over()
+
+    def _store_queued(self) -> list[Order]:
+        """Store of the queue what may be held now, and have it give way to those that run."""
+        orders = self.ended.store()
+        self.holds.let_run()
+        return orders
+
+    def _forget_later(self, is_meant: Callable[[Request], bool] | None = None) -> None:
+        """What these requests have left on the GPU, or all, is not stored."""
+        if self.later is not None:
+            self.later.forget(is_meant)
 
     # Checkpoints
 
@@ -319,6 +356,7 @@ class Stores:
         """Copy these blocks, which are held for it, into the slots of ``plan``."""
         self._adapters.stored(pending.request)
         store = Store(plan, is_lasting=self._common.may_last(pending.request))
+        store.late = pending.request_id if pending.is_late else None
         job = self._ledger.open(self, store, len(blocks), blocks)
         self.holds.begin(job, pending)
         self.breaker.began(job.job_id)
@@ -349,7 +387,7 @@ class Stores:
             if not self._allocator.commit(store.plan):
                 self.holds.count_unstored(num_left, "reset" if store.is_dropped else "cut_off")
             else:
-                self._common.committed(store.plan, is_lasting=store.is_lasting)
+                self._common.committed(store.plan, is_lasting=store.is_lasting, late=store.late)
             return
         self._allocator.abort(store.plan)
         self.holds.count_unstored(num_left, "outage")

@@ -8,6 +8,7 @@ that a block was reused too early.
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -232,13 +233,34 @@ class MemoryEngine:
             if not block.num_holds:
                 self._free[block] = None
 
+    def release_before(self, blocks: Iterable[MemoryBlock], other: MemoryBlock) -> None:
+        """The same, and they are given right before ``other``, which nobody holds."""
+        others = list(self._free)
+        at = others.index(other)
+        self.release(blocks)
+        freed = list(self._free)[len(others) :]
+        self._free = dict.fromkeys([*others[:at], *freed, *others[at:]])
+
     def num_holds(self, block_id: int) -> int:
         """How many hold that block."""
         return self._blocks[block_id].num_holds
 
+    def holds_of(self, blocks: Sequence[MemoryBlock]) -> Ids:
+        """How many hold each of these blocks."""
+        return np.array([block.num_holds for block in blocks], dtype=np.int64)
+
     def num_free_of(self, hashes: Iterator[bytes]) -> int:
         """How many blocks of these prefix hashes the cache has that nobody holds."""
         return sum(each in self._cached and not self._cached[each].num_holds for each in hashes)
+
+    def num_intact(self, blocks: Sequence[MemoryBlock], hashes: Sequence[bytes]) -> int:
+        """How many leading ones of these the cache has under these hashes."""
+        pairs = zip(blocks, hashes, strict=True)
+        return sum(1 for _ in takewhile(lambda pair: pair[0].prefix_hash == pair[1], pairs))
+
+    def cached(self, hashes: Sequence[bytes]) -> list[MemoryBlock]:
+        """Those that the cache has of these, up to the first that it lacks."""
+        return [self._cached[each] for each in takewhile(self._cached.__contains__, hashes)]
 
     def is_ending(self) -> bool:
         """It does not."""

@@ -2,8 +2,8 @@
 
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from operator import attrgetter
+from itertools import pairwise, repeat, takewhile
+from operator import add, attrgetter, eq
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -41,6 +41,8 @@ _CUT = (
 _TELLING_TOKENS = 2
 """At the end of an answer: what ends it, and what it says last, such as that of a tool call."""
 _block_id = attrgetter("block_id")
+_block_hash = attrgetter("block_hash")
+_num_holds = attrgetter("ref_cnt")
 
 _as_told = getattr(kv_cache_utils, "to_event_extra_keys", list)  # some releases hash them as they are told
 _ENDING = "_handle_shutdown"
@@ -223,16 +225,49 @@ class VllmEngine:
         """End a hold on each. The first is the first to be reused."""
         self._pool.free_blocks(blocks)
 
+    def release_before(self, blocks: Iterable[Any], other: Any) -> None:
+        """The same, of blocks that are to be reused right before ``other``, which nobody holds.
+
+        vLLM itself has no place but the two ends of its queue. If ``other`` is not in it, they go to its end.
+        """
+        queue, before = self._pool.free_block_queue, other.prev_free_block
+        if before is None:
+            self.release(blocks)
+            return
+        for block in blocks:
+            block.ref_cnt -= 1
+            if not block.ref_cnt and not block.is_null:
+                before.next_free_block, block.prev_free_block = block, before
+                before = block
+                queue.num_free_blocks += 1
+        before.next_free_block, other.prev_free_block = other, before
+
     def num_holds(self, block_id: int) -> int:
         """How many hold that block."""
         num_holds: int = self._pool.blocks[block_id].ref_cnt
         return num_holds
+
+    def holds_of(self, blocks: Sequence[Any]) -> Ids:
+        """How many hold each of these blocks, ``int64[len(blocks)]``. O(these), in C."""
+        return np.fromiter(map(_num_holds, blocks), dtype=np.int64, count=len(blocks))
 
     def num_free_of(self, hashes: Iterator[bytes]) -> int:
         """How many blocks of these prefix hashes the GPU has that nobody holds. O(these)."""
         find, group = self._pool.get_cached_block, self._group_ids[:1]
         found = [find(prefix_hash, group) for prefix_hash in hashes]
         return sum(not blocks[0].ref_cnt for blocks in found if blocks)
+
+    def num_intact(self, blocks: Sequence[Any], hashes: Sequence[bytes]) -> int:
+        """How many leading ones of these blocks the prefix cache has under these hashes. O(these), in C."""
+        of_group = kv_cache_utils.make_block_hash_with_group_id(b"", self._group_ids[0])
+        same = list(map(eq, map(_block_hash, blocks), map(add, hashes, repeat(of_group))))
+        return same.index(False) if False in same else len(same)
+
+    def cached(self, hashes: Sequence[bytes]) -> GpuBlocks:
+        """The blocks that the prefix cache has under these hashes, up to the first that it lacks."""
+        find, group = self._pool.get_cached_block, self._group_ids[:1]
+        found = takewhile(bool, (find(each, group) for each in hashes))
+        return [blocks[0] for blocks in found]
 
     def has(self, prefix_hash: bytes) -> bool:
         """Whether its prefix cache has the block of full attention with that hash."""

@@ -99,6 +99,10 @@ AREAS = {
         ["offload.scheduler.holds"],
         ["tests/virtual/test_slow_link.py", "tests/virtual/test_stored_whole.py"],
     ),
+    "later": Area(
+        ["offload.scheduler.later", "offload.scheduler.ended", "offload.vllm.engine"],
+        ["tests/virtual/test_later.py", "tests/offload/scheduler/test_later_machine.py"],
+    ),
     "hybrid": Area(
         [
             "offload.scheduler.groups",
@@ -230,5 +234,6 @@ LEFT_OUT = {
     "test_hits_are_those_of_the_policy_over_single_blocks",
     "test_the_share_holds_in_random_histories_of_a_pool",
     "test_random_histories",
+    "test_lazy_engines_of_any_kind",
 }
 """Tests by name."""

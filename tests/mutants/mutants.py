@@ -29,6 +29,7 @@ _EVENTS = "allocator.events:EventLog"
 _LEDGER = "offload.scheduler.jobs:JobLedger"
 _JOBS_OF_STORES = "offload.scheduler.stores:Stores"
 _HOLDS = "offload.scheduler.holds:Holds"
+_LATER = "offload.scheduler.later:Later"
 _RESTORES = "offload.scheduler.restores:Restores"
 _ALLOWANCE = "offload.worker.allowance:Allowance"
 _TRANSFER = "offload.worker.transfer:TransferEngine"
@@ -186,7 +187,29 @@ _ROWS = [
     ("holds", f"{_HOLDS}.end_step", "busy and", "True and"),
     ("holds", f"{_HOLDS}.end_step", "math.ceil(num_late)", "0"),
     ("holds", f"{_HOLDS}._copied_in", "self._link.per_byte * self._slot_bytes", "self._link.per_byte"),
-    ("scheduler", f"{_HOLDS}.release_held", "self._engine.release(reversed(blocks))", "pass"),
+    ("later", f"{_LATER}._take_turn", "self._engine.hold(blocks)", "pass"),
+    ("later", f"{_LATER}._take_turn", "self._backlog.end(pending, start, blocks)", "pass"),
+    ("later", f"{_LATER}._take_turns", "self._num_due >= window", "False"),
+    ("later", f"{_LATER}._take_turns", "self._take_turn(left, is_freed=left.pending is not ended)", "pass"),
+    ("later", f"{_LATER}._window", "_STEPS *", ""),
+    ("later", f"{_LATER}.has_begun", "self._take_turn(self._line[serial])", "pass"),
+    ("later", f"{_LATER}.was_preempted", "self._leave(left, blocks)", "pass"),
+    ("later", f"{_LATER}.must_wait", "return True", "return False"),
+    (
+        "later",
+        f"{_LATER}.must_wait",
+        "self._allocator.pin(chain, depth - 1, depth) if depth else None",
+        "None",
+    ),
+    ("later", f"{_LATER}.make_room", "self._allocator.leases.end(lease)", "pass"),
+    ("later", f"{_LATER}._release", "release_before(blocks, left.blocks[stop - 1])", "release(blocks)"),
+    ("later", f"{_LATER}._own", "self._lose(self._find(loser), num)", "pass"),
+    ("later", f"{_LATER}._disown", "self._owners[gone] = 0", "pass"),
+    ("later", f"{_LATER}._lose", "self._num_due -= num_blocks", "pass"),
+    ("later", f"{_LATER}._file_as_due", "self._has_twice.pop(left.serial, None)", "pass"),
+    ("later", f"{_LATER}._stop_waiting", "self._unpin(request_id)", "pass"),
+    ("later", "offload.scheduler.ended:Ended._open", "if self._later is not None:", "if False:"),
+    ("scheduler", f"{_HOLDS}.release_held", "self._free(reversed(blocks), is_late=pending.is_late)", "pass"),
     ("scheduler", f"{_HOLDS}.finish", "self._num_left += pending.num_in_flight", "pass"),
     (
         "scheduler",

@@ -10,11 +10,13 @@ import pytest
 
 from offload import ConfigError, OffloadConfig
 from offload import config as config_module
-from offload.config import check_record_trace, unwritable
+from offload.config import StoreWhen, check_record_trace, unwritable
 from offload.restore_config import RestoreWhen
 from offload.settings import GIB
 from offload.worker.pool.host_limits import check_host_memory, host_memory_bytes
 
+PEER = "127.0.0.1:7100"
+POOL = {"kind": "shared-memory", "path": "/dev/shm/kv"}
 POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
 
 
@@ -86,6 +88,12 @@ POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
         ({"cpu_gib": 8, "restore": False}, "restore", "False", "use one of: auto, always, never"),
         ({"cpu_gib": 8, "restore": {}}, "restore", "{}", "use one of: auto, always, never"),
         ({"cpu_gib": 8, "restore": "never", "role": "decode"}, "restore", "'never'", "leave out one of them"),
+        ({"cpu_gib": 8, "store": "Lazy"}, "store", "'Lazy'", "use one of: eager, lazy, auto"),
+        ({"cpu_gib": 8, "store": True}, "store", "True", "use one of: eager, lazy, auto"),
+        ({"cpu_gib": 8, "store": []}, "store", "[]", "use one of: eager, lazy, auto"),
+        ({"cpu_gib": 8, "store": "lazy", "pool": POOL}, "pool is read", "'lazy'", 'or use "eager"'),
+        ({"cpu_gib": 8, "store": "lazy", "listen": PEER}, "listen shows", "'lazy'", 'or use "eager"'),
+        ({"cpu_gib": 8, "store": "lazy", "role": "prefill", "listen": PEER}, "listen", "'lazy'", "leave out"),
         ({"cpu_gib": 8, "record_trace": True}, "record_trace", "True", "name a file to write"),
         ({"cpu_gib": 8, "record_trace": 3}, "record_trace", "3", "name a file to write"),
         ({"cpu_gib": 8, "record_trace": ""}, "record_trace", "''", "name a file to write"),
@@ -114,6 +122,7 @@ def test_defaults() -> None:
     assert config.fetch_gpu_share == 0.1
     assert config.huge_pages is False
     assert config.restore is RestoreWhen.AUTO
+    assert config.store is StoreWhen.EAGER
 
 
 @pytest.mark.parametrize("share", [0, 0.0, 0.3, 1])
@@ -131,9 +140,30 @@ def test_all_settings_are_read() -> None:
         "record_trace": "trace.jsonl",
         "huge_pages": True,
         "restore": "auto",
+        "store": "lazy",
     }
     config = OffloadConfig.from_mapping(settings)
     assert {key: getattr(config, key) for key in settings} == settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_slots", "is_lazy"),
+    [
+        ({}, 1, False),
+        ({"store": "eager"}, 1, False),
+        ({"store": "lazy"}, 10**9, True),
+        ({"store": "lazy", "peers": [PEER], "role": "decode"}, 10**9, True),
+        ({"store": "auto"}, 200, True),
+        ({"store": "auto"}, 201, False),
+        ({"store": "auto", "listen": PEER}, 1, False),
+        ({"store": "auto", "pool": POOL}, 1, False),
+    ],
+    ids=str,
+)
+def test_when_it_stores(settings: dict[str, Any], num_slots: int, is_lazy: bool) -> None:
+    """Of a GPU of 100 blocks."""
+    config = OffloadConfig.from_mapping({"cpu_gib": 8, **settings})
+    assert config.stores_lazily(num_slots, 100) is is_lazy
 
 
 @pytest.mark.parametrize(

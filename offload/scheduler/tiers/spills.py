@@ -100,6 +100,10 @@ class Spills:
         self._chains: OrderedDict[bytes, Chain] = OrderedDict()  # by the last hash
         self._used_before: dict[str, int] = {}  # of requests: positions that were there when they came
         self._num_waiting = 0  # positions of these
+        self._expected: OrderedDict[str, Chain] = OrderedDict()  # by request: the GPU may have more of them
+        self._num_expected = 0  # positions of these
+        if common.late is not None:
+            common.late.append(self._stored_late)
         self._num_bytes = 0  # in flight
         self._num_left = 0  # latest steps that have left spills to later ones
         self._num_opened = 0  # jobs of all flows, when that was looked at last
@@ -146,11 +150,9 @@ class Spills:
         if stop and hints.store and hints.keep:
             prompt = min(request.num_prompt_tokens // common.block_size, stop)
             left = Chain(chain[:stop], (prompt, stop))
-            if self._may_wait and not self._directory.has_room:
-                self._cold_end.add(left)
-                return []
-            self._put(left)
-            self._busy_until = common.clock() + _BUSY_SECONDS
+            self._file(left)
+            if common.late is not None:
+                self._expect(request.request_id, left)
         return []
 
     def ending(self) -> None:
@@ -185,6 +187,8 @@ class Spills:
 
     def reset(self) -> list[int]:
         self._chains.clear()
+        self._expected.clear()
+        self._num_expected = 0
         self._cold_end.clear()
         self._num_waiting = 0
         self._directory.reset()
@@ -206,6 +210,8 @@ class Spills:
         self._cold_end.check_invariants()
         in_flight = sum(job.task.num_bytes for job in self._common.ledger.of(self))
         assert in_flight == self._num_bytes, f"{in_flight} bytes in flight, {self._num_bytes} counted"
+        expected = sum(len(chain.hashes) for chain in self._expected.values())
+        assert expected == self._num_expected, f"{expected} positions expected, {self._num_expected} counted"
         waiting = sum(len(chain.hashes) for chain in self._chains.values())
         assert waiting == self._num_waiting, f"{waiting} positions wait, {self._num_waiting} counted"
         for name, chain in self._chains.items():
@@ -235,6 +241,28 @@ class Spills:
         )
         self._num_left = self._num_left + 1 if is_left else 0
         return is_left
+
+    def _file(self, chain: Chain) -> None:
+        """What the pool has of it may be spilled: now, or when the pool is about to evict it."""
+        if self._may_wait and not self._directory.has_room:
+            self._cold_end.add(chain)
+        else:
+            self._put(chain)
+            self._busy_until = self._common.clock() + _BUSY_SECONDS
+
+    def _expect(self, request_id: str, chain: Chain) -> None:
+        """The rest of it may come into the pool once the GPU evicts it. The oldest are forgotten."""
+        before = self._expected.pop(request_id, None)
+        self._expected[request_id] = chain
+        self._num_expected += len(chain.hashes) - (0 if before is None else len(before.hashes))
+        while self._num_expected > MOST_POOLS * self._common.engine.num_blocks:
+            self._num_expected -= len(self._expected.popitem(last=False)[1].hashes)
+
+    def _stored_late(self, request_id: str) -> None:
+        """More of what that request has left has come into the pool."""
+        chain = self._expected.get(request_id)
+        if chain is not None:
+            self._file(chain)
 
     def _put(self, chain: Chain) -> None:
         """Look at it after the others; forget the first ones if there are too many."""

@@ -163,6 +163,14 @@ def with_resizes(settings: VirtualSettings, rng: random.Random) -> VirtualSettin
     return replace(settings, cpu_slots=cpu_slots, resizes=resizes)
 
 
+def with_lazy_stores(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
+    """The same with blocks that are stored once the GPU is about to evict them, or with more than that."""
+    change = rng.choice([None, None, with_drafts, with_shared_blocks, with_tier, with_resizes])
+    settings = settings if change is None else change(settings, rng)
+    gpu_blocks = settings.gpu_blocks * rng.choice([1, 2, 4])
+    return replace(settings, store="lazy", gpu_blocks=gpu_blocks)
+
+
 def with_tier(settings: VirtualSettings, rng: random.Random) -> VirtualSettings:
     """The same with a small pool and a tier below it, whose medium may misbehave.
 

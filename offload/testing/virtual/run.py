@@ -11,6 +11,7 @@ from offload.testing.virtual.drawing import (
     draw_settings,
     with_drafts,
     with_hand_offs,
+    with_lazy_stores,
     with_region,
     with_replicas,
     with_resizes,
@@ -41,6 +42,7 @@ _CHANGES: Mapping[str, Callable[..., VirtualSettings]] = {
     "siblings": with_siblings,
     "hand-offs": with_hand_offs,
     "resize": with_resizes,
+    "lazy": with_lazy_stores,
     **{model: partial(with_varied_model, model=model) for model in MODELS if model != "plain"},
 }
 
@@ -48,8 +50,8 @@ FLEET = "fleet"
 KINDS = ("plain", *_CHANGES, FLEET)
 """Of engines: as they come, with speculative decoding, with other ranks, with a tier below the pool, with
 a store that they share, with both, with a pool that outlives them, with siblings that read it, with prompts
-for others, with a pool that is resized, with the groups of a hybrid model, or several of them that hand KV to
-each other."""
+for others, with a pool that is resized, with stores of what the GPU is about to evict, with the groups of a
+hybrid model, or several of them that hand KV to each other."""
 
 _KILLED = 0.01
 """In so many turns an engine among others is killed."""

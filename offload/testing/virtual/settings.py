@@ -75,6 +75,7 @@ class VirtualSettings:
         eviction_policy: as in the connector's configuration.
         fetch_gpu_share: the same.
         restore: the same.
+        store: the same.
         fleet: what the connector's configuration says of hand-offs.
         network: over which peers meet; None: that of the machine.
         peer_limits: what bounds fetches from peers.
@@ -127,6 +128,7 @@ class VirtualSettings:
     eviction_policy: str = DEFAULT_POLICY
     fetch_gpu_share: float = 0.1
     restore: str = "always"
+    store: str = "eager"
     fleet: Mapping[str, Any] = field(default_factory=dict)
     network: VirtualNetwork | None = None
     peer_limits: TierLimits = TierLimits(least_tokens=1)  # noqa: RUF009 (immutable)
@@ -351,6 +353,7 @@ def _transfer_config(settings: VirtualSettings) -> dict[str, Any] | None:
             "eviction_policy": settings.eviction_policy,
             "fetch_gpu_share": settings.fetch_gpu_share,
             "restore": settings.restore,
+            "store": settings.store,
             **settings.fleet,
         }
         if settings.resizes is not None:

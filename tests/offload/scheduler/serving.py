@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from offload.config import OffloadConfig
+from offload.config import OffloadConfig, StoreWhen
 from offload.fleet_config import NO_FLEET, FleetConfig
 from offload.messages import Fingerprint, StepPlan
 from offload.observe.metrics import METRICS
@@ -40,6 +40,7 @@ class Sizes:
     step_tokens: int = 16
     fleet: FleetConfig = NO_FLEET
     peer: bytes | None = None
+    store: StoreWhen = StoreWhen.EAGER
 
 
 class Serving:
@@ -51,7 +52,7 @@ class Serving:
         self.engine = MemoryEngine(sizes.num_blocks, BLOCK, sizes.num_spare)
         self.ranks = Ranks(self.engine, sizes.num_ranks)
         self.side = SchedulerSide(
-            OffloadConfig(cpu_gib=1.0, eviction_policy=sizes.policy, fleet=sizes.fleet),
+            OffloadConfig(cpu_gib=1.0, eviction_policy=sizes.policy, fleet=sizes.fleet, store=sizes.store),
             self.engine,
             block_size=BLOCK,
             num_slots=sizes.num_slots,

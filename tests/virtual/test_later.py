@@ -1,0 +1,412 @@
+"""With `"store": "lazy"` blocks are copied before the GPU evicts them, not earlier, and nothing is lost."""
+
+import logging
+from typing import Any
+
+import pytest
+from vllm.v1.core.kv_cache_utils import get_block_hash
+from vllm.v1.request import Request
+
+from offload.messages import STORE
+from offload.scheduler.later import _PATIENCE_SECONDS, Later
+from offload.scheduler.tiers.tier import TierLimits
+from offload.testing.copiers.seeded import CopySchedule
+from offload.testing.virtual import MODELS, VirtualEngine
+from offload.testing.virtual.resizes import Resizes
+from offload.testing.virtual.run import run_seed
+from tests.seeds import OTHER_SEEDS
+from tests.virtual.driver import (
+    LOADING,
+    Counts,
+    Engines,
+    come_to_rest,
+    depth_of,
+    forget_gpu,
+    hold,
+    serve,
+    step_until,
+    tokens,
+)
+from tests.virtual.test_tiers import Tiered
+
+BLOCK = 4
+DOCUMENT = 6
+"""Blocks of a document, which a token and an answer follow."""
+CHUNK = 2
+"""Blocks that a step computes."""
+
+
+def document(number: int, num_blocks: int = DOCUMENT) -> list[int]:
+    return tokens(BLOCK * num_blocks + 1, first=number)
+
+
+def lazy(engines: Engines, gpu_blocks: int, **settings: Any) -> VirtualEngine:
+    defaults = {"cpu_slots": 400, "chunk": CHUNK * BLOCK, "store": "lazy"}
+    return engines(gpu_blocks=gpu_blocks, **defaults | settings)
+
+
+def later_of(engine: VirtualEngine) -> Later:
+    later = engine.side.stores.later
+    assert later is not None
+    return later
+
+
+def on_gpu(engine: VirtualEngine, request: Request) -> int:
+    """Leading blocks of the request that the GPU's prefix cache has."""
+    has = engine.side._engine.has
+    hashes = request.block_hashes
+    return next((index for index, each in enumerate(hashes) if not has(each)), len(hashes))
+
+
+def found(engine: VirtualEngine, request: Request) -> int:
+    """Leading blocks of the request that are found in either: what follows on the GPU is of no use alone."""
+    in_pool, hashes = depth_of(engine, request), request.block_hashes
+    return max(in_pool, on_gpu(engine, request)) if in_pool < len(hashes) else in_pool
+
+
+# When
+
+
+def test_nothing_is_stored_while_the_gpu_has_room(engines: Engines) -> None:
+    engine = lazy(engines, 100)
+    counts = Counts(engine)
+    for number in range(8):
+        serve(engine, document(number))
+    assert counts["stored_bytes"] == 0
+    come_to_rest(engine)
+
+
+def test_what_the_gpu_evicts_is_in_the_pool(engines: Engines) -> None:
+    """More documents than the GPU has room for: none is computed again, and the latest are not copied."""
+    engine = lazy(engines, 60)
+    requests = [serve(engine, document(number)) for number in range(24)]
+    assert [depth_of(engine, request) for request in requests[:14]] == [DOCUMENT] * 14
+    assert [depth_of(engine, request) for request in requests[-5:]] == [0] * 5
+    assert [found(engine, request) for request in requests] == [DOCUMENT] * 24
+    counts = Counts(engine)
+    for number in range(24):
+        serve(engine, document(number))
+    assert counts["local_tokens"] + counts["restored_tokens"] == 24 * DOCUMENT * BLOCK
+    come_to_rest(engine)
+
+
+def test_what_is_used_again_and_again_is_never_copied(engines: Engines) -> None:
+    engine = lazy(engines, 60)
+    for number in range(24):
+        serve(engine, document(0))
+        request = serve(engine, document(number))
+    assert on_gpu(engine, request) == DOCUMENT
+    hot = serve(engine, document(0))
+    assert depth_of(engine, hot) == 0
+    come_to_rest(engine)
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_blocks_that_were_copied_are_evicted_in_the_order_of_their_use(engines: Engines, delay: int) -> None:
+    """All of them before those that have no copy, also where copies end in another order."""
+    engine = lazy(engines, 80, copies=CopySchedule(longest_delay=delay))
+    requests = [serve(engine, document(number)) for number in range(12)]
+    of_request = {each: number for number, request in enumerate(requests) for each in request.block_hashes}
+    queue = engine.scheduler.kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks()
+    order = [of_request[get_block_hash(block.block_hash)] for block in queue if block.block_hash is not None]
+    assert delay or order == sorted(order)
+    stored = [depth_of(engine, request) == DOCUMENT for request in requests]
+    assert any(stored) and not all(stored)
+    are_copied = [stored[number] for number in order]
+    assert are_copied == sorted(are_copied, reverse=True)
+    come_to_rest(engine)
+
+
+# Bursts
+
+
+def found_after_bursts(engines: Engines, chunk: int, **settings: Any) -> tuple[list[int], int]:
+    """Blocks found of each document, and documents, where each step takes as many blocks as it can.
+
+    At first the GPU is full of what has no copy.
+    """
+    gpu_blocks = 10 * (chunk + 8)
+    engine = lazy(engines, gpu_blocks, chunk=chunk * BLOCK, **settings)
+    requests = [serve(engine, document(number)) for number in range(gpu_blocks // DOCUMENT + 1)]
+    for burst in range(3):
+        numbers = range(1000 + 100 * burst, 1000 + 100 * burst + engine.settings.max_num_seqs)
+        requests += [engine.add(document(number), 1) for number in numbers]
+        engine.drain(500)
+    come_to_rest(engine)
+    return [found(engine, request) for request in requests], len(requests)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_the_worst_burst_of_prompts_loses_nothing(engines: Engines, chunk: int, delay: int) -> None:
+    there, num = found_after_bursts(engines, chunk, copies=CopySchedule(longest_delay=delay))
+    assert there == [DOCUMENT] * num
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_nor_does_one_where_steps_overlap(engines: Engines, chunk: int, delay: int) -> None:
+    copies = CopySchedule(longest_delay=delay)
+    there, num = found_after_bursts(engines, chunk, copies=copies, overlapped=True)
+    assert there == [DOCUMENT] * num
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_large_restore_waits_until_what_it_evicts_is_stored(engines: Engines, delay: int) -> None:
+    """It takes half of the GPU at once."""
+    large = document(99, 40)
+    engine = lazy(engines, 80, copies=CopySchedule(longest_delay=delay), step_seconds=0.01)
+    first = serve(engine, large)
+    requests = [serve(engine, document(number)) for number in range(13)]
+    assert depth_of(engine, first) == 40 and on_gpu(engine, first) == 0
+    counts = Counts(engine)
+    serve(engine, large)
+    assert counts["restored_tokens"] == 40 * BLOCK
+    assert [found(engine, request) for request in requests] == [DOCUMENT] * 13
+    come_to_rest(engine)
+
+
+def test_a_restore_does_not_wait_for_ever(engines: Engines) -> None:
+    """What it has evicted is lost then. What the pool has of it stays there meanwhile."""
+    large = document(99, 20)
+    engine = lazy(engines, 80, step_seconds=0.1)
+    serve(engine, large)
+    for number in range(13):
+        serve(engine, document(number))
+    hold(engine, STORE)
+    began = engine.clock()
+    request = engine.add(large, 1)
+    engine.step()
+    assert later_of(engine).num_pins == 1
+    step_until(engine, lambda: request.status == LOADING or request.is_finished())
+    assert _PATIENCE_SECONDS <= engine.clock() - began <= _PATIENCE_SECONDS + 0.5
+    assert later_of(engine).num_pins == 0
+    come_to_rest(engine)
+
+
+@pytest.mark.parametrize("ends", ["abort", "reset"])
+def test_a_request_that_waits_may_end(engines: Engines, ends: str) -> None:
+    large = document(99, 40)
+    engine = lazy(engines, 80, step_seconds=0.01)
+    serve(engine, large)
+    for number in range(13):
+        serve(engine, document(number))
+    hold(engine, STORE)
+    request = engine.add(large, 1)
+    engine.step()
+    assert later_of(engine).num_pins == 1
+    if ends == "abort":
+        engine.abort(request.request_id)
+    else:
+        engine.reset()
+    assert later_of(engine).num_pins == 0
+    come_to_rest(engine)
+
+
+# Whose blocks
+
+
+def test_a_prefix_is_stored_though_the_last_to_use_it_may_not_be(engines: Engines) -> None:
+    engine = lazy(engines, 60)
+    shared = serve(engine, document(0))
+    serve(engine, document(0) + tokens(9, first=5), hints={"max_offload_tokens": 0})
+    for number in range(1, 16):
+        serve(engine, document(number))
+    assert on_gpu(engine, shared) == 0
+    assert depth_of(engine, shared) == DOCUMENT
+    come_to_rest(engine)
+
+
+def test_a_prefix_is_stored_though_the_last_to_use_it_stores_less(engines: Engines) -> None:
+    engine = lazy(engines, 60)
+    shared = serve(engine, document(0))
+    serve(engine, document(0) + tokens(9, first=5), hints={"max_offload_tokens": 2 * BLOCK})
+    for number in range(1, 16):
+        serve(engine, document(number))
+    assert on_gpu(engine, shared) == 0
+    assert depth_of(engine, shared) == DOCUMENT
+    come_to_rest(engine)
+
+
+def check_a_prefix_in_use(engine: VirtualEngine, hints: dict[str, Any], *, is_shared: bool) -> None:
+    """It is not evicted, so it is not in the window. It is stored before it could be, whoever uses it last.
+
+    ``is_shared``: who had it first still runs when the other one comes.
+    """
+    prefix = tokens(20 * BLOCK, first=77)
+    first = engine.add(prefix + document(0), 8)
+    step_until(engine, lambda: first.num_computed_tokens > 20 * BLOCK)
+    if not is_shared:
+        step_until(engine, first.is_finished)
+    user = engine.add(prefix + tokens(2, first=3), 90, hints=hints)
+    step_until(engine, lambda: first.is_finished() and user.num_output_tokens > 0)
+    requests = []
+    for number in range(1, 16):
+        requests.append(engine.add(document(number), 1))
+        step_until(engine, requests[-1].is_finished)
+    assert not user.is_finished()
+    assert [found(engine, each) for each in requests] == [DOCUMENT] * 15
+    step_until(engine, user.is_finished)
+    for number in range(20, 40):
+        serve(engine, document(number))
+    assert on_gpu(engine, first) == 0
+    assert depth_of(engine, first) >= 20
+    come_to_rest(engine)
+
+
+@pytest.mark.parametrize("hints", [{}, {"cpu_offload_store": False}], ids=["", "not to be stored"])
+def test_a_prefix_that_is_used_again_is_nobodys(engines: Engines, hints: dict[str, Any]) -> None:
+    check_a_prefix_in_use(lazy(engines, 100, max_model_len=200), hints, is_shared=False)
+
+
+@pytest.mark.parametrize("hints", [{}, {"cpu_offload_store": False}], ids=["", "not to be stored"])
+def test_a_prefix_that_somebody_still_uses_is_nobodys(engines: Engines, hints: dict[str, Any]) -> None:
+    check_a_prefix_in_use(lazy(engines, 100, max_model_len=200), hints, is_shared=True)
+
+
+@pytest.mark.parametrize("overlapped", [False, True], ids=["", "overlapped"])
+def test_what_a_preempted_request_had_is_found(engines: Engines, overlapped: bool) -> None:
+    """Two answers outgrow the GPU. The one that gives way restores what it had."""
+    engine = lazy(engines, 24, chunk=8 * BLOCK, overlapped=overlapped)
+    requests = [engine.add(document(number, 4), 40) for number in range(2)]
+    step_until(engine, lambda: any(request.num_preemptions for request in requests))
+    (preempted,) = [request for request in requests if request.num_preemptions]
+    assert found(engine, preempted) >= (preempted.num_tokens - 1) // BLOCK - 2
+    come_to_rest(engine)
+
+
+def check_what_is_left_of_an_answer(engine: VirtualEngine, most_lost: int) -> None:
+    """It has not been stored when its request is preempted. Meanwhile the other one takes the blocks."""
+    requests = [engine.add(document(number, 4), 120) for number in range(2)]
+    step_until(engine, lambda: any(request.num_preemptions for request in requests))
+    (preempted,) = [request for request in requests if request.num_preemptions]
+    (other,) = [request for request in requests if not request.num_preemptions]
+    num_blocks = preempted.num_tokens // BLOCK
+    assert num_blocks > 12
+    step_until(engine, lambda: other.num_tokens > 25 * BLOCK)
+    assert preempted.num_tokens // BLOCK == num_blocks
+    assert on_gpu(engine, preempted) < num_blocks - 3
+    assert depth_of(engine, preempted) >= num_blocks - most_lost
+    come_to_rest(engine)
+
+
+SMALL: dict[str, Any] = {"chunk": 8 * BLOCK, "answer_run": 100, "max_model_len": 160}
+
+
+def test_what_a_preempted_request_leaves_on_the_gpu_is_stored_later(engines: Engines) -> None:
+    check_what_is_left_of_an_answer(lazy(engines, 40, **SMALL), most_lost=3)
+
+
+def test_so_is_most_of_it_where_steps_overlap(engines: Engines) -> None:
+    """It knows later that copies have ended."""
+    check_what_is_left_of_an_answer(lazy(engines, 40, overlapped=True, **SMALL), most_lost=8)
+
+
+def test_where_requests_may_be_preempted_blocks_are_stored_as_they_fill(engines: Engines) -> None:
+    engine = lazy(engines, 40, chunk=8 * BLOCK, max_model_len=160)
+    requests = [engine.add(document(number, 4), 60) for number in range(2)]
+    step_until(engine, lambda: requests[0].num_output_tokens > 2)
+    counts = Counts(engine)
+    assert [depth_of(engine, each) for each in requests] == [4, 4]
+    step_until(engine, lambda: requests[0].num_output_tokens > 20)
+    assert counts["stored_bytes"] > 0
+    come_to_rest(engine)
+    alone = engine.add(document(5, 4), 60)
+    step_until(engine, lambda: alone.num_output_tokens > 20)
+    assert depth_of(engine, alone) == 0
+    come_to_rest(engine)
+
+
+# What it must not do
+
+
+def test_what_the_gpus_cache_has_lost_is_not_stored(engines: Engines) -> None:
+    engine = lazy(engines, 60)
+    for number in range(7):
+        serve(engine, document(number))
+    counts = Counts(engine)
+    forget_gpu(engine)
+    requests = [serve(engine, document(number)) for number in range(20, 24)]
+    assert counts["stored_bytes"] == 0
+    assert [found(engine, request) for request in requests] == [DOCUMENT] * 4
+    come_to_rest(engine)
+
+
+def test_after_a_reset_nothing_from_before_is_stored(engines: Engines) -> None:
+    engine = lazy(engines, 60)
+    requests = [serve(engine, document(number)) for number in range(7)]
+    engine.reset()
+    assert not later_of(engine)._line
+    for number in range(20, 44):
+        serve(engine, document(number))
+    assert [depth_of(engine, request) for request in requests] == [0] * 7
+    come_to_rest(engine)
+
+
+@pytest.mark.parametrize("model", ["window", "columns"])
+def test_hybrid_models_store_at_once(engines: Engines, model: str, caplog: pytest.LogCaptureFixture) -> None:
+    logging.disable(logging.NOTSET)
+    engine = lazy(engines, 100, groups=MODELS[model])
+    assert "its blocks are stored as they fill" in caplog.text
+    assert engine.side.stores.later is None
+    counts = Counts(engine)
+    serve(engine, document(0, 12))
+    assert counts["stored_bytes"] > 0
+    come_to_rest(engine)
+
+
+@pytest.mark.parametrize("resizes", [None, Resizes(200, 1, 0.0)], ids=["", "may grow"])
+def test_auto_goes_by_the_sizes_at_the_start(engines: Engines, resizes: Resizes | None) -> None:
+    for cpu_slots, is_lazy in ((60, True), (120, True), (121, False)):
+        engine = lazy(engines, 60, cpu_slots=cpu_slots, store="auto", resizes=resizes)
+        assert (engine.side.stores.later is not None) is is_lazy
+
+
+# The pool
+
+
+def computed_in_turn(engines: Engines, prompts: list[list[int]], store: str) -> int:
+    """Tokens computed of all of them, when they have been asked for in turn several times."""
+    engine = lazy(engines, 60, cpu_slots=60, eviction_policy="lru", store=store)
+    for _ in range(4):
+        counts = Counts(engine)
+        for prompt in prompts:
+            serve(engine, prompt)
+    come_to_rest(engine)
+    return sum(map(len, prompts)) - int(counts["local_tokens"] + counts["restored_tokens"])
+
+
+def test_a_full_pool_drops_what_the_gpu_has_first(engines: Engines) -> None:
+    """Documents that fit both together, and neither alone: only their last tokens are computed."""
+    prompts = [document(number) for number in range(13)]
+    assert computed_in_turn(engines, prompts, "eager") == 13 * len(prompts[0])
+    assert computed_in_turn(engines, prompts, "lazy") == 13
+
+
+def test_it_does_not_drop_what_a_store_goes_on_behind(engines: Engines) -> None:
+    """All of the documents begin alike."""
+    prompts = [tokens(2 * BLOCK, first=99) + document(number) for number in range(13)]
+    assert computed_in_turn(engines, prompts, "lazy") == 13
+
+
+def test_a_tier_gets_what_is_stored_late() -> None:
+    """Asked again, as much is computed as where blocks are stored as they fill."""
+    computed = {}
+    for store in ("eager", "lazy"):
+        tiered = Tiered(gpu_blocks=80, chunk=CHUNK * BLOCK, store=store, limits=TierLimits(least_tokens=1))
+        prompts = [tokens(16 * BLOCK + 1, first=number) for number in range(30)]
+        requests = [serve(tiered.engine, prompt) for prompt in prompts]
+        assert found(tiered.engine, requests[0]) == 0
+        computed[store] = [tiered.ask(prompt) for prompt in prompts[:14]]
+        come_to_rest(tiered.engine)
+        tiered.engine.close()
+    assert computed["lazy"] == computed["eager"]
+    assert computed["lazy"].count(1) > 7
+
+
+# Anything
+
+
+@pytest.mark.parametrize("seed", range(OTHER_SEEDS, OTHER_SEEDS + 3))
+def test_lazy_engines_of_any_kind(seed: int) -> None:
+    run_seed(seed, kind="lazy")
