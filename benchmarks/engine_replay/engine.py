@@ -78,9 +78,10 @@ class ReplaySettings:
     `timer` gives the nanoseconds of this machine that scheduler time is measured in. They are elapsed ones,
     or with `time.thread_time_ns` those that the scheduler's thread had a processor. ``watch``: measure the
     connector's calls as well, which makes a step longer by some microseconds. ``eviction_policy`` and
-    ``store_decode_blocks`` are those of our connector, as is ``restore``. ``groups`` and ``retention`` are as
-    in ``VirtualSettings``; hashes are of blocks of ``hash_tokens``. Without ``inner_checkpoints`` ours stores
-    checkpoints where prompts end and part, and nowhere else. ``places`` are below our pool.
+    ``store_decode_blocks`` are those of our connector, as are ``restore`` and ``store``. ``groups`` and
+    ``retention`` are as in ``VirtualSettings``; hashes are of blocks of ``hash_tokens``. Without
+    ``inner_checkpoints`` ours stores checkpoints where prompts end and part, and nowhere else. ``places`` are
+    below our pool.
     The engine and its scheduler go by ``clock``; None: the engine by one of its own, the scheduler by that
     of this machine. ``overlapped``: a step is scheduled while the one before it runs, as with vLLM's async
     scheduling.
@@ -103,6 +104,7 @@ class ReplaySettings:
     inner_checkpoints: bool = True
     places: tuple[Place, ...] = ()
     restore: str = "always"
+    store: str = "eager"
     clock: VirtualClock | None = None
     overlapped: bool = False
 
@@ -328,6 +330,7 @@ def _virtual(settings: ReplaySettings) -> VirtualSettings:
         log_stats=True,
         places=settings.places,
         restore=settings.restore,
+        store=settings.store,
         overlapped=settings.overlapped,
     )
 

@@ -244,7 +244,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N,...",
         help="sizes of pools, in sizes of the GPU's cache (default: 1,2,4,8)",
     )
-    above("--gpu-scheduler", action="store_true", help="vLLM's real scheduler as well, storing at once")
+    above("--gpu-scheduler", action="store_true", help="vLLM's real scheduler as well, in each mode")
     above(
         "--gpu-window",
         type=_fractions,

@@ -21,7 +21,8 @@ from benchmarks.trace_replay.workloads import Workload, chains_in_blocks
 
 __all__ = ["SCHEDULER", "format_above", "rows_above"]
 
-SCHEDULER = "eager, vLLM's scheduler"
+SCHEDULER = {"eager, vLLM's scheduler": "eager", "lazy, vLLM's scheduler": "lazy"}
+"""Modes of the connector in vLLM's scheduler, and what its configuration says then."""
 
 _COLUMNS = (
     Column("trace", "trace"),
@@ -55,7 +56,7 @@ def rows_above(
         times: sizes of the pool, in sizes of that cache.
         windows: parts of that cache whose blocks are copied before they are evicted.
         block_tokens: tokens of a block.
-        has_scheduler: also have vLLM's real scheduler replay the requests, storing at once.
+        has_scheduler: also have vLLM's real scheduler replay the requests, with each mode of the connector.
     """
     chains = [each for each in chains_in_blocks(workload.requests, block_tokens) if each]
     distinct, longest = len({*chain(*chains)}), max(map(len, chains))
@@ -69,9 +70,11 @@ def rows_above(
             ]
             found = {case: _replay(*case, chains, gpu_blocks, pool_blocks) for case in cases}
             if has_scheduler:
-                found[SCHEDULER, 0.0] = _in_scheduler(chains, gpu_blocks, pool_blocks, block_tokens)
+                for mode, store in SCHEDULER.items():
+                    sizes = gpu_blocks, pool_blocks, block_tokens
+                    found[mode, 0.0] = _in_scheduler(chains, *sizes, store)
             eager, once = found[EAGER, 0.0], found[ONCE, 0.0]
-            stores = [mode for mode in MODES if mode != ONCE]
+            stores = {mode for mode, _ in found if mode != ONCE}
             for (mode, window), seen in found.items():
                 share = gap_closed(_rate(seen), _rate(eager), _rate(once))
                 yield {
@@ -101,11 +104,11 @@ def _rate(found: Found) -> float:
 
 
 def _in_scheduler(
-    chains: Sequence[Sequence[bytes]], gpu_blocks: int, pool_blocks: int, block_tokens: int
+    chains: Sequence[Sequence[bytes]], gpu_blocks: int, pool_blocks: int, block_tokens: int, store: str
 ) -> Found:
     from benchmarks.trace_replay.scheduler import replay_scheduler
 
-    return replay_scheduler(chains, gpu_blocks, pool_blocks, block_tokens)
+    return replay_scheduler(chains, gpu_blocks, pool_blocks, block_tokens, store)
 
 
 def _replay(

@@ -1,4 +1,4 @@
-"""The same requests through vLLM's real scheduler with our connector, to judge the model of the GPU's cache.
+"""The same requests through vLLM's real scheduler with our connector: does it do what the model does?
 
 One request after the other, with one token behind its full blocks, answered by one token. So the last block
 of each is never full, and vLLM takes it again for the next request. The engine has it, and the null block,
@@ -22,10 +22,12 @@ _BESIDE = 2
 _STEP_BLOCKS = 16
 
 
-def replay_scheduler(chains: Sequence[Chain], gpu_blocks: int, pool_blocks: int, block_tokens: int) -> Found:
-    """What the scheduler finds of these requests, which store at once; no pool: without a connector.
+def replay_scheduler(
+    chains: Sequence[Chain], gpu_blocks: int, pool_blocks: int, block_tokens: int, store: str = "eager"
+) -> Found:
+    """What the scheduler finds of these requests; ``store`` as in the connector's configuration.
 
-    What is stored is not counted.
+    No pool: without a connector.
     """
     longest = max(map(len, chains))
     settings = ReplaySettings(
@@ -36,15 +38,23 @@ def replay_scheduler(chains: Sequence[Chain], gpu_blocks: int, pool_blocks: int,
         chunk=_STEP_BLOCKS * block_tokens,
         max_model_len=(longest + 1) * block_tokens,
         watch=False,
+        store=store,
         time=TimeModel(link_bytes_per_second=1e18),
     )
     engine = ReplayEngine(settings)
     try:
         seen = replay(engine, _requests(chains, block_tokens))
+        num_stored = _num_stored(engine) if pool_blocks else 0
     finally:
         engine.close()
     accessed = sum(map(len, chains))
-    return Found(accessed, seen.hit_tokens_gpu // block_tokens, seen.hit_tokens_cpu // block_tokens)
+    on_gpu, in_pool = seen.hit_tokens_gpu // block_tokens, seen.hit_tokens_cpu // block_tokens
+    return Found(accessed, on_gpu, in_pool, num_stored)
+
+
+def _num_stored(engine: ReplayEngine) -> int:
+    side = engine.connector._scheduler
+    return int(side.metrics.totals.get("stored_bytes", 0)) // int(side._common.slot_bytes)
 
 
 def _requests(chains: Sequence[Chain], block_tokens: int) -> Iterator[ReplayRequest]:
