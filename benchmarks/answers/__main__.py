@@ -147,7 +147,7 @@ def _count_stores(engine: ReplayEngine, scene: Scene) -> dict[str, int]:
                 counts["answer_blocks_after"] += num_blocks
         return begin(pending, plan, blocks)
 
-    stores._begin = counted
+    stores._begin = stores.ended._begin = counted
     return counts
 
 
