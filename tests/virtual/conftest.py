@@ -1,5 +1,6 @@
 """The virtual engine's own noise: faults made on purpose are not worth a warning each."""
 
+import gc
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +9,9 @@ import pytest
 
 from offload.testing.virtual import VirtualEngine
 from tests.virtual.driver import Engines, make_engine
+
+gc.collect()
+gc.freeze()  # what modules are made of stays: so engines that are over are collected sooner
 
 
 @pytest.fixture(autouse=True)
