@@ -108,7 +108,7 @@ def test_commands_and_their_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_keys_of_a_trace(tmp_path: Path) -> None:
     recorder = TraceRecorder(tmp_path / "trace.jsonl", 512)
-    recorder.record(0.0, 512, 1, [b"0" * 32])
+    recorder.record(0.0, 512, 1, [b"0" * 32], ending="stop")
     recorder.close()
     line = json.loads((tmp_path / "trace.jsonl").read_text())
     [cell] = [cell for name, cell in table(section("Files")).items() if name == "a recorded trace"]
