@@ -200,15 +200,16 @@ class Engine(Protocol):
     def num_intact(self, blocks: Sequence[Any], hashes: Sequence[bytes]) -> int:
         """How many leading ones of these blocks the prefix cache has under these hashes. O(these), in C."""
 
-    def cached(self, hashes: Sequence[bytes]) -> GpuBlocks:
-        """The blocks that the prefix cache has under these hashes, up to the first that it lacks."""
-
     def has(self, prefix_hash: bytes) -> bool:
         """Whether its prefix cache has the block of full attention with that hash."""
 
     @property
     def num_cached_blocks(self) -> int:
-        """GPU blocks that the prefix cache has."""
+        """Prefix hashes that the prefix cache has."""
+
+    @property
+    def next_unhashed(self) -> int | None:
+        """The id of the free block that is taken next; None if the prefix cache has it, or there is none."""
 
     def is_ending(self) -> bool:
         """Whether the engine shuts down, and makes steps for as long as there is work."""

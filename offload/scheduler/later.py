@@ -1,7 +1,7 @@
 """What requests that are over have left on the GPU is stored before the GPU evicts it, and not earlier."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -90,6 +90,7 @@ class Later:
         self._num_due = 0  # blocks
         self._num_remembered = 0  # positions
         self._num_running = 0
+        self._num_unused = common.engine.num_blocks  # at most
         self._has_twice: dict[int, Left] = {}  # of the line: some of it was in the pool when they ended
         self._waiting: dict[str, _Waiting] = {}
         self._strangers: set[str] = set()  # requests that run, and will not leave all that others left them
@@ -125,14 +126,6 @@ class Later:
         if blocks:
             self._leave(pending, blocks)
             self._take_turns(self._window, ended=pending)
-
-    def was_preempted(self, pending: Pending) -> None:
-        """A request has lost its blocks, and is to begin anew. The GPU may still have the full ones."""
-        num_storable = pending.num_storable if pending.stores_answer else pending.num_prompt_blocks
-        blocks = self._engine.cached(pending.chain[:num_storable])
-        if blocks:
-            left = replace(pending, is_over=True, blocks=[], num_in_flight=0, lost={})
-            self._leave(left, blocks)
 
     def must_wait(self, request: Request, num_local: int, num_external: int) -> bool:
         """Whether a request, for which we have so many tokens, waits for stores of what it has evicted.
@@ -244,10 +237,14 @@ class Later:
         """GPU blocks, of those that are evicted next, that are due."""
         return _STEPS * (self._step_blocks + self._num_running)
 
-    @property
-    def _num_unused(self) -> int:
-        """Free blocks that nothing is lost with, at least: they are taken before all others."""
-        return max(0, self._engine.num_free - self._engine.num_cached_blocks)
+    def _count_unused(self) -> int:
+        """Free blocks that nothing has been in yet. They are taken before all others, in the order of ids.
+
+        Once something is lost with the next one there are none.
+        """
+        first = self._engine.next_unhashed
+        self._num_unused = 0 if first is None else min(self._num_unused, self._engine.num_blocks - first)
+        return self._num_unused
 
     @property
     def _num_held(self) -> int:
@@ -257,14 +254,14 @@ class Later:
     @property
     def _num_ready(self) -> int:
         """Blocks that can be evicted without a loss, at least."""
-        return self._num_unused + self._num_due - self._num_held
+        return self._count_unused() + self._num_due - self._num_held
 
     def _take_turns(self, window: int, ended: Pending | None = None) -> None:
         """Requests have their turn until so many blocks are due, or unused, beside those that are held.
 
         ``ended`` still has its own.
         """
-        window += min(self._num_held, int(self._engine.num_blocks * _MOST_COPIED)) - self._num_unused
+        window += min(self._num_held, int(self._engine.num_blocks * _MOST_COPIED)) - self._count_unused()
         for left in list(islice(self._line.values(), _LOOKED_AT)):
             if self._num_due >= window:
                 break

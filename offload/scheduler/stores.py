@@ -141,8 +141,6 @@ class Stores:
         for request_id in step.preempted_req_ids or ():
             preempted = backlog.get(request_id)
             is_back = preempted is not None and self._engine.state(preempted.request) is not State.PREEMPTED
-            if self.later is not None and preempted is not None and not is_back:
-                self.later.was_preempted(preempted)
             backlog.set_aside(request_id, is_back=is_back)
         self.holds.begin_step(step)
         self.checkpoints.begin_step(step)

@@ -258,10 +258,6 @@ class MemoryEngine:
         pairs = zip(blocks, hashes, strict=True)
         return sum(1 for _ in takewhile(lambda pair: pair[0].prefix_hash == pair[1], pairs))
 
-    def cached(self, hashes: Sequence[bytes]) -> list[MemoryBlock]:
-        """Those that the cache has of these, up to the first that it lacks."""
-        return [self._cached[each] for each in takewhile(self._cached.__contains__, hashes)]
-
     def is_ending(self) -> bool:
         """It does not."""
         return False
@@ -292,8 +288,14 @@ class MemoryEngine:
 
     @property
     def num_cached_blocks(self) -> int:
-        """GPU blocks that the prefix cache has."""
+        """Prefix hashes that the prefix cache has."""
         return len(self._cached)
+
+    @property
+    def next_unhashed(self) -> int | None:
+        """The id of the free block that is taken next; None if the prefix cache has it, or there is none."""
+        first = next(iter(self._free), None)
+        return None if first is None or first.prefix_hash is not None else first.block_id
 
     def num_lacking(self, request: MemoryRequest, num_tokens: int) -> int:
         """Free blocks that it takes for ``num_tokens`` of the request, with those that the cache has."""

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, repeat, takewhile
+from itertools import pairwise, repeat
 from operator import add, attrgetter, eq
 from typing import TYPE_CHECKING, Any, overload
 
@@ -263,20 +263,23 @@ class VllmEngine:
         same = list(map(eq, map(_block_hash, blocks), map(add, hashes, repeat(of_group))))
         return same.index(False) if False in same else len(same)
 
-    def cached(self, hashes: Sequence[bytes]) -> GpuBlocks:
-        """The blocks that the prefix cache has under these hashes, up to the first that it lacks."""
-        find, group = self._pool.get_cached_block, self._group_ids[:1]
-        found = takewhile(bool, (find(each, group) for each in hashes))
-        return [blocks[0] for blocks in found]
-
     def has(self, prefix_hash: bytes) -> bool:
         """Whether its prefix cache has the block of full attention with that hash."""
         return self._pool.get_cached_block(prefix_hash, self._group_ids[:1]) is not None
 
     @property
     def num_cached_blocks(self) -> int:
-        """GPU blocks that the prefix cache has."""
+        """Prefix hashes that the prefix cache has; it may have several blocks of one."""
         return len(self._pool.cached_block_hash_to_block)
+
+    @property
+    def next_unhashed(self) -> int | None:
+        """The id of the free block that is taken next; None if the prefix cache has it, or there is none."""
+        if not self.num_free:
+            return None
+        first = self._pool.free_block_queue.fake_free_list_head.next_free_block
+        number: int = first.block_id
+        return number if first.block_hash is None else None
 
     def is_ending(self) -> bool:
         """Asked while vLLM asks whether there is work: its engine core does so in one place as it shuts down.

@@ -193,7 +193,6 @@ _ROWS = [
     ("later", f"{_LATER}._take_turns", "self._take_turn(left, is_freed=left.pending is not ended)", "pass"),
     ("later", f"{_LATER}._window", "_STEPS *", ""),
     ("later", f"{_LATER}.has_begun", "self._take_turn(self._line[serial])", "pass"),
-    ("later", f"{_LATER}.was_preempted", "self._leave(left, blocks)", "pass"),
     ("later", f"{_LATER}.must_wait", "return True", "return False"),
     (
         "later",
