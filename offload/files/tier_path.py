@@ -220,8 +220,8 @@ def _delete(found: Found) -> None:
 
 def _look_at(path: Path) -> Found:
     num_bytes, disk_bytes, used_at = 0, 0, 0.0
-    with explained(path, "look at this directory"), suppress(FileNotFoundError):
-        for entry in os.scandir(path):
+    with explained(path, "look at this directory"), suppress(FileNotFoundError), os.scandir(path) as entries:
+        for entry in entries:
             found = entry.stat(follow_symlinks=False)
             num_bytes += max(found.st_size, 512 * found.st_blocks)
             disk_bytes += 512 * found.st_blocks

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -336,6 +337,26 @@ def start(tiers: Tiers) -> Iterator[Start]:
 def said(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
+
+
+def test_files_that_vanish_while_it_looks_leave_nothing_open(
+    tiers: Tiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiers.free("old")
+    scan, opened = os.scandir, []
+
+    def scan_and_delete(directory: Path) -> Any:
+        opened.append(scan(directory))
+        next(opened[0])  # all names are read at once
+        for name in os.listdir(path):
+            (path / name).unlink()
+        return opened[-1]
+
+    monkeypatch.setattr(os, "scandir", scan_and_delete)
+    [found] = look_around(tiers.root)
+    monkeypatch.undo()
+    assert found.path == path
+    assert list(opened[0]) == []  # one that is open goes on
 
 
 def test_processes_at_once_have_one_each(start: Start) -> None:
