@@ -8,6 +8,7 @@ from allocator.bags import BagState
 from allocator.conservation import check_conserved
 from allocator.errors import ChainError
 from allocator.events import EventLog
+from allocator.hollow import Hollow
 from allocator.leases import Leases
 from allocator.node import Node, Pin, Place
 from allocator.pins import Pins
@@ -84,7 +85,10 @@ class CpuOffloadingBlockAllocator:
         self._pins = Pins(*parts, self._room)
         self._planning = Planning(*parts, self._room, self._stores)
         self.adopting = Adopting(*parts, self._log)
-        self.resizing = Resizing(*parts, self._room, self._cut)
+        self.hollow = Hollow(
+            *parts, self._room, self._stores, self._planning, self._pins, self._log, self._cut
+        )
+        self.resizing = Resizing(*parts, self._room, self._cut, self.hollow.empty_node)
         self.leases = Leases(self._tree, self._ranking, self._policy, self._room)
         self.shedding = Shedding(self._tree, self._policy, self._room)
         self._step_work = self._work_left = _STEP_WORK
@@ -166,7 +170,7 @@ class CpuOffloadingBlockAllocator:
         if self._tree.has_checkpoints:
             checkpoint = self._tree.last_checkpoint(self._tree.find(chain, limit), beyond)
             return 0 if checkpoint is None else checkpoint.depth
-        depth = self._resident_part(chain, limit).depth
+        depth = self._resident_part(chain, limit, beyond).depth
         return depth if depth > beyond else 0
 
     def known_depth(self, chain: Sequence[bytes], stop: int) -> int:
@@ -336,14 +340,12 @@ class CpuOffloadingBlockAllocator:
 
         Nothing happens unless it is complete. O(log n).
         """
-        node = self._tree.node_at(chain, 0, depth - 1) if depth > 0 else None
-        if node is not None:
+        if depth > 0 and (node := self._tree.node_at(chain, 0, depth - 1)) is not None:
             self._room.remove_bag(node, depth, BagState.COMPLETE)
 
     def forget(self, first_hash: bytes) -> None:
         """All chains that begin so leave the pool, also what is on its way there. Like ``reset``."""
-        node = self._tree.node_at([first_hash], 0, 0)
-        if node is not None:
+        if (node := self._tree.node_at([first_hash], 0, 0)) is not None:
             self.departures.note(first_hash, is_evicted=False)
             self._cut(Place(node, 0))
 
@@ -381,7 +383,7 @@ class CpuOffloadingBlockAllocator:
         """Tree, pool, policy, pins and plans agree. O(pool); for tests."""
         self._stores.orphan()
         own = (self._pool, self._tree, self._uncached, self._stores, self._pins)
-        for part in (*own, self.leases, self.departures, self.resizing):
+        for part in (*own, self.leases, self.hollow, self.departures, self.resizing):
             part.check_invariants()
         self._policy.check_invariants([*self._tree.nodes(), *self._tree.dead_nodes()])
         self._log.check_invariants(self._tree.num_cuts)
@@ -390,8 +392,8 @@ class CpuOffloadingBlockAllocator:
 
     # Private
 
-    def _resident_part(self, chain: Sequence[bytes], stop: int) -> Place:
-        return self._tree.resident_part(self._tree.find(chain, stop))
+    def _resident_part(self, chain: Sequence[bytes], stop: int, beyond: int = 0) -> Place:
+        return self._tree.slotted_part(self._tree.find(chain, stop), beyond)
 
     def _cut(self, place: Place) -> None:
         """Everything after ``place`` is unknown from now on, and goes as soon as there is time for that."""

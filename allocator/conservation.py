@@ -22,6 +22,7 @@ def check_slots(tree: PrefixTree, pool: SlotPool, plans: PlansInFlight) -> None:
     nodes = list(tree.nodes())
     resident = [flat(node.slots[: node.resident]) for node in (*nodes, *tree.dead_nodes())]
     filling = [flat(node.slots[node.resident :]) for node in nodes] + _bags(nodes, BagState.FILLING)
+    filling += [flat(plan.slots) for plan in plans.wanted() if plan.claim is not None]
     bagged = _bags([*nodes, *tree.dead_nodes()], BagState.COMPLETE)
     orphaned = plans.orphaned_slots()
     owned = np.concatenate([*resident, *bagged, *filling, orphaned, pool.leaving()])

@@ -51,7 +51,12 @@ class EventLog:
         if self.is_on and len(removed.slots):
             for event in _of_bags(removed):
                 self.record(event)
-            self.record(Evicted(removed.hashes))
+            self.emptied(self._told(removed))
+
+    def emptied(self, hashes: Sequence[bytes]) -> None:
+        """Positions with these hashes have no slots any more."""
+        if self.is_on and len(hashes):
+            self.record(Evicted(hashes))
 
     def bag_removed(self, node: Node, checkpoint: Checkpoint) -> None:
         """A bag of ``node`` leaves alone."""
@@ -68,7 +73,8 @@ class EventLog:
         self.end_cuts(num_cuts)
         if self.is_on and removed.resident:
             self._events += _of_bags(removed)
-            self._events.append(Evicted(removed.resident_hashes))
+            if len(hashes := self._told(removed)):
+                self._events.append(Evicted(hashes))
 
     def end_cuts(self, num_left: int) -> None:
         """All cuts but the last so many have been taken away."""
@@ -90,6 +96,13 @@ class EventLog:
         )
 
     # Private
+
+    def _told(self, removed: Removed) -> Sequence[bytes]:
+        """Hashes of what was resident and had a slot."""
+        hashes, slots = removed.resident_hashes, removed.slots[: removed.resident]
+        if not self._tree.is_gapped or slots.min() >= 0:
+            return hashes
+        return [each for each, slot in zip(hashes, slots[:, 0].tolist(), strict=True) if slot >= 0]
 
     def _hashes_of_bag(self, plan: StorePlan) -> list[bytes]:
         last = self._tree.node_at(plan.hashes, plan.start, plan.stop - 1, plan.lead)

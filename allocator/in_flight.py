@@ -29,6 +29,10 @@ class PlansInFlight:
         """Its bytes are here."""
         self._landed[plan.plan_id] = self._copying.pop(plan.plan_id)
 
+    def end(self, plan: StorePlan) -> None:
+        """Its bytes are here, and nothing is awaited."""
+        del self._copying[plan.plan_id]
+
     def landed(self) -> list[StorePlan]:
         """Plans that wait for an earlier position."""
         return list(self._landed.values())
@@ -70,6 +74,10 @@ class PlansInFlight:
         if self._orphans.pop(plan.plan_id, None) is None:
             raise _stale(plan)
         return True
+
+    def all(self) -> Iterator[StorePlan]:
+        """Those that have not ended."""
+        return chain(self._copying.values(), self._landed.values(), self._orphans.values())
 
     def wanted(self) -> Iterator[StorePlan]:
         """All but orphans."""

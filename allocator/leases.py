@@ -8,7 +8,7 @@ import numpy as np
 from allocator.bags import Checkpoint
 from allocator.covered import Covered
 from allocator.errors import ChainError, StalePlanError
-from allocator.node import NO_PINS, Node, Pin, Place
+from allocator.node import NO_PINS, Claim, Node, Pin, Place
 from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
 from allocator.room import Room
@@ -106,7 +106,9 @@ class Leases:
     def check_invariants(self) -> None:
         """Each hangs where it says, or on nothing that is left, and what they keep is counted."""
         nodes = [*self._tree.nodes(), *self._tree.dead_nodes()]
-        hanging = {pin for node in nodes for pin in node.pins if not len(pin.slots)}
+        hanging = {
+            pin for node in nodes for pin in node.pins if not (len(pin.slots) or isinstance(pin, Claim))
+        }
         assert hanging == {lease for lease in self._leases if lease.node is not None}, (
             f"{len(hanging)} leases hang in the tree, {len(self._leases)} are known"
         )

@@ -212,6 +212,10 @@ class Pin:
         return None if self.checkpoint is None else self.checkpoint.slots
 
 
+class Claim(Pin):
+    """A pin of no slots: the GPU has all positions up to the end of ``node``. So they stay in the tree."""
+
+
 class Removed(NamedTuple):
     """Positions from ``start`` on that left ``node``: ``resident`` ones first, the others were filling.
 

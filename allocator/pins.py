@@ -37,7 +37,7 @@ class Pins:
 
     def make(self, chain: Sequence[bytes], start: int, stop: int) -> Pin:
         """See ``CpuOffloadingBlockAllocator.pin``."""
-        place = self._tree.resident_part(self._tree.find(chain, stop))
+        place = self._tree.slotted_part(self._tree.find(chain, stop), start)
         if place.depth != stop or not 0 <= start < stop:
             raise ChainError(
                 f"cannot pin positions {start} to {stop}: {place.depth} are resident; look the chain up first"

@@ -47,7 +47,26 @@ class Planning:
         self._room.departures.whom = ""
         return plan
 
+    def room_for(self, num_slots: int, leaf: Node | None) -> int:
+        """Evict for so many slots of positions that are in the tree; returns how many of them can be had now.
+
+        Nothing is evicted any more once ``leaf``, which is theirs, is worth least; None: others need them.
+        """
+        while self._pool.num_free < num_slots and not (leaf is not None and self._is_coldest(leaf)):
+            if not self._tree.has_dead and self._policy.choose() is None:
+                break
+            self._room.make(num_slots, None, self._policy, most_bites=1)
+        self._room.departures.whom = ""
+        return min(num_slots, self._pool.num_free)
+
     # Private
+
+    def _is_coldest(self, leaf: Node) -> bool:
+        """Whether it would go next if nothing kept it."""
+        self._policy.enter(leaf)
+        coldest = self._policy.choose()
+        self._policy.leave(leaf)
+        return coldest is leaf
 
     def _plan(
         self,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from allocator.node import Pin
 from allocator.slot_pool import Slots, flat
 
 
@@ -31,6 +32,7 @@ class StorePlan(NamedTuple):
         lead: prefix hashes of a few positions right before ``start``; none only at the start of a chain.
         bag: where the bag of the checkpoint at ``stop`` goes, ``int64[num_bag]``; None without one.
         note: what the caller wants to be told with the events ``Stored`` and ``BagStored``.
+        claim: keeps its positions, which are in the tree and hollow until then; None: they are filling.
     """
 
     plan_id: int
@@ -40,6 +42,7 @@ class StorePlan(NamedTuple):
     lead: list[bytes]
     bag: Slots | None = None
     note: object = None
+    claim: Pin | None = None
 
     @property
     def stop(self) -> int:

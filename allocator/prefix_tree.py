@@ -29,13 +29,15 @@ from allocator.slot_pool import Slots
 class PrefixTree:
     """Segments, their checkpoints and their index.
 
-    Columns: slots per chain position, one for models with one cache group. Without any, positions are
-    *hollow*: they have a hash and no slot. ``has_checkpoints``: of models with windows or states.
+    Columns: slots per chain position, one for models with one cache group. ``has_checkpoints``: of models
+    with windows or states. *Hollow* positions have a hash and no slot: all of them without columns, and
+    some with one column once the tree ``is_gapped``.
     """
 
     def __init__(self, columns: int = 1, stride: int = STRIDE, has_checkpoints: bool = False) -> None:
         self.columns = columns
         self.has_checkpoints = has_checkpoints
+        self.is_gapped = False
         self._width: int | None = None  # bytes per prefix hash, all of one length
         self._table = NodeTable(columns)
         self._index = PositionIndex(self._table, stride)
@@ -86,6 +88,20 @@ class PrefixTree:
             node = node.parent
         return Place(node, depth)
 
+    def slotted_part(self, place: Place, beyond: int = 0) -> Place:
+        """The resident part of that chain up to the first hollow position that is not before ``beyond``.
+
+        As ``resident_part``. Where there are gaps, it is O(1) array work per position behind ``beyond``, too.
+        """
+        node, depth = place = self.resident_part(place)
+        if self.is_gapped and depth > beyond:
+            is_hollow = self.slots_of(place, beyond)[:, 0] < 0
+            if is_hollow.any():
+                depth = beyond + int(is_hollow.argmax())
+                while node.parent is not None and node.start >= depth:
+                    node = node.parent
+        return Place(node, depth)
+
     def last_checkpoint(self, place: Place, beyond: int = 0) -> Checkpoint | None:
         """The deepest complete one up to ``place`` that is deeper than ``beyond``. O(log n + segments)."""
         node, depth = place
@@ -129,6 +145,14 @@ class PrefixTree:
             node = node.parent
         parts.reverse()
         return np.concatenate(parts) if parts else np.empty((0, self.columns), dtype=np.int64)
+
+    def set_slots(self, place: Place, positions: Slots, slots: Slots) -> None:
+        """``positions``, ascending and before ``place.depth``, have these slots now. O(segments)."""
+        node, stop = place.node, len(positions)
+        while stop and node.parent is not None:
+            start = int(np.searchsorted(positions[:stop], node.start))
+            node.slots[positions[start:stop] - node.start, 0] = slots[start:stop]
+            node, stop = node.parent, start
 
     def hashes_before(self, place: Place, num_positions: int) -> list[bytes]:
         """Those of up to so many positions right before ``place.depth``, in chain order. O(segments)."""

@@ -29,7 +29,8 @@ class Ranking(Caller[Node]):
         self._tree = tree
         self._log = log
         self._max_joined = _MAX_JOINED
-        self.covered = Covered()
+        self.covered = Covered()  # by leases
+        self.claimed = Covered()
         self._to_join: Node | None = None  # where a path ends that one call could not join whole
         self.loose: list[Node] = []
         """Leaves that are to be trimmed back to their last checkpoints; see ``trim_loose``."""
@@ -71,6 +72,7 @@ class Ranking(Caller[Node]):
             return node
         new = self._tree.split(place)
         self.covered.split(node, new)
+        self.claimed.split(node, new)
         self.after_split(node, new)
         return new if new.end == depth else node
 
@@ -180,6 +182,7 @@ class Ranking(Caller[Node]):
             num_cuts = self._tree.num_cuts
             part = self._tree.trim(node, work)
             self.covered.resized(node)
+            self.claimed.resized(node)
             removed.append(part)
             self._log.take_away(part, num_cuts)
             work -= len(part.slots) + _NODE_WORK * (1 + len(part.pins))
@@ -230,6 +233,7 @@ class Ranking(Caller[Node]):
         self._policy.leave(parts[0])
         joined = self._tree.join(parts)
         self.covered.joined(joined, parts)
+        self.claimed.joined(joined, parts)
         self.after_join(joined, [part for part in parts if part is not joined])
         return joined
 

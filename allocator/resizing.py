@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import numpy.typing as npt
 
 from allocator.bags import BagState
 from allocator.node import Node, Place
@@ -30,10 +31,13 @@ class Resizing:
         policy: EvictionPolicy[Node],
         room: Room,
         cut: Callable[[Place], None],
+        empty: Callable[[Node, npt.NDArray[np.bool_]], None],
     ) -> None:
-        """``cut``: ends what is after a place."""
+        """``cut``: ends what is after a place; ``empty``: of ``Hollow.empty_node``."""
         self._tree = tree
         self._covered = ranking.covered
+        self._claimed = ranking.claimed
+        self._empty_claimed = empty
         self._pool = pool
         self._policy = policy
         self._room = room
@@ -122,7 +126,10 @@ class Resizing:
         if node in self._covered or (isinstance(self._policy, HintedPolicy) and self._policy.pins(node)):
             return
         rows = node.slots[: node.resident]
-        is_closed = (self._pool.is_closed(rows) & (rows >= 0)).any(axis=1)
+        is_closed: npt.NDArray[np.bool_] = np.any(self._pool.is_closed(rows) & (rows >= 0), axis=1)
+        if is_closed.any() and node in self._claimed:
+            self._empty_claimed(node, is_closed)
+            return
         if is_closed.any():
             position = node.start + int(np.argmax(is_closed))
             self._room.departures.note(node.hash_at(position - node.start), is_evicted=True)

@@ -173,8 +173,9 @@ class Room:
         self._log.evicted(removed)
         if len(removed.slots):
             self.departures.note(removed.hashes[0], is_evicted=is_evicted)
-        self.num_evicted += len(removed.slots)
-        self._pool.move(flat(removed.slots), SlotState.RESIDENT, SlotState.FREE)
+        slots = flat(removed.slots)
+        self.num_evicted += len(slots) if self._tree.is_gapped else len(removed.slots)
+        self._pool.move(slots, SlotState.RESIDENT, SlotState.FREE)
         for checkpoint in removed.bags or ():
             give_back_bag(self._pool, checkpoint)
 

@@ -221,7 +221,7 @@ class SlotQueue(SlotPool):
 def flat(slots: Slots) -> Slots:
     """All slots of an array of rows, without the absent columns."""
     row = slots.reshape(-1)
-    return row if slots.ndim == 1 or slots.shape[1] == 1 else row[row >= 0]
+    return row if slots.ndim == 1 or not len(row) or row.min() >= 0 else row[row >= 0]
 
 
 def check_sizes(capacity: int, columns: int, bag_slots: int) -> None:

@@ -1,9 +1,12 @@
 """Store plans from begin to end: when their positions become resident, and which are no longer wanted."""
 
+from collections.abc import Callable
 from itertools import count
 
+import numpy as np
+
 from allocator.in_flight import PlansInFlight
-from allocator.node import Node
+from allocator.node import Node, Pin, Place
 from allocator.plans import StorePlan
 from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
@@ -24,8 +27,14 @@ class StorePlans:
         self._pool = pool
         self._plan_ids = count()
         self._has_cut = False
+        self.end_claim: Callable[[Pin], None] = lambda claim: None
         self.plans = PlansInFlight()
         """Those that have not ended."""
+
+    @property
+    def num_claims(self) -> int:
+        """Of plans that have not ended. O(these)."""
+        return sum(plan.claim is not None for plan in self.plans.all())
 
     def begin(
         self,
@@ -35,12 +44,13 @@ class StorePlans:
         lead: list[bytes],
         bag: Slots | None = None,
         note: object = None,
+        claim: Pin | None = None,
     ) -> StorePlan:
         """A plan for positions from ``start`` on, filling in the tree. ``lead``: of ``PrefixTree``.
 
-        ``bag``: of a checkpoint after them, filling in the tree too; ``note``: of ``StorePlan``.
+        ``bag``: of a checkpoint after them, filling in the tree too; ``note``, ``claim``: of ``StorePlan``.
         """
-        plan = StorePlan(next(self._plan_ids), start, hashes, slots, lead, bag, note)
+        plan = StorePlan(next(self._plan_ids), start, hashes, slots, lead, bag, note, claim)
         self.plans.begin(plan)
         return plan
 
@@ -56,6 +66,8 @@ class StorePlans:
             self.plans.orphan(plan)
         if self.end_orphan(plan):
             return None
+        if plan.claim is not None:
+            return [plan] if self._fill(plan, plan.claim) else None
         self.plans.land(plan)
         settled = [plan] if self._settle(plan) else []
         while settled and (more := [landed for landed in self.plans.landed() if self._settle(landed)]):
@@ -70,7 +82,7 @@ class StorePlans:
         Raises:
             StalePlanError: the plan was ended before.
         """
-        if not self.plans.orphan(plan):
+        if not self.plans.orphan(plan) or plan.claim is not None:
             return None
         node = self._node_of(plan)
         assert node or self._has_cut, f"store plan {plan.plan_id} is in flight but not in the tree"
@@ -80,6 +92,8 @@ class StorePlans:
         """Free the slots of an orphaned plan. False if the plan is still wanted."""
         if is_orphan := self.plans.end_orphan(plan):
             self._pool.move(plan.all_slots, SlotState.FILLING, SlotState.FREE)
+            if plan.claim is not None:
+                self.end_claim(plan.claim)
         return is_orphan
 
     def note_cut(self) -> None:
@@ -108,11 +122,26 @@ class StorePlans:
     def _node_of(self, plan: StorePlan) -> Node | None:
         """Where the positions of a plan begin, or its checkpoint hangs; None once they have left the tree."""
         position = plan.start if plan.hashes else plan.start - 1
+        if plan.claim is not None:
+            position = plan.stop - 1  # a cut may be anywhere before it
         return self._tree.node_at(plan.hashes, plan.start, position, plan.lead)
 
     def _is_gone(self, plan: StorePlan) -> bool:
         """Whether its positions have left the tree since plans were last asked. Asks no other plan."""
         return self._has_cut and self._node_of(plan) is None
+
+    def _fill(self, plan: StorePlan, claim: Pin) -> bool:
+        """Positions of a plan have their slots, those that are still hollow. Whether that are any."""
+        self.plans.end(plan)
+        node = self._tree.node_at(plan.hashes, plan.start, plan.stop - 1, plan.lead)
+        assert node is not None, f"store plan {plan.plan_id} fills what is not in the tree"
+        place, slots = Place(node, plan.stop), flat(plan.slots)
+        is_hollow = self._tree.slots_of(place, plan.start)[:, 0] < 0
+        self._tree.set_slots(place, plan.start + np.flatnonzero(is_hollow), slots[is_hollow])
+        self._pool.move(slots[is_hollow], SlotState.FILLING, SlotState.RESIDENT)
+        self._pool.move(slots[~is_hollow], SlotState.FILLING, SlotState.FREE)
+        self.end_claim(claim)
+        return bool(is_hollow.any())
 
     def _settle(self, plan: StorePlan) -> bool:
         """Make a landed plan resident, if what is before it is, and if it is wanted still."""

@@ -274,8 +274,10 @@ class Audit(SchedulerAudit):
         for number, group in enumerate(settings.cache_groups):
             size = group.tokens_of_block(settings.dcp)
             for offset in range(0, settings.block_tokens if group.kind == FULL else 0, size):
-                slots = node.slots[: node.resident, column].tolist()
-                self._check_slots(node, slots, number, rows[:, offset : offset + size])
+                slots = node.slots[: node.resident, column]
+                has_slot = slots >= 0  # what is hollow is on the GPU only
+                part = rows[has_slot, offset : offset + size]
+                self._check_slots(node, slots[has_slot].tolist(), number, part)
                 column += 1
         for checkpoint in complete_bags(node):
             self._check_bag(node, checkpoint)

@@ -1,0 +1,414 @@
+"""Positions that only the GPU has: they have no slot, and nothing is ever read for them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from allocator import ChainError, CpuOffloadingBlockAllocator, Pin, StalePlanError, StorePlan, serve
+from allocator.node import Place
+from allocator.plans import Evicted, Stored
+from evictor import HintedPolicy, make_policy
+from tests.strategies import thorough
+
+CHAIN = [bytes([number]) * 16 for number in range(10)]
+BRANCH = [*CHAIN[:4], *(bytes([number]) * 16 for number in range(100, 106))]
+OTHER = [bytes([number]) * 16 for number in range(200, 210)]
+
+
+def allocator_of(num_slots: int = 20, **options: Any) -> CpuOffloadingBlockAllocator:
+    policy = HintedPolicy(make_policy("hazard", 2 * num_slots), num_slots // 2, lambda: 0.0)
+    return CpuOffloadingBlockAllocator(num_slots, policy=policy, **options)
+
+
+def fill(allocator: CpuOffloadingBlockAllocator, chain: list[bytes], start: int, stop: int) -> None:
+    plan = allocator.hollow.plan(chain, start, stop, stop - start)
+    assert plan is not None and plan.start == start and plan.stop == stop
+    assert allocator.commit(plan)
+
+
+def test_what_is_claimed_is_known_and_takes_no_slots() -> None:
+    allocator = allocator_of()
+    claim = allocator.hollow.claim(CHAIN, 10)
+    assert allocator.known_depth(CHAIN, 10) == 10
+    assert allocator.resident_depth(CHAIN) == allocator.usable_depth(CHAIN, 10, 4) == 0
+    assert allocator.num_free == 20 and allocator.hollow.lacking(CHAIN, 2, 10).all()
+    with pytest.raises(ChainError, match="cannot pin"):
+        allocator.pin(CHAIN, 0, 10)
+    allocator.check_invariants()
+    assert claim is not None
+    allocator.hollow.end(claim)
+    assert allocator.known_depth(CHAIN, 10) == 0
+    with pytest.raises(StalePlanError, match="was ended before"):
+        allocator.hollow.end(claim)
+
+
+def test_a_tail_is_found_behind_what_the_gpu_has() -> None:
+    allocator = allocator_of()
+    claim = allocator.hollow.claim(CHAIN, 10)
+    fill(allocator, CHAIN, 6, 10)
+    assert [allocator.usable_depth(CHAIN, 10, beyond) for beyond in range(10)] == [0] * 6 + [10] * 4
+    assert allocator.resident_depth(CHAIN) == 0
+    assert len(allocator.pin(CHAIN, 6, 10).slots) == 4
+    with pytest.raises(ChainError, match="cannot pin"):
+        allocator.pin(CHAIN, 5, 10)
+    shorter = allocator.hollow.claim(CHAIN, 6)
+    assert claim is not None and shorter is not None
+    allocator.hollow.end(claim)
+    assert allocator.known_depth(CHAIN, 10) == 10
+    allocator.check_invariants()
+
+
+def test_what_the_gpu_lost_without_a_copy_goes_with_all_behind_it() -> None:
+    allocator = allocator_of()
+    claim = allocator.hollow.claim(CHAIN, 10)
+    fill(allocator, CHAIN, 0, 3)
+    fill(allocator, CHAIN, 6, 10)
+    shorter = allocator.hollow.claim(CHAIN, 5)
+    assert claim is not None and shorter is not None
+    allocator.hollow.end(claim)
+    allocator.tidy()
+    assert allocator.known_depth(CHAIN, 10) == 5 and allocator.num_free == 17
+    allocator.hollow.end(shorter)
+    assert allocator.known_depth(CHAIN, 10) == allocator.resident_depth(CHAIN) == 3
+    allocator.check_invariants()
+
+
+def test_a_gap_that_another_claims_stays() -> None:
+    allocator = allocator_of()
+    first, second = allocator.hollow.claim(CHAIN, 10), allocator.hollow.claim(BRANCH, 10)
+    fill(allocator, CHAIN, 6, 10)
+    assert first is not None and second is not None
+    allocator.hollow.end(first)
+    assert allocator.known_depth(CHAIN, 10) == 4
+    assert allocator.known_depth(BRANCH, 10) == 10
+    allocator.check_invariants()
+
+
+def test_what_is_claimed_loses_its_slots_from_its_beginning_on() -> None:
+    allocator = allocator_of(record_events=True)
+    serve(allocator, CHAIN)
+    claim = allocator.hollow.claim(CHAIN, 8)
+    assert claim is not None
+    pin = allocator.pin(CHAIN, 2, 4)
+    allocator.take_events()
+    assert allocator.hollow.empty(CHAIN, 0, 8, 4) == 4
+    assert allocator.take_events() == [Evicted([CHAIN[at] for at in (0, 1, 4, 5)])]
+    assert allocator.num_free == 14
+    assert allocator.hollow.lacking(CHAIN, 0, 10).tolist() == [at in (0, 1, 4, 5) for at in range(10)]
+    allocator.check_invariants()
+    allocator.unpin(pin)
+    assert allocator.hollow.empty(CHAIN, 0, 8, 99) == 4
+    assert allocator.usable_depth(CHAIN, 10, 8) == 10
+    allocator.check_invariants()
+
+
+def test_who_is_worth_least_gets_no_slots() -> None:
+    allocator = allocator_of(10)
+    for _ in range(3):
+        allocator.touch(CHAIN)
+        serve(allocator, CHAIN)
+    claim = allocator.hollow.claim(OTHER, 10)
+    assert allocator.hollow.plan(OTHER, 4, 10, 6) is None
+    assert allocator.resident_depth(CHAIN) == 10
+    longer = allocator.hollow.claim([*OTHER, b"z" * 16], 11)
+    assert claim is not None and longer is not None
+    fill(allocator, OTHER, 4, 10)  # others go on behind it, and could not without it
+    assert allocator.resident_depth(CHAIN) == 4
+    allocator.check_invariants()
+
+
+def test_a_store_of_what_is_gone_ends_without_a_trace() -> None:
+    allocator = allocator_of(record_events=True)
+    claim = allocator.hollow.claim(CHAIN, 10)
+    plans = [allocator.hollow.plan(CHAIN, start, start + 2, 2) for start in (0, 4, 8)]
+    assert claim is not None and None not in plans
+    allocator.hollow.end(claim)
+    assert allocator.known_depth(CHAIN, 10) == 10  # the stores claim it, too
+    first, middle, last = (plan for plan in plans if plan is not None)
+    assert allocator.commit(middle)
+    allocator.drop(CHAIN, 4)
+    assert not allocator.commit(last)
+    allocator.abort(first)
+    allocator.tidy()
+    assert allocator.num_free == 20 and allocator.known_depth(CHAIN, 10) == 0 and not len(allocator.hollow)
+    stored, evicted = allocator.take_events()
+    assert isinstance(stored, Stored) and isinstance(evicted, Evicted)
+    assert stored.hashes == list(evicted.hashes) == CHAIN[4:6]
+    allocator.check_invariants()
+
+
+def test_two_stores_of_one_position_give_it_one_slot() -> None:
+    allocator = allocator_of()
+    claim = allocator.hollow.claim(CHAIN, 10)
+    one, other = allocator.hollow.plan(CHAIN, 5, 10, 5), allocator.hollow.plan(CHAIN, 3, 10, 7)
+    assert claim is not None and one is not None and other is not None
+    assert allocator.commit(one) and allocator.commit(other)
+    assert allocator.num_free == 13
+    pin = allocator.pin(CHAIN, 3, 10)
+    assert pin.slots[:, 0].tolist() == [*other.slots[:2, 0].tolist(), *one.slots[:, 0].tolist()]
+    allocator.check_invariants()
+
+
+def test_a_pool_that_shrinks_empties_what_is_claimed() -> None:
+    allocator = allocator_of()
+    serve(allocator, CHAIN)
+    assert allocator.hollow.claim(CHAIN, 10) is not None
+    allocator.resizing.close(allocator.pin(CHAIN, 0, 1).slots[:, 0])
+    allocator.resizing.close(np.arange(5, 20))
+    assert not allocator.resizing.empty(99)  # a load reads one of them
+    assert allocator.hollow.lacking(CHAIN, 0, 10).tolist() == [False] * 5 + [True] * 5
+    assert allocator.known_depth(CHAIN, 10) == 10
+    allocator.check_invariants()
+
+
+def test_what_was_on_its_way_before_a_reset_is_nobodys() -> None:
+    allocator = allocator_of()
+    assert allocator.hollow.claim(CHAIN, 10) is not None
+    plan = allocator.hollow.plan(CHAIN, 2, 8, 6)
+    allocator.reset()
+    assert allocator.hollow.claim(CHAIN, 10) is not None
+    assert plan is not None and not allocator.commit(plan)
+    assert allocator.hollow.lacking(CHAIN, 0, 10).all() and allocator.num_free == 20
+    allocator.check_invariants()
+
+
+def test_a_store_that_is_abandoned_cuts_nothing_off() -> None:
+    allocator = allocator_of()
+    assert allocator.hollow.claim(CHAIN, 10) is not None
+    plan = allocator.hollow.plan(CHAIN, 2, 8, 6)
+    assert plan is not None
+    allocator.abandon(plan)
+    assert allocator.known_depth(CHAIN, 10) == 10 and allocator.num_free == 14
+    allocator.abort(plan)
+    assert allocator.known_depth(CHAIN, 10) == 10 and allocator.num_free == 20
+    allocator.check_invariants()
+
+
+@pytest.mark.parametrize("position", [3, 4, 5])
+def test_a_store_of_which_the_end_was_cut_off_is_nobodys(position: int) -> None:
+    allocator = allocator_of()
+    serve(allocator, CHAIN)
+    claim = allocator.hollow.claim(CHAIN, 10)
+    assert claim is not None and allocator.hollow.empty(CHAIN, 2, 6, 4) == 4
+    plan = allocator.hollow.plan(CHAIN, 2, 6, 4)
+    allocator.drop(CHAIN, position)
+    assert plan is not None and not allocator.commit(plan)
+    assert allocator.hollow.lacking(CHAIN, 0, 10).tolist() == [False] * 2 + [True] * 8
+    allocator.check_invariants()
+
+
+def test_nothing_is_hollow_behind_what_is_filling() -> None:
+    allocator = allocator_of()
+    plan = allocator.plan_store(CHAIN, 4)
+    assert plan is not None and allocator.hollow.claim(CHAIN, 10) is not None
+    assert allocator.known_depth(CHAIN, 10) == 4 and allocator.hollow.lacking(CHAIN, 0, 10).sum() == 6
+    assert allocator.commit(plan)
+    assert allocator.hollow.claim(CHAIN, 10) is not None
+    assert allocator.known_depth(CHAIN, 10) == 10
+    assert allocator.resident_depth(CHAIN) == allocator.lookup(CHAIN).depth == 4
+    allocator.check_invariants()
+
+
+@pytest.mark.parametrize("stop", range(1, 10))
+def test_a_gap_may_begin_where_a_segment_does(stop: int) -> None:
+    allocator = allocator_of()
+    serve(allocator, CHAIN)
+    assert allocator.hollow.claim(CHAIN[:stop], stop) is not None  # a segment ends there now
+    assert allocator.hollow.claim(CHAIN, 10) is not None
+    assert allocator.hollow.empty(CHAIN, stop, 10, 1) == 1
+    assert allocator.usable_depth(CHAIN, 10) == allocator.lookup(CHAIN).depth == stop
+    pin = allocator.pin(CHAIN, 0, stop)
+    assert len(pin.slots) == stop and pin.node is not None and pin.node.end == stop
+    allocator.check_invariants()
+
+
+@pytest.mark.parametrize("num_uses", [1, 3])
+def test_who_would_go_next_gets_no_slots_of_others(num_uses: int) -> None:
+    allocator = CpuOffloadingBlockAllocator(10, policy=make_policy("lru", 20))
+    assert allocator.hollow.claim(OTHER, 10) is not None
+    for _ in range(num_uses):
+        allocator.touch(CHAIN)
+        serve(allocator, CHAIN)
+    assert allocator.hollow.plan(OTHER, 0, 10, 10) is None
+    allocator.touch(OTHER)
+    fill(allocator, OTHER, 0, 10)
+
+
+class HollowMachine(RuleBasedStateMachine):
+    """Any history of claims, stores, loads, cuts and sizes. Slots hold what was stored in them last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocator = allocator_of(16, record_events=True)
+        self.claims: list[Pin] = []
+        self.plans: list[StorePlan] = []
+        self.pins: list[tuple[Pin, list[bytes]]] = []
+        self.content: dict[int, tuple[bytes, int]] = {}
+        self.resets: dict[int, int] = {}  # by plan: how many there were before it began
+        self.num_resets = 0
+        self.told: set[bytes] = set()
+        self.closed: list[int] = []
+
+    chains = st.sampled_from([CHAIN, BRANCH, OTHER])
+    places = st.integers(0, 10)
+    seldom = st.sampled_from([False, False, False, False, True])
+
+    @rule(chain=chains)
+    def use(self, chain: list[bytes]) -> None:
+        self.allocator.touch(chain)
+
+    @rule(chain=chains, stop=places)
+    def claim(self, chain: list[bytes], stop: int) -> None:
+        claim = self.allocator.hollow.claim(chain, stop)
+        if claim is not None:
+            self.claims.append(claim)
+
+    @precondition(lambda self: self.claims)
+    @rule(data=st.data())
+    def end_claim(self, data: st.DataObject) -> None:
+        self.allocator.hollow.end(self.claims.pop(data.draw(st.integers(0, len(self.claims) - 1))))
+
+    @rule(chain=chains, stop=places, limit=st.integers(1, 10), must=st.booleans())
+    def store(self, chain: list[bytes], stop: int, limit: int, must: bool) -> None:
+        self._began(self.allocator.plan_store(chain, stop, limit, must=must))
+
+    @rule(chain=chains, start=places, length=places, limit=st.integers(1, 10))
+    def store_hollow(self, chain: list[bytes], start: int, length: int, limit: int) -> None:
+        known = self.allocator.known_depth(chain, 10)
+        at = np.flatnonzero(self.allocator.hollow.lacking(chain, 0, known))
+        if len(at):
+            start = int(at[start % len(at)])
+            self._began(self.allocator.hollow.plan(chain, start, min(start + length + 1, known), limit))
+
+    @rule(chain=chains)
+    def have_some(self, chain: list[bytes]) -> None:
+        claim = self.allocator.hollow.claim(chain, 10)
+        if claim is not None:
+            self.claims.append(claim)
+            for start in (1, 7):
+                if self.allocator.hollow.lacking(chain, start, 10)[0]:
+                    self._began(self.allocator.hollow.plan(chain, start, 10, 2))
+
+    @precondition(lambda self: self.plans)
+    @rule(data=st.data(), end=st.sampled_from(["commit", "abort", "abandon"]))
+    def end_store(self, data: st.DataObject, end: str) -> None:
+        plan = self.plans.pop(data.draw(st.integers(0, len(self.plans) - 1)))
+        if end == "commit":
+            told = [(each, self.resets[plan.plan_id]) for each in plan.hashes]
+            self.content.update(zip(plan.slots[:, 0].tolist(), told, strict=True))
+            self.allocator.commit(plan)
+            return
+        if end == "abandon":
+            self.allocator.abandon(plan)
+        self.allocator.abort(plan)
+
+    @rule(chain=chains, start=places, stop=places, most=st.integers(0, 10))
+    def empty(self, chain: list[bytes], start: int, stop: int, most: int) -> None:
+        claimed = max((self._claimed(claim, chain) for claim in self.claims), default=0)
+        stop = min(stop, claimed)
+        if start < stop:
+            self.allocator.hollow.empty(chain, start, stop, most)
+
+    @rule(chain=chains, start=places)
+    def load(self, chain: list[bytes], start: int) -> None:
+        depth = self.allocator.usable_depth(chain, 10, start)
+        if depth:
+            self.pins.append((self.allocator.pin(chain, start, depth), chain[start:depth]))
+
+    @precondition(lambda self: self.pins)
+    @rule(data=st.data())
+    def end_load(self, data: st.DataObject) -> None:
+        self.allocator.unpin(self.pins.pop(data.draw(st.integers(0, len(self.pins) - 1)))[0])
+
+    @rule(chain=chains, position=st.integers(0, 9), is_meant=seldom)
+    def drop(self, chain: list[bytes], position: int, is_meant: bool) -> None:
+        if is_meant:
+            self.allocator.drop(chain, position)
+
+    @rule(num_slots=st.integers(1, 8), is_meant=seldom)
+    def evict(self, num_slots: int, is_meant: bool) -> None:
+        if is_meant:
+            self.allocator.evict(num_slots)
+
+    @rule(slots=st.sets(st.integers(0, 15), max_size=4))
+    def shrink(self, slots: set[int]) -> None:
+        more = sorted(slots - set(self.closed))
+        self.closed += more
+        self.allocator.resizing.close(np.array(more, dtype=np.int64))
+        self.allocator.resizing.empty(99)
+
+    @rule()
+    def grow(self) -> None:
+        self.allocator.resizing.open(np.array(self.closed, dtype=np.int64))
+        self.closed = []
+
+    @rule(is_meant=seldom)
+    def reset(self, is_meant: bool) -> None:
+        if is_meant:
+            self.allocator.reset()
+            self.num_resets += 1
+
+    @rule()
+    def step(self) -> None:
+        self.allocator.tidy()
+
+    @invariant()
+    def all_agree(self) -> None:
+        self.allocator.check_invariants()
+
+    @invariant()
+    def slots_hold_what_the_tree_says(self) -> None:
+        for node in self.allocator._tree.nodes():
+            for prefix_hash, slot in zip(node.hashes, node.slots[: node.resident, 0].tolist(), strict=False):
+                assert slot < 0 or self.content[slot] == (prefix_hash, self.num_resets)
+        for pin, hashes in self.pins:
+            assert [self.content[slot][0] for slot in pin.slots[:, 0].tolist()] == hashes
+
+    @invariant()
+    def events_tell_what_has_slots(self) -> None:
+        for event in self.allocator.take_events():
+            if isinstance(event, Stored):
+                self.told.update(event.hashes)
+            elif isinstance(event, Evicted):
+                assert self.told.issuperset(event.hashes)
+                self.told.difference_update(event.hashes)
+        if self.allocator.is_listing:
+            return
+        nodes = list(self.allocator._tree.nodes())
+        held = {
+            prefix_hash
+            for node in nodes
+            for prefix_hash, slot in zip(node.hashes, node.slots[: node.resident, 0].tolist(), strict=False)
+            if slot >= 0
+        }
+        assert held == self.told
+
+    def teardown(self) -> None:
+        for pin, _ in self.pins:
+            self.allocator.unpin(pin)
+        for plan in self.plans:
+            self.allocator.abort(plan)
+        for claim in self.claims:
+            self.allocator.hollow.end(claim)
+        self.allocator.tidy()
+        self.allocator.check_invariants()
+        assert not len(self.allocator.hollow)
+        assert not any((node.slots < 0).any() for node in self.allocator._tree.nodes())
+
+    def _began(self, plan: StorePlan | None) -> None:
+        if plan is not None:
+            self.plans.append(plan)
+            self.resets[plan.plan_id] = self.num_resets
+
+    def _claimed(self, claim: Pin, chain: list[bytes]) -> int:
+        """Leading positions of ``chain`` that it keeps."""
+        node = claim.node
+        hashes = [] if node is None else self.allocator._tree.hashes_before(Place(node, node.end), 10)
+        return next((at for at, each in enumerate(hashes) if each != chain[at]), len(hashes))
+
+
+TestHollowMachine = HollowMachine.TestCase
+TestHollowMachine.settings = thorough(300, steps=40)
