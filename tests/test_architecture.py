@@ -24,6 +24,7 @@ STATEFUL = {
     "allocator.checkpoints.Checkpoints",
     "allocator.in_flight.PlansInFlight",
     "allocator.events.EventLog",
+    "allocator.hollow.Hollow",
     "allocator.covered.Covered",
     "allocator.index.PositionIndex",
     "allocator.leases.Leases",
@@ -70,6 +71,7 @@ STATEFUL = {
     "offload.scheduler.holds.Holds",
     "offload.scheduler.jobs.JobLedger",
     "offload.scheduler.later.Later",
+    "offload.scheduler.leavings.Leavings",
     "offload.scheduler.leases.Leases",
     "offload.scheduler.lookout.Lookout",
     "offload.scheduler.patience.Patience",
@@ -176,7 +178,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.scheduler.arrivals.Arrival",  # by Arrivals, and its plan by the allocator
     "offload.scheduler.backlog.Pending",  # by Backlog and Holds
     "offload.scheduler.groups.Groups",  # does not change
-    "offload.scheduler.later.Left",  # by Later
+    "offload.scheduler.leavings.Left",  # by Later
     "offload.scheduler.why.absence.Absence",  # a time, beside what is remembered elsewhere
     "offload.scheduler.why.note.Note",  # by Notes
     "offload.scheduler.hits.Hits",  # it has no state but what all flows work with

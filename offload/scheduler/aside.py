@@ -236,7 +236,7 @@ class Aside:
     # Private
 
     def _lacks_little(self, request: Request, turn: _Turn) -> bool:
-        depth = self._common.allocator.resident_depth(self._common.engine.chain(request))
+        depth = self._common.allocator.hollow.depth(self._common.engine.chain(request))
         return request.num_tokens - depth * self._common.block_size <= turn.most
 
     def _lets_pass(self, turn: _Turn) -> bool:

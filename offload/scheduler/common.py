@@ -1,7 +1,7 @@
 """What all flows work with."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from allocator import CpuOffloadingBlockAllocator, Note, StorePlan
@@ -16,6 +16,21 @@ from offload.scheduler.lasting import Lasting
 from offload.scheduler.spelling import SlotTokens
 from offload.scheduler.why.note import name_of
 from offload.scheduler.why.notes import Notes
+
+
+@dataclass(frozen=True, slots=True)
+class LateStores:
+    """Blocks are stored once the GPU is about to evict them.
+
+    Attributes:
+        is_gapped: whether the pool may lack what the GPU has of a chain.
+        overlaps: whether a step may be scheduled before the one before it has ended.
+        hear: told the id of a request that is over when something of it has been stored since.
+    """
+
+    is_gapped: bool
+    overlaps: bool
+    hear: list[Callable[[str], None]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +53,7 @@ class Common:
         notes: of requests, for whoever asks why.
         lasting: told what the pool holds if it outlives the engine.
         record_events: whether to list what enters and leaves places.
-        late: told the id of a request that is over when something of it has been stored since; None: blocks
-            are stored as they fill.
+        late: how blocks are stored late; None: they are stored as they fill.
     """
 
     allocator: CpuOffloadingBlockAllocator
@@ -57,7 +71,12 @@ class Common:
     notes: Notes
     lasting: Lasting | None = None
     record_events: bool = False
-    late: list[Callable[[str], None]] | None = None
+    late: LateStores | None = None
+
+    @property
+    def is_gapped(self) -> bool:
+        """Whether the pool may lack what the GPU has of a chain."""
+        return self.late is not None and self.late.is_gapped
 
     def slots_in(self, share: float) -> int:
         """Slots of that part of the pool, as large as it is now."""
@@ -113,7 +132,7 @@ class Common:
         """
         self.tokens.keep(plan)
         if late is not None:
-            for hear in self.late or ():
+            for hear in () if self.late is None else self.late.hear:
                 hear(late)
         if is_lasting and self.lasting is not None:
             self.lasting.committed(plan, self.filled_by[plan.all_slots])

@@ -71,6 +71,8 @@ class Ended:
         """Store the leading blocks of the first in the queue, and give up what has become worthless."""
         stop = pending.stop
         known = self._allocator.known_depth(pending.chain, stop)
+        if self._common.is_gapped and known >= pending.start:
+            return self._open_lacking(pending, known)
         if known < pending.start:  # what is before it has left the pool
             self._drop_first(stop - pending.start, "cut_off")
             return []
@@ -85,6 +87,32 @@ class Ended:
         orders = [] if plan is None else [self._begin(pending, plan, self._backlog.take(num_planned))]
         if known + num_planned < stop and num_planned < limit:
             self._drop_first(stop - pending.start, "not_admitted")
+        return orders
+
+    def _open_lacking(self, pending: Pending, known: int) -> list[Order]:
+        """Store what has no slot of the first in the queue. ``known``: depth of its chain, slots or not."""
+        lacks = self._allocator.hollow.lacking(pending.chain, pending.start, pending.stop)
+        num_there = int(lacks.argmax()) if lacks.any() else len(lacks)
+        if num_there:
+            self._drop_first(num_there, None)
+        if num_there == len(lacks):
+            return []
+        lacks = lacks[num_there:]
+        start, stop = pending.start, pending.stop
+        limit = self._holds.limit(self._breaker)
+        num_wanted = min(limit, len(lacks) if lacks.all() else int(lacks.argmin()))
+        if self._later is not None:
+            self._later.make_room(pending.chain, start, num_wanted)
+        note = self._common.note_of(pending.request)
+        if known > start:
+            num_wanted = min(num_wanted, known - start)
+            plan = self._allocator.hollow.plan(pending.chain, start, min(stop, known), num_wanted, note)
+        else:
+            plan = self._allocator.plan_store(pending.chain, stop, num_wanted, pending.keep, note=note)
+        num_planned = len(plan.hashes) if plan is not None else 0
+        orders = [] if plan is None else [self._begin(pending, plan, self._backlog.take(num_planned))]
+        if num_planned < num_wanted:
+            self._drop_first(stop - start - num_planned, "not_admitted")
         return orders
 
     def _drop_first(self, num_positions: int, why: str | None) -> None:

@@ -34,8 +34,9 @@ class Hits:
         if self._groups.has_bags:
             return self._tokens_to_checkpoint(request, num_local, most, coming)
         drafts, size, columns = self._engine.drafts, self._block_size, self._groups.columns
+        chain = self._engine.chain(request)
         depth = amounts.restorable_blocks(
-            coming or self._allocator.resident_depth(self._engine.chain(request)),
+            coming or self._allocator.usable_depth(chain, len(chain), num_local // size),
             self._engine.num_blocks // columns,
             drafts.num_volatile_blocks,
             drafts.step_blocks(size),

@@ -7,7 +7,7 @@ from allocator import CpuOffloadingBlockAllocator
 from evictor import HintedPolicy, make_policy
 from offload.config import OffloadConfig, StoreWhen
 from offload.scheduler.adoption import Adoption
-from offload.scheduler.common import Common
+from offload.scheduler.common import Common, LateStores
 from offload.scheduler.engine import Engine
 from offload.scheduler.pool_target import PoolBounds, PoolTarget
 from offload.scheduler.pool_target import Sizes as Sizes
@@ -24,13 +24,16 @@ def make_allocator(
     clock: Callable[[], float],
     record_events: bool,
     adoption: Adoption | None,
+    late: LateStores | None,
 ) -> CpuOffloadingBlockAllocator:
     """One of an empty pool of ``num_slots``. ``make_resizing`` says which of its slots it has at first.
 
-    ``adoption``: what it will have from earlier engines; their slots are handed out first.
+    ``adoption``: what it will have from earlier engines; their slots are handed out first. ``late``: where
+    the pool may lack what the GPU has, the policy ranks that, too.
     """
     groups = engine.groups
-    policy = make_policy(config.eviction_policy, num_slots, clock)
+    num_ranked = num_slots + engine.num_blocks if late is not None and late.is_gapped else num_slots
+    policy = make_policy(config.eviction_policy, num_ranked, clock)
     return CpuOffloadingBlockAllocator(
         num_slots if sizes is None else max(num_slots, sizes.most_slots),
         columns=groups.columns,
@@ -42,8 +45,14 @@ def make_allocator(
     )
 
 
-def stores_late(config: OffloadConfig, engine: Engine, num_slots: int) -> bool:
-    """Whether blocks wait until the GPU is about to evict them, below which is a pool of ``num_slots``."""
+def late_stores(
+    config: OffloadConfig, engine: Engine, num_slots: int, *, is_read: bool, overlaps: bool
+) -> LateStores | None:
+    """How blocks wait until the GPU is about to evict them, below which is a pool of ``num_slots``.
+
+    None: they do not. ``is_read``: whether places below the pool, later engines or peers read it. For them
+    a chain has to be in it from its beginning on. ``overlaps``: of ``LateStores``.
+    """
     is_plain = engine.groups.is_plain
     if config.store is StoreWhen.LAZY and not is_plain:
         logger.warning(
@@ -51,7 +60,8 @@ def stores_late(config: OffloadConfig, engine: Engine, num_slots: int) -> bool:
             "as they fill",
             config.store.value,
         )
-    return is_plain and config.stores_lazily(num_slots, engine.num_blocks)
+    is_late = is_plain and config.stores_lazily(num_slots, engine.num_blocks)
+    return LateStores(is_gapped=not is_read, overlaps=overlaps) if is_late else None
 
 
 def make_resizing(

@@ -35,7 +35,7 @@ from offload.scheduler.jobs import JobLedger
 from offload.scheduler.lasting import Lasting
 from offload.scheduler.offer import ASIDE, COMING, NOTHING, Offer, Why
 from offload.scheduler.other_sizes import OtherSizes
-from offload.scheduler.pool import Sizes, make_allocator, make_resizing, stores_late
+from offload.scheduler.pool import Sizes, late_stores, make_allocator, make_resizing
 from offload.scheduler.restores import Restores
 from offload.scheduler.spelling import SlotTokens
 from offload.scheduler.stores import Stores
@@ -67,6 +67,7 @@ class SchedulerSide:
         weights: Weights | None = None,
         peer: bytes | None = None,
         sizes: Sizes | None = None,
+        overlaps: bool = True,
     ) -> None:
         """Begin with an empty pool, or with what one that outlived its engine has.
 
@@ -83,16 +84,18 @@ class SchedulerSide:
             fingerprint: the engine's.
             clock: in seconds.
             places: make the flows of places below the pool.
-            kept: what ranks have found in a pool that outlives its engine; nothing if it ends with it.
+            kept: what ranks have found in a pool that outlives its engine.
             weights: whether they have a name; others may say so.
             peer: by which other engines know this one, whose pool they read; None: they do not.
             sizes: that the pool may have later; None: it keeps its size.
+            overlaps: whether a step may be scheduled before the one before it has ended.
         """
         self.block_size = block_size
         self.weights = Weights() if weights is None else weights
         self._clock = clock
         adopted = adopt(kept, num_slots, engine.groups) if kept else None
-        self.allocator = make_allocator(config, engine, num_slots, sizes, clock, record_events, adopted)
+        late = late_stores(config, engine, num_slots, is_read=any((places, adopted, peer)), overlaps=overlaps)
+        self.allocator = make_allocator(config, engine, num_slots, sizes, clock, record_events, adopted, late)
         self.ledger = JobLedger(num_ranks, 0 if adopted is None else adopted.epoch << EPOCH_SHIFT)
         self._lasting: Lasting | None = None
         if adopted is not None or peer is not None:
@@ -113,7 +116,7 @@ class SchedulerSide:
             notes=(notes := Notes(parts, clock, block_size, costs, arrivals.fetched, has_below=bool(places))),
             lasting=self._lasting,
             record_events=record_events,
-            late=[] if stores_late(config, engine, num_slots) else None,
+            late=late,
         )
         if adopted is not None:
             adopted.into(self.allocator)
@@ -221,7 +224,8 @@ class SchedulerSide:
             if may_store and hints.may_store(self.block_size) and not request.resumable:
                 self.stores.admit(request, keep, hints.max_offload_tokens, kind, delivers=delivers)
             self.notes.stores(request, self.stores.backlog.get(request_id), hints, may_store=may_store)
-        self.stores.has_begun(request, num_local)
+        if not has_waited:
+            self.stores.has_begun(request, num_local, num_external)
         if not num_external:
             return
         positions = amounts.load_range(num_local, num_external, self.block_size)

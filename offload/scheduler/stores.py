@@ -71,7 +71,7 @@ class Stores:
         self.holds = Holds(self.backlog, common, step_tokens=step_tokens)
         self.later: Later | None = None
         if common.late is not None:
-            self.later = Later(common, self.backlog, self.holds, step_tokens=step_tokens)
+            self.later = Later(common, common.late, self.backlog, self.holds, step_tokens=step_tokens)
         self.ended = Ended(common, self.backlog, self.holds, self.breaker, self.later, self._begin)
         self._storable = Storable(common, self.backlog, self.holds, self.checkpoints, self.answers)
 
@@ -129,11 +129,12 @@ class Stores:
         """Whether a request waits for stores before it takes blocks for so many tokens that we have."""
         return self.later is not None and self.later.must_wait(request, num_local, num_external)
 
-    def has_begun(self, request: Request, num_local: int) -> None:
-        """It has blocks, and may be admitted; the GPU had ``num_local`` of its leading tokens."""
+    def has_begun(self, request: Request, num_local: int, num_external: int) -> None:
+        """It has blocks, perhaps admitted; the GPU had ``num_local`` tokens, ``num_external`` are loaded."""
         if self.later is not None:
             pending = self.backlog.get(request.request_id)
-            self.later.has_begun(request, num_local, 0 if pending is None else pending.num_storable)
+            num_storable = 0 if pending is None else pending.num_storable
+            self.later.has_begun(request, num_local, num_external, num_storable)
 
     def plan(self, step: Step, num_admitted: int) -> list[Order]:
         """What to store once this step has run; ``num_admitted`` requests have begun and are not over."""

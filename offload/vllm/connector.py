@@ -378,7 +378,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             num_slots=size.num_slots,
             slot_bytes=size.slot_bytes,
             block_bytes=size.block_bytes,
-            step_tokens=self._vllm_config.scheduler_config.max_num_batched_tokens,
+            step_tokens=vllm_config.scheduler_config.max_num_batched_tokens,
             num_ranks=self._num_ranks,
             record_events=events is not None and events.enable_kv_cache_events,
             fingerprint=self._fingerprint,
@@ -391,6 +391,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             weights=self._weights,
             peer=peer_of(self._vllm_config, self._config.fleet),
             sizes=sizes_of(size, self._target),
+            overlaps=vllm_config.max_concurrent_batches > 1,
         )
         algorithm = self._vllm_config.cache_config.prefix_caching_hash_algo
         hash_bytes = 16 if algorithm.startswith("xxhash") else 32

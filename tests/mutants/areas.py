@@ -100,9 +100,15 @@ AREAS = {
         ["tests/virtual/test_slow_link.py", "tests/virtual/test_stored_whole.py"],
     ),
     "later": Area(
-        ["offload.scheduler.later", "offload.scheduler.ended", "offload.vllm.engine"],
+        [
+            "offload.scheduler.later",
+            "offload.scheduler.leavings",
+            "offload.scheduler.ended",
+            "offload.vllm.engine",
+        ],
         ["tests/virtual/test_later.py", "tests/offload/scheduler/test_later_machine.py"],
     ),
+    "hollow": Area(["allocator.hollow"], ["tests/allocator/test_hollow.py"]),
     "hybrid": Area(
         [
             "offload.scheduler.groups",

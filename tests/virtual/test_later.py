@@ -8,9 +8,11 @@ from vllm.v1.core.kv_cache_utils import get_block_hash
 from vllm.v1.request import Request
 
 from offload.messages import STORE
+from offload.scheduler import side
 from offload.scheduler.later import _PATIENCE_SECONDS, Later
+from offload.scheduler.pool import late_stores
 from offload.scheduler.tiers.tier import TierLimits
-from offload.testing.copiers.seeded import CopySchedule
+from offload.testing.copiers.seeded import CopySchedule, Fault
 from offload.testing.virtual import MODELS, VirtualEngine
 from offload.testing.virtual.resizes import Resizes
 from offload.testing.virtual.run import run_seed
@@ -26,6 +28,7 @@ from tests.virtual.driver import (
     serve,
     step_until,
     tokens,
+    watch,
 )
 from tests.virtual.test_tiers import Tiered
 
@@ -34,6 +37,17 @@ DOCUMENT = 6
 """Blocks of a document, which a token and an answer follow."""
 CHUNK = 2
 """Blocks that a step computes."""
+READ = {"is_read": True}
+
+
+@pytest.fixture(autouse=True, params=["with gaps", "without"])
+def is_gapped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the pool may lack what the GPU has of a chain. Where tiers read it, it may not."""
+    if request.param == "without":
+        monkeypatch.setattr(
+            side, "late_stores", lambda *args, **named: late_stores(*args, **named | {"is_read": True})
+        )
+    return bool(request.param == "with gaps")
 
 
 def document(number: int, num_blocks: int = DOCUMENT) -> list[int]:
@@ -329,7 +343,7 @@ def test_after_a_reset_nothing_from_before_is_stored(engines: Engines) -> None:
     engine = lazy(engines, 60)
     requests = [serve(engine, document(number)) for number in range(7)]
     engine.reset()
-    assert not later_of(engine)._line
+    assert not later_of(engine)._left
     for number in range(20, 44):
         serve(engine, document(number))
     assert [depth_of(engine, request) for request in requests] == [0] * 7
@@ -395,6 +409,74 @@ def test_a_tier_gets_what_is_stored_late() -> None:
         tiered.engine.close()
     assert computed["lazy"] == computed["eager"]
     assert computed["lazy"].count(1) > 7
+
+
+# What the pool may lack
+
+
+def lacking(engine: VirtualEngine, request: Request) -> list[bool]:
+    """Of each block of the request, whether the pool has no copy."""
+    hashes = request.block_hashes
+    lacks: list[bool] = engine.side.allocator.hollow.lacking(hashes, 0, len(hashes)).tolist()
+    return lacks
+
+
+@pytest.mark.parametrize("num_others", [5, 7])
+def test_nothing_is_copied_but_the_end_that_is_evicted_next(
+    engines: Engines, is_gapped: bool, num_others: int
+) -> None:
+    engine = lazy(engines, 100, max_model_len=300)
+    large = serve(engine, document(99, 60))
+    counts = Counts(engine)
+    for number in range(num_others):
+        serve(engine, document(number))
+    lacks = lacking(engine, large)
+    num_copied = lacks.count(False)
+    assert lacks == [True] * (60 - num_copied) + [False] * num_copied if is_gapped else num_copied == 60
+    num_evicted = 60 - on_gpu(engine, large)
+    assert num_evicted <= num_copied and (not is_gapped or num_copied <= 40)
+    assert counts["stored_bytes"] == num_copied * engine.side._common.slot_bytes
+    computed = watch(engine)
+    again = serve(engine, document(99, 60))
+    assert computed[again.request_id] == 1
+    come_to_rest(engine)
+
+
+def test_a_tail_is_restored_behind_what_the_gpu_still_has(engines: Engines, is_gapped: bool) -> None:
+    engine = lazy(engines, 100, max_model_len=300)
+    large = serve(engine, document(99, 60))
+    for number in range(8):
+        serve(engine, document(number))
+    num_there, computed, counts = on_gpu(engine, large), watch(engine), Counts(engine)
+    assert 0 < num_there < 60 and depth_of(engine, large) == (0 if is_gapped else 60)
+    again = serve(engine, document(99, 60))
+    assert computed[again.request_id] == 1 and counts["restored_tokens"] == (60 - num_there) * BLOCK
+    come_to_rest(engine)
+
+
+@pytest.mark.parametrize("num_others", [13, 14])
+def test_what_was_restored_is_not_copied_again(engines: Engines, num_others: int) -> None:
+    """All of it fits the pool, which it is asked for in turn."""
+    engine = lazy(engines, 80)
+    for _ in range(2):
+        requests = [serve(engine, document(number)) for number in range(num_others)]
+    assert [found(engine, each) for each in requests] == [DOCUMENT] * num_others
+    counts = Counts(engine)
+    for _ in range(2):
+        for number in range(num_others):
+            serve(engine, document(number))
+    assert counts["stored_bytes"] <= 3 * DOCUMENT * engine.side._common.slot_bytes
+    come_to_rest(engine)
+
+
+@pytest.mark.parametrize("num_blocks", [6, 20])
+def test_what_the_gpu_loses_without_a_copy_is_not_known(engines: Engines, num_blocks: int) -> None:
+    engine = lazy(engines, 80, copies=CopySchedule(fault_rate=1.0, faults=(Fault.FAIL,)))
+    lost = serve(engine, document(99, num_blocks))
+    for number in range(40):
+        serve(engine, document(number))
+    assert on_gpu(engine, lost) == 0 == engine.side.allocator.known_depth(lost.block_hashes, num_blocks)
+    come_to_rest(engine)
 
 
 # Anything

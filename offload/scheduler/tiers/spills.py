@@ -103,7 +103,7 @@ class Spills:
         self._expected: OrderedDict[str, Chain] = OrderedDict()  # by request: the GPU may have more of them
         self._num_expected = 0  # positions of these
         if common.late is not None:
-            common.late.append(self._stored_late)
+            common.late.hear.append(self._stored_late)
         self._num_bytes = 0  # in flight
         self._num_left = 0  # latest steps that have left spills to later ones
         self._num_opened = 0  # jobs of all flows, when that was looked at last

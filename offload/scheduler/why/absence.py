@@ -79,6 +79,8 @@ class Absence:
     ) -> Missing:
         chain, offer = self._engine.chain(request), note.offer
         known = self._allocator.known_depth(chain, num_full)
+        if position < known and self._allocator.hollow.lacking(chain, position, position + 1)[0]:
+            known = position  # only the GPU had it
         if request.skip_reading_prefix_cache:
             return _reason(Reason.READS_NONE)
         if offer is not None and offer.why not in _FOUND and (known > position or self._has_below):
@@ -98,7 +100,7 @@ class Absence:
 
     def _why_known(self, note: Note, hints: RequestHints, chain: Sequence[bytes], position: int) -> Reason:
         """The pool has that position, or will have it."""
-        resident, most = self._allocator.resident_depth(chain), hints.max_load_tokens
+        resident, most = self._allocator.hollow.depth(chain), hints.max_load_tokens
         if resident <= position:
             return Reason.ON_ITS_WAY
         if resident - self._engine.drafts.num_volatile_blocks <= position:

@@ -311,7 +311,7 @@ class Serving:
         for node in self.side.allocator._tree.nodes():
             resident = node.slots[: node.resident, 0].tolist()
             for prefix_hash, slot in zip(node.hashes, resident, strict=False):
-                for rank, slots in enumerate(self.ranks.slots):
+                for rank, slots in enumerate(self.ranks.slots) if slot >= 0 else ():
                     fill = slots.get(slot)
                     assert fill is not None and fill.kv == Kv(prefix_hash, self.engine.generation), (
                         f"slot {slot} of rank {rank} is resident with {fill}"
