@@ -24,8 +24,7 @@ from allocator.store_plans import StorePlans
 from allocator.uncached import UncachedBlocks
 from evictor import EvictionPolicy, KeepHints, LruPolicy
 
-_STEP_WORK = 1 << 15
-"""How much of what was cut off is taken away in one step; see ``Ranking.take_away``."""
+_STEP_WORK = 1 << 15  # of what was cut off, in one step; see ``Ranking.take_away``
 
 
 class CpuOffloadingBlockAllocator:
@@ -83,11 +82,10 @@ class CpuOffloadingBlockAllocator:
         self.departures = self._room.departures
         parts = self._tree, self._ranking, self._pool, self._policy
         self._pins = Pins(*parts, self._room)
-        self._planning = Planning(*parts, self._room, self._stores)
+        kept = self._room, self._stores
+        self._planning = Planning(*parts, *kept)
         self.adopting = Adopting(*parts, self._log)
-        self.hollow = Hollow(
-            *parts, self._room, self._stores, self._planning, self._pins, self._log, self._cut
-        )
+        self.hollow = Hollow(*parts, *kept, self._planning, self._pins, self._log, self._cut)
         self.resizing = Resizing(*parts, self._room, self._cut, self.hollow.empty_node)
         self.leases = Leases(self._tree, self._ranking, self._policy, self._room)
         self.shedding = Shedding(self._tree, self._policy, self._room)
