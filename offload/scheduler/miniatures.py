@@ -72,7 +72,7 @@ class Miniatures:
         num_positions: int,
         policy: str,
         clock: Callable[[], float],
-        timer: Callable[[], float] = time.thread_time,
+        timer: Callable[[], float] | None = None,
         most_positions: int = MOST_POSITIONS,
     ) -> None:
         """Begin with empty pools.
@@ -81,12 +81,14 @@ class Miniatures:
             num_positions: that the real pool has room for, 1 at least.
             policy: of the real pool; see ``evictor.available_policies()``.
             clock: in seconds.
-            timer: seconds that the thread has worked.
+            timer: seconds that the thread has worked; None: the kernel says so.
             most_positions: of the miniature of the real pool; it has fewer if the real pool has.
         """
         self._policy = policy
         self._clock = clock
-        self._timer = timer
+        self._timer = time.thread_time if timer is None else timer
+        self._wall = time.perf_counter if timer is None else timer
+        self._rests_until = -math.inf  # by the wall: before, no chain may be served
         self._began = self._looked_at = 0.0  # since when a share of the thread's time counts
         self._spent = 0.0  # of that, for serving
         self._sampling = 0.0  # beside it
@@ -142,10 +144,12 @@ class Miniatures:
 
     def step(self) -> None:
         """Serve chains that wait, oldest first, as far as there is time for that, and for a millisecond."""
-        if not self._waiting:
+        if not self._waiting or self._wall() < self._rests_until:
             return
-        now = self._timer()
+        now = self._timer()  # a system call, in which other threads may take the core
         stop = self._free_at(now)
+        if stop < now:  # the thread works no faster than time passes
+            self._rests_until = self._wall() + (now - stop) / _SHARE
         while self._waiting and now < stop:
             self._serve(self._waiting.popleft())
             began, now = now, self._timer()

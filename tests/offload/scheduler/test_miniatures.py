@@ -1,6 +1,7 @@
 """Small pools that are fed a sample say what pools of other sizes would find."""
 
 import random
+import time
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -149,6 +150,39 @@ def test_what_was_not_served_is_neither_asked_for_nor_missed() -> None:
     assert miniatures.rate < 1, "nothing was left out"
     miniatures.take()
     assert max(miniatures.hit_rates()) < 0.5
+    miniatures.check_invariants()
+
+
+def test_the_kernel_is_not_asked_before_there_can_be_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To ask it is a system call, in every step of an engine whose chains wait."""
+    worked, passed, num_asked = [0.0], [0.0], [0]
+
+    def thread_time() -> float:
+        num_asked[0] += 1
+        return worked[0]
+
+    monkeypatch.setattr(time, "thread_time", thread_time)
+    monkeypatch.setattr(time, "perf_counter", lambda: passed[0])
+    miniatures = Miniatures(64, "lru", lambda: NO_TIME)
+    serve_one = miniatures._serve
+
+    def served(each: Any) -> None:
+        serve_one(each)
+        worked[0] += 0.01  # more than may be spent at once
+
+    miniatures._serve = served  # type: ignore[method-assign]
+    for number in range(3):
+        miniatures.asked(hash_chain([number], 1))
+    miniatures.step()
+    assert len(miniatures._waiting) == 2
+    num_asked[0] = 0
+    for _ in range(100):
+        passed[0] += 0.02
+        miniatures.step()
+    assert num_asked[0] == 1 and len(miniatures._waiting) == 2
+    worked[0] = passed[0] = passed[0] + 10
+    miniatures.step()
+    assert len(miniatures._waiting) == 1
     miniatures.check_invariants()
 
 
