@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from benchmarks.long_document_qa.settings import GRAPHS, SHAPES, Model, Settings, Workload
+from offload.config import StoreWhen
 from offload.restore_config import RestoreWhen
 from offload.testing.engines.models import LLAMA_8B
 from offload.worker.pool.host_limits import host_memory_bytes
@@ -42,6 +43,7 @@ _CACHES = (
     "device",
     "in_process",
     "restore",
+    "store",
     "graphs",
 )
 
@@ -77,6 +79,7 @@ def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     add("--gpu-documents", type=int, metavar="N", help="documents the GPU cache holds (default: 8)")
     add("--cpu-documents", type=int, metavar="N", help="documents the CPU pool holds (default: 30)")
     add("--restore", choices=[*RestoreWhen], help="the connector's setting (default: auto)")
+    add("--store", choices=[*StoreWhen], help="the connector's setting (default: eager)")
     add("--graphs", choices=GRAPHS, help="of a GPU: torch.compile and CUDA graphs, these alone, neither")
     add("--block-size", type=int, metavar="TOKENS", help="default: 128 on a CPU, 16 on a GPU")
     add("--max-num-batched-tokens", type=int, metavar="N", help="per step (default: 2048; on a GPU 8192)")

@@ -23,7 +23,8 @@ _RESET_SECONDS = 10.0
 def kv_transfer_config(settings: Settings, mode: str) -> dict[str, Any] | None:
     """Return vLLM's `--kv-transfer-config` for a mode; both CPU pools get the same number of bytes."""
     if mode == "offload":
-        return transfer_config({"cpu_gib": settings.cpu_bytes / _GIB, "restore": settings.restore})
+        size, restore, store = settings.cpu_bytes / _GIB, settings.restore, settings.store
+        return transfer_config({"cpu_gib": size, "restore": restore, "store": store})
     if mode == "native":
         extra: dict[str, Any] = {"cpu_bytes_to_use": settings.cpu_bytes}
         if settings.device == "cpu":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from offload.config import StoreWhen
 from offload.restore_config import RestoreWhen
 from offload.testing.engines.models import LLAMA_8B, kv_bytes_per_token, llama_parameters
 
@@ -119,6 +120,7 @@ class Settings:
     in_process: whether an engine is one process, forked from one that has imported vLLM, instead of three
         that import it anew. It starts in a fraction of the time and computes on all cores. On a CPU only.
     restore: the connector's setting of that name.
+    store: the connector's setting of that name.
     graphs: what a GPU's steps run. "compiled" is vLLM's default. "captured" are CUDA graphs of steps that
         only decode, of the model as it is written. "none" is neither, as always on a CPU.
     """
@@ -132,6 +134,7 @@ class Settings:
     device: str = "cpu"
     in_process: bool = False
     restore: str = "auto"
+    store: str = "eager"
     graphs: str = "compiled"
 
     def __post_init__(self) -> None:
@@ -139,6 +142,7 @@ class Settings:
             _at_least(name, getattr(self, name), 1)
         _one_of("device", self.device, ("cpu", "cuda"))
         _one_of("restore", self.restore, tuple(RestoreWhen))
+        _one_of("store", self.store, tuple(StoreWhen))
         _one_of("graphs", self.graphs, GRAPHS)
         if self.in_process and self.device != "cpu":
             raise ValueError(f"in_process={self.in_process}: needs device 'cpu'")
