@@ -49,7 +49,7 @@ def test_the_gpu_cache_holds_eight_documents_and_no_ninth(gpu_settings: Settings
 @pytest.mark.parametrize("mode", MODES)
 def test_vllm_takes_the_engine_of_a_gpu(gpu_settings: Settings, mode: str) -> None:
     """As far as it looks at arguments without a GPU. A small pool: its size is checked against memory."""
-    settings = replace(gpu_settings, cpu_documents=1, max_num_batched_tokens=4096)
+    settings = replace(gpu_settings, cpu_documents=1, max_num_batched_tokens=4096, store="lazy")
     config = EngineArgs(**engine_arguments(settings, mode)).create_engine_config()
     model, cache = config.model_config, config.cache_config
     assert model.architecture == "LlamaForCausalLM"
@@ -67,6 +67,8 @@ def test_vllm_takes_the_engine_of_a_gpu(gpu_settings: Settings, mode: str) -> No
     transfer = config.kv_transfer_config
     names = {"native": "OffloadingConnector", "offload": "CpuOffloadConnector"}
     assert (transfer and transfer.kv_connector) == names.get(mode)
+    if mode == "offload":
+        assert transfer.kv_connector_extra_config["store"] == "lazy"
     if mode == "native":
         assert "spec_name" not in transfer.kv_connector_extra_config, "a GPU has vLLM's own copies"
 
