@@ -24,7 +24,7 @@ _LOOKED_AT = 256
 """Requests that have their turn in one step."""
 _LOOKED_BACK = 8
 """Requests that had their turn, the oldest, of which a step looks what the GPU still has, and of more if
-those have lost something."""
+those have lost something. As many that run, the newest, may lose slots for one store."""
 _PATIENCE_SECONDS = 2.0
 """A request waits no longer for what it would have the GPU evict."""
 
@@ -82,6 +82,7 @@ class Later:
         self._waiting: dict[str, _Waiting] = {}
         self._strangers: set[str] = set()  # requests that run, and will not leave all that others left them
         self._running: dict[str, _Running] = {}
+        self._has_twice: dict[str, _Running] = {}  # of these, some of which the pool may have, too
         self._over: list[Pin] = []  # claims of those that ran, until it is known what they have left
         holds.release_late = self._release
 
@@ -147,6 +148,7 @@ class Later:
         self._stop_waiting(request.request_id)
         self._strangers.discard(request.request_id)
         if (running := self._running.pop(request.request_id, None)) is not None:
+            self._has_twice.pop(request.request_id, None)
             self._over.append(running.claim)
 
     def forget(self, is_meant: Callable[[Request], bool] | None = None) -> None:
@@ -182,10 +184,8 @@ class Later:
         What the GPU evicts last goes first, but for the first ``depth`` positions of ``chain``.
         """
         num_lacking = num_slots - self._allocator.num_free
-        may_be_preempted = self._engine.num_free < self._window
-        for each in () if may_be_preempted else list(reversed(self._running.values())):
-            if num_lacking > 0:
-                num_lacking -= self._allocator.hollow.empty(each.chain, 0, each.stop, num_lacking)
+        if num_lacking > 0 and self._has_twice and self._engine.num_free >= self._window:
+            num_lacking -= self._empty_running(num_lacking)
         if num_lacking <= 0 or not self._left.has_twice:
             return
         is_loose = depth > 0 and not self._is_gapped
@@ -198,6 +198,7 @@ class Later:
         """Whoever waits has a pin, whoever is claimed runs, and all that is left agrees."""
         self._left.check_invariants()
         assert self.num_pins <= self._allocator.num_pins, f"{self.num_pins} pins, {self._allocator.num_pins}"
+        assert self._has_twice.keys() <= self._running.keys(), f"{list(self._has_twice)} do not all run"
         num_claims = self._left.num_claims + len(self._running) + len(self._over)
         assert num_claims == len(self._allocator.hollow), f"{num_claims} claims, {self._allocator.hollow}"
 
@@ -293,11 +294,25 @@ class Later:
     def _claim(self, request: Request, stop: int) -> None:
         """A request that runs has so many leading positions, and what it was given before it has no more."""
         before, chain = self._running.pop(request.request_id, None), self._engine.chain(request)
+        self._has_twice.pop(request.request_id, None)
         claim = self._allocator.hollow.claim(chain, stop)
         if claim is not None:
-            self._running[request.request_id] = _Running(chain, stop, claim)
+            self._running[request.request_id] = running = _Running(chain, stop, claim)
+            if not self._allocator.hollow.lacking(chain, 0, stop).all():
+                self._has_twice[request.request_id] = running
         if before is not None:
             self._allocator.hollow.end(before.claim)
+
+    def _empty_running(self, num_slots: int) -> int:
+        """Have so many slots free, of what requests that run were given. Returns how many that makes free."""
+        hollow, num_emptied = self._allocator.hollow, 0
+        for name, each in list(islice(reversed(self._has_twice.items()), _LOOKED_BACK)):
+            num_emptied += hollow.empty(each.chain, 0, each.stop, num_slots - num_emptied)
+            if num_emptied >= num_slots:
+                break
+            if hollow.lacking(each.chain, 0, each.stop).all():  # or loads read the rest
+                del self._has_twice[name]
+        return num_emptied
 
     def _let_go(self) -> None:
         for claim in self._over:
