@@ -200,6 +200,19 @@ def test_a_store_of_which_the_end_was_cut_off_is_nobodys(position: int) -> None:
     allocator.check_invariants()
 
 
+def test_nor_is_it_once_the_end_is_known_again() -> None:
+    """What was cut off may have been wrong, or of other weights."""
+    allocator = allocator_of()
+    serve(allocator, CHAIN)
+    assert allocator.hollow.claim(CHAIN, 10) is not None and allocator.hollow.empty(CHAIN, 2, 6, 4) == 4
+    plan = allocator.hollow.plan(CHAIN, 2, 6, 4)
+    allocator.drop(CHAIN, 4)
+    assert allocator.hollow.claim(CHAIN, 10) is not None
+    assert plan is not None and not allocator.commit(plan)
+    assert allocator.hollow.lacking(CHAIN, 0, 10).tolist() == [False] * 2 + [True] * 8
+    allocator.check_invariants()
+
+
 def test_nothing_is_hollow_behind_what_is_filling() -> None:
     allocator = allocator_of()
     plan = allocator.plan_store(CHAIN, 4)
