@@ -97,6 +97,9 @@ class Hollow:
         self._ranking.claimed.remove(node)
         node.pins = node.pins - {claim} or NO_PINS
         self._ranking.refresh(node)
+        for each in self._tree.path(node) if self._tree.has_dead else ():
+            if each.is_dead and each.parent is not None:
+                node = each.parent  # what was not cut off is claimed no more, either
         if not self._tree.is_dead(node):
             self._cut_hollow(node)
 

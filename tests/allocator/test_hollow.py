@@ -238,6 +238,21 @@ def test_a_gap_may_begin_where_a_segment_does(stop: int) -> None:
     allocator.check_invariants()
 
 
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_claim_may_end_before_what_was_cut_off_is_taken_away(is_reset: bool) -> None:
+    allocator = allocator_of()
+    allocator._step_work = allocator._work_left = 0
+    claim = allocator.hollow.claim(CHAIN, 10)
+    fill(allocator, CHAIN, 6, 8)
+    allocator.drop(CHAIN, 6)
+    if is_reset:
+        allocator.reset()
+    assert claim is not None
+    allocator.hollow.end(claim)
+    assert allocator.known_depth(CHAIN, 10) == 0
+    allocator.check_invariants()
+
+
 @pytest.mark.parametrize("num_uses", [1, 3])
 def test_who_would_go_next_gets_no_slots_of_others(num_uses: int) -> None:
     allocator = CpuOffloadingBlockAllocator(10, policy=make_policy("lru", 20))
@@ -364,8 +379,9 @@ class HollowMachine(RuleBasedStateMachine):
             self.allocator.reset()
             self.num_resets += 1
 
-    @rule()
-    def step(self) -> None:
+    @rule(work=st.sampled_from([0, 1, 1 << 15]))
+    def step(self, work: int) -> None:
+        self.allocator._step_work = work
         self.allocator.tidy()
 
     @invariant()
@@ -406,6 +422,8 @@ class HollowMachine(RuleBasedStateMachine):
             self.allocator.abort(plan)
         for claim in self.claims:
             self.allocator.hollow.end(claim)
+        self.allocator._step_work = 1 << 15
+        self.allocator.tidy()
         self.allocator.tidy()
         self.allocator.check_invariants()
         assert not len(self.allocator.hollow)
