@@ -122,6 +122,8 @@ class Leavings:
     def num_of(self, left: Left, chain: Sequence[bytes]) -> int:
         """How many of its blocks have a hash of ``chain``. O(log n) and array work."""
         low, high = left.first, min(left.stop, len(chain))
+        if low >= high or left.chain[low] != chain[low]:
+            return 0
         while low < high:
             middle = (low + high) // 2
             if left.chain[middle] == chain[middle]:
