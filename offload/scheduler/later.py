@@ -83,7 +83,7 @@ class Later:
         self._strangers: set[str] = set()  # requests that run, and will not leave all that others left them
         self._running: dict[str, _Running] = {}
         self._has_twice: dict[str, _Running] = {}  # of these, some of which the pool may have, too
-        self._over: list[Pin] = []  # claims of those that ran, until it is known what they have left
+        self._over: list[Pin] = []  # claims that end with the step: of those that ran, or may begin in it
         holds.release_late = self._release
 
     @property
@@ -126,6 +126,8 @@ class Later:
 
         They are begun. What the pool has of it stays there until it has blocks, or patience ends.
         """
+        if self._is_gapped:
+            self._hold_in_tree(request, (num_local + num_external) // self._block_size)
         waiting = self._waiting.get(request.request_id)
         if waiting is not None and waiting.until <= self._clock():
             self._unpin(request.request_id)
@@ -313,6 +315,12 @@ class Later:
             if hollow.lacking(each.chain, 0, each.stop).all():  # or loads read the rest
                 del self._has_twice[name]
         return num_emptied
+
+    def _hold_in_tree(self, request: Request, stop: int) -> None:
+        """It may be given these positions in this step: what the GPU has lost meanwhile cuts none of them off."""
+        claim = self._allocator.hollow.claim(self._engine.chain(request), stop)
+        if claim is not None:
+            self._over.append(claim)
 
     def _let_go(self) -> None:
         for claim in self._over:

@@ -1,0 +1,41 @@
+"""What the GPU has lost may leave the pool's tree at any time: nobody goes by what was there before."""
+
+import pytest
+
+from offload.config import StoreWhen
+from offload.testing.memory_engine import MemoryRequest
+from tests.offload.scheduler.serving import BLOCK, Serving, Sizes
+
+
+def serve(serving: Serving, prompt: list[int]) -> MemoryRequest:
+    request = serving.send(prompt, [1])
+    serving.drain()
+    return request
+
+
+def test_who_begins_keeps_what_is_behind_what_the_gpu_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks were evicted without a copy and computed anew by another request, so the GPU has them again."""
+    serving = Serving(Sizes(num_blocks=300, num_slots=600, store=StoreWhen.LAZY, step_tokens=8 * BLOCK))
+    engine, side, prompt, number = serving.engine, serving.side, list(range(281)), 1000
+    chain = serve(serving, prompt).block_hashes[:140]
+    while engine.has(chain[-1]):
+        serve(serving, list(range(number, number := number + 17)))
+    monkeypatch.setattr(side.allocator.hollow, "plan", lambda *args: None)  # no more of it is admitted
+    border = int(side.allocator.hollow.lacking(chain, 0, 140).sum())
+    assert 4 < border < 130 and side.allocator.usable_depth(chain, 140, border) == 140
+    while engine.has(chain[border]):
+        serve(serving, [number := number + 1])
+    for prefix_hash in chain[border - 4 : border]:
+        engine._forget(engine._cached[prefix_hash])
+    later = side.stores.later
+    assert later is not None
+    left = later._left  # it is up to the order which of them one look finds
+    monkeypatch.setattr(
+        later, "_look_back", lambda: [*map(left.refresh, [*left.line.values(), *left.due.values()])]
+    )
+    monkeypatch.setattr(later, "_take_turns", lambda *args, **named: None)  # nothing to wait for
+    request = serving.send(prompt[: (border + 5) * BLOCK + 1], [1])
+    assert side.offer(request, border * BLOCK).tokens == 5 * BLOCK
+    assert engine.give(request, (border + 5) * BLOCK)
+    side.allocated(request, 5 * BLOCK)
+    assert len(side.restores.left_over()["restores"]) == 1  # type: ignore[arg-type]
