@@ -103,6 +103,10 @@ class Ended:
         num_wanted = min(limit, len(lacks) if lacks.all() else int(lacks.argmin()))
         if self._later is not None:
             self._later.make_room(pending.chain, start, num_wanted)
+            known = self._allocator.known_depth(pending.chain, stop)  # what the GPU has lost may have gone
+        if known < start:
+            self._drop_first(stop - start, "cut_off")
+            return []
         note = self._common.note_of(pending.request)
         if known > start:
             num_wanted = min(num_wanted, known - start)

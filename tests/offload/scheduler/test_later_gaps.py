@@ -39,3 +39,19 @@ def test_who_begins_keeps_what_is_behind_what_the_gpu_has_lost(monkeypatch: pyte
     assert engine.give(request, (border + 5) * BLOCK)
     side.allocated(request, 5 * BLOCK)
     assert len(side.restores.left_over()["restores"]) == 1  # type: ignore[arg-type]
+
+
+def test_no_store_begins_before_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is before them may leave the pool while room is made for them."""
+    serving = Serving(Sizes(num_blocks=100, num_slots=200, store=StoreWhen.LAZY))
+    chain = serve(serving, list(range(25))).block_hashes[:12]
+    allocator, stores = serving.side.allocator, serving.side.stores
+    later = stores.later
+    assert later is not None
+    later._take_turn(next(iter(later._left.line.values())))
+    allocator.drop(chain, 6)
+    stores.holds.release(stores.backlog.take(6), None)
+    monkeypatch.setattr(later, "make_room", lambda *args: allocator.drop(chain, 3))
+    assert stores.ended.store() == [] and not stores.backlog.num_queued
+    assert allocator.known_depth(chain, 12) == 3
+    serving.drain()
