@@ -317,7 +317,7 @@ class Later:
         return num_emptied
 
     def _hold_in_tree(self, request: Request, stop: int) -> None:
-        """It may be given these positions in this step: what the GPU has lost meanwhile cuts none of them off."""
+        """It may be given these positions in this step: what the GPU has lost cuts none of them off."""
         claim = self._allocator.hollow.claim(self._engine.chain(request), stop)
         if claim is not None:
             self._over.append(claim)
