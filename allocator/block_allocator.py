@@ -77,7 +77,7 @@ class CpuOffloadingBlockAllocator:
         self._log = EventLog(record_events, self._tree, bag_reach)
         self._ranking = Ranking(self._tree, self._policy, self._log)
         self._uncached = UncachedBlocks()
-        self._stores = StorePlans(self._tree, self._ranking, self._pool)
+        self._stores = StorePlans(self._tree, self._ranking, self._pool, self._log)
         self._room = Room(self._tree, self._ranking, self._pool, self._policy, self._log, admits_all)
         self.departures = self._room.departures
         parts = self._tree, self._ranking, self._pool, self._policy
@@ -282,7 +282,6 @@ class CpuOffloadingBlockAllocator:
             StalePlanError: the plan was ended before.
         """
         settled = self._stores.commit(plan)
-        self._log.settled(settled or ())
         if self._ranking.loose:
             self._room.trim_loose()
         return settled is not None

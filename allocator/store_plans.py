@@ -5,6 +5,7 @@ from itertools import count
 
 import numpy as np
 
+from allocator.events import EventLog
 from allocator.in_flight import PlansInFlight
 from allocator.node import Node, Pin, Place
 from allocator.plans import StorePlan
@@ -20,8 +21,9 @@ class StorePlans:
     time: ``orphan``.
     """
 
-    def __init__(self, tree: PrefixTree, ranking: Ranking, pool: SlotPool) -> None:
+    def __init__(self, tree: PrefixTree, ranking: Ranking, pool: SlotPool, log: EventLog) -> None:
         """Nothing is in flight."""
+        self._log = log
         self._tree = tree
         self._ranking = ranking
         self._pool = pool
@@ -67,11 +69,12 @@ class StorePlans:
         if self.end_orphan(plan):
             return None
         if plan.claim is not None:
-            return [plan] if self._fill(plan, plan.claim) else None
+            return self._fill(plan, plan.claim)
         self.plans.land(plan)
         settled = [plan] if self._settle(plan) else []
         while settled and (more := [landed for landed in self.plans.landed() if self._settle(landed)]):
             settled += more  # one that settled may be what another waited for
+        self._log.settled(settled)
         return settled
 
     def abandon(self, plan: StorePlan) -> Node | None:
@@ -130,8 +133,8 @@ class StorePlans:
         """Whether its positions have left the tree since plans were last asked. Asks no other plan."""
         return self._has_cut and self._node_of(plan) is None
 
-    def _fill(self, plan: StorePlan, claim: Pin) -> bool:
-        """Positions of a plan have their slots, those that are still hollow. Whether that are any."""
+    def _fill(self, plan: StorePlan, claim: Pin) -> list[StorePlan] | None:
+        """Positions of a plan have their slots, those that are still hollow. None if none of them is."""
         self.plans.end(plan)
         node = self._tree.node_at(plan.hashes, plan.start, plan.stop - 1, plan.lead)
         assert node is not None, f"store plan {plan.plan_id} fills what is not in the tree"
@@ -140,8 +143,10 @@ class StorePlans:
         self._tree.set_slots(place, plan.start + np.flatnonzero(is_hollow), slots[is_hollow])
         self._pool.move(slots[is_hollow], SlotState.FILLING, SlotState.RESIDENT)
         self._pool.move(slots[~is_hollow], SlotState.FILLING, SlotState.FREE)
-        self.end_claim(claim)
-        return bool(is_hollow.any())
+        settled = [plan] if is_hollow.any() else None
+        self._log.settled(settled or ())
+        self.end_claim(claim)  # what it has kept may leave with it
+        return settled
 
     def _settle(self, plan: StorePlan) -> bool:
         """Make a landed plan resident, if what is before it is, and if it is wanted still."""
