@@ -13,6 +13,8 @@ from allocator.slot_pool import SlotPool, SlotState, flat
 from evictor import Admission, EvictionPolicy, Newcomer
 
 _SLACK = 1024
+_HOLLOW_WORK = 1 << 12
+"""Positions that are taken away beside those that are needed, where some have no slot to give."""
 
 
 class Room:
@@ -110,7 +112,8 @@ class Room:
         while (shortage := num_slots - self._pool.num_free) > 0 and num_bites != most_bites:
             num_bites += 1
             if self._tree.has_dead:
-                self.take_away(-(-shortage // max(self._tree.columns, 1)), growing)
+                num_hollow = _HOLLOW_WORK if self._tree.is_gapped else 0
+                self.take_away(-(-shortage // max(self._tree.columns, 1)) + num_hollow, growing)
             elif not (
                 self._thin_if_many()
                 or self._evict(shortage, newcomer, admission, growing)
