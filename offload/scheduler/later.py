@@ -153,6 +153,10 @@ class Later:
             self._has_twice.pop(request.request_id, None)
             self._over.append(running.claim)
 
+    def preempted(self, request_id: str) -> None:
+        """It has lost its blocks. What the pool has of it is needed."""
+        self._has_twice.pop(request_id, None)
+
     def forget(self, is_meant: Callable[[Request], bool] | None = None) -> None:
         """What these requests have left is worthless; None: what all have, and no copy is awaited."""
         for left in list(self._left.line.values()):

@@ -143,6 +143,8 @@ class Stores:
             preempted = backlog.get(request_id)
             is_back = preempted is not None and self._engine.state(preempted.request) is not State.PREEMPTED
             backlog.set_aside(request_id, is_back=is_back)
+            if self.later is not None and not is_back:
+                self.later.preempted(request_id)
         self.holds.begin_step(step)
         self.checkpoints.begin_step(step)
         has_more = step.total_num_scheduled_tokens > len(scheduled)
