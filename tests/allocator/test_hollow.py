@@ -152,6 +152,43 @@ def test_two_stores_of_one_position_give_it_one_slot() -> None:
     allocator.check_invariants()
 
 
+@pytest.mark.parametrize("is_longer_first", [False, True])
+def test_the_later_of_two_stores_gives_back_what_it_does_not_fill(is_longer_first: bool) -> None:
+    allocator = allocator_of()
+    claim = allocator.hollow.claim(CHAIN, 10)
+    short, long = allocator.hollow.plan(CHAIN, 4, 6, 2), allocator.hollow.plan(CHAIN, 2, 8, 6)
+    assert claim is not None and short is not None and long is not None
+    first, second = (long, short) if is_longer_first else (short, long)
+    assert allocator.commit(first) and allocator.commit(second) is not is_longer_first
+    assert allocator.num_resident == 6 and allocator.num_free == 14
+    assert len(np.unique(allocator.pin(CHAIN, 2, 8).slots)) == 6
+    allocator.check_invariants()
+
+
+def test_slots_that_are_closed_are_given_up_by_what_is_claimed() -> None:
+    allocator = allocator_of()
+    serve(allocator, CHAIN)
+    assert allocator.hollow.claim(CHAIN, 10) is not None
+    allocator.resizing.close(np.arange(4, 20))
+    assert allocator.resizing.empty(99) and allocator.resizing.num_withdrawn == 16
+    assert allocator.num_resident == 4 and allocator.lookup(CHAIN).depth == 4
+    allocator.check_invariants()
+
+
+def test_a_store_that_fails_cuts_off_nothing_behind_it() -> None:
+    allocator = allocator_of()
+    serve(allocator, CHAIN)
+    assert allocator.hollow.claim(CHAIN, 10) is not None
+    assert allocator.hollow.empty(CHAIN, 2, 6, 4) == 4
+    plan = allocator.hollow.plan(CHAIN, 2, 6, 4)
+    assert plan is not None
+    allocator.abandon(plan)
+    assert allocator.usable_depth(CHAIN, 10, 6) == 10
+    allocator.abort(plan)
+    assert allocator.usable_depth(CHAIN, 10, 6) == 10 and allocator.lookup(CHAIN).depth == 2
+    allocator.check_invariants()
+
+
 def test_a_pool_that_shrinks_empties_what_is_claimed() -> None:
     allocator = allocator_of()
     serve(allocator, CHAIN)
@@ -379,7 +416,7 @@ class HollowMachine(RuleBasedStateMachine):
             self.allocator.reset()
             self.num_resets += 1
 
-    @rule(work=st.sampled_from([0, 1, 1 << 15]))
+    @rule(work=st.sampled_from([1 << 15, 1 << 15, 1, 0]))
     def step(self, work: int) -> None:
         self.allocator._step_work = work
         self.allocator.tidy()
