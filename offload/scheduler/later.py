@@ -126,21 +126,21 @@ class Later:
 
         They are begun. What the pool has of it stays there until it has blocks, or patience ends.
         """
-        if self._is_gapped:
-            self._hold_in_tree(request, (num_local + num_external) // self._block_size)
+        chain, start = self._engine.chain(request), num_local // self._block_size
+        stop = (num_local + num_external) // self._block_size
+        if self._is_gapped and (claim := self._allocator.hollow.claim(chain, stop)) is not None:
+            self._over.append(claim)  # or what the GPU has lost might cut off what it is about to be given
         waiting = self._waiting.get(request.request_id)
         if waiting is not None and waiting.until <= self._clock():
             self._unpin(request.request_id)
             return False
-        num_blocks = min(num_external // self._block_size, self._engine.num_free)
+        num_blocks, own = min(stop - start, self._engine.num_free), chain[:start]
         self._look_back()
-        own = self._engine.chain(request)[: num_local // self._block_size]
         num_own = self._left.num_due_of(own)  # which it is given: they are not evicted for it
         self._take_turns(num_blocks + num_own, own=own)
         if waiting is None or waiting.pin is None:
             until = self._clock() + _PATIENCE_SECONDS if waiting is None else waiting.until
-            chain, start = self._engine.chain(request), num_local // self._block_size
-            depth = self._allocator.usable_depth(chain, start + num_external // self._block_size, start)
+            depth = self._allocator.usable_depth(chain, stop, start)
             pin = self._allocator.pin(chain, start, depth) if depth else None  # and all before that
             self._waiting[request.request_id] = _Waiting(until, pin)
         return self._num_held > 0 and self._num_ready < num_blocks + num_own
@@ -257,7 +257,7 @@ class Later:
         line = self._left.line
         for left in list(islice(line.values(), _LOOKED_AT)):
             while self._left.num_due < window and left.serial in line:
-                num_others = left.num_owned - (self._left.num_of(left, own) if own else 0)
+                num_others = left.num_owned - self._left.num_of(left, own)
                 if num_others <= 0:
                     break
                 part = left
@@ -319,12 +319,6 @@ class Later:
             if hollow.lacking(each.chain, 0, each.stop).all():  # or loads read the rest
                 del self._has_twice[name]
         return num_emptied
-
-    def _hold_in_tree(self, request: Request, stop: int) -> None:
-        """It may be given these positions in this step: what the GPU has lost cuts none of them off."""
-        claim = self._allocator.hollow.claim(self._engine.chain(request), stop)
-        if claim is not None:
-            self._over.append(claim)
 
     def _let_go(self) -> None:
         for claim in self._over:

@@ -134,9 +134,7 @@ class Leavings:
 
     def num_due_of(self, chain: Sequence[bytes]) -> int:
         """How many of the blocks that are due have a hash of ``chain``."""
-        size = len(chain)
-        begin = [left for left in self.due.values() if left.first < size]
-        return sum(self.num_of(left, chain) for left in begin if left.chain[left.first] == chain[left.first])
+        return sum(self.num_of(left, chain) for left in self.due.values()) if chain else 0
 
     def refresh(self, left: Left) -> tuple[int, int]:
         """The positions that it owns and the GPU still has, from the first to behind the last one.
