@@ -116,6 +116,11 @@ class Hollow:
             lacks[: place.depth - start] = has_gaps and self._tree.slots_of(place, start)[:, 0] < 0
         return lacks
 
+    def first_lacking(self, chain: Sequence[bytes], start: int, stop: int) -> range:
+        """The first stretch of these positions without slots, known or not; empty, at ``stop``: none."""
+        edges = np.flatnonzero(np.diff(self.lacking(chain, start, stop), prepend=False, append=False))
+        return range(start + int(edges[0]), start + int(edges[1])) if len(edges) else range(stop, stop)
+
     def plan(
         self,
         chain: Sequence[bytes],
@@ -130,12 +135,11 @@ class Hollow:
         as other store plans. Claimed until then.
         """
         place = self._tree.find(chain, stop)
-        lacks = self._tree.slots_of(place, start)[:, 0] < 0
-        num_hollow = len(lacks) if lacks.all() else int(np.argmin(lacks))
-        num_wanted = min(num_hollow, limit)
-        if num_wanted <= 0:
+        hollow = self.first_lacking(chain, start, max(start, place.depth))
+        num_wanted = min(len(hollow), limit)
+        if hollow.start > start or num_wanted <= 0:
             return None
-        is_tail = start + num_hollow == place.depth == place.node.end and not place.node.child
+        is_tail = hollow.stop == place.depth == place.node.end and not place.node.child
         num_stored = self._planning.room_for(num_wanted, place.node if is_tail else None)
         if not num_stored:
             return None
@@ -157,8 +161,7 @@ class Hollow:
         slots = self._tree.slots_of(place, start)[:, 0]
         at = np.flatnonzero(self._may_go(slots))[:most]
         self._tree.set_slots(place, start + at, np.full(len(at), HOLLOW, dtype=np.int64))
-        self._log.emptied([chain[start + index] for index in at.tolist()] if self._log.is_on else [])
-        self._pool.move(slots[at], SlotState.RESIDENT, SlotState.FREE)
+        self._emptied(slots[at], (chain[start + index] for index in at.tolist()))
         return len(at)
 
     def empty_node(self, node: Node, is_meant: npt.NDArray[np.bool_]) -> None:
@@ -167,8 +170,7 @@ class Hollow:
         at = np.flatnonzero(is_meant & self._may_go(rows))
         gone = rows[at].copy()
         rows[at] = HOLLOW
-        self._log.emptied([node.hash_at(index) for index in at.tolist()] if self._log.is_on else [])
-        self._pool.move(gone, SlotState.RESIDENT, SlotState.FREE)
+        self._emptied(gone, map(node.hash_at, at.tolist()))
 
     def check_invariants(self) -> None:
         """Claims hang where they say, what is hollow is claimed."""
@@ -196,6 +198,11 @@ class Hollow:
         node = self._ranking.append(Place(node, start), hashes, data, slots, next_hash, admission)
         self._tree.settle(node, start, stop)
         return Place(node, stop)
+
+    def _emptied(self, slots: Slots, hashes: Iterable[bytes]) -> None:
+        """Positions with these hashes had these slots, and have none now."""
+        self._log.emptied(list(hashes) if self._log.is_on else [])
+        self._pool.move(slots, SlotState.RESIDENT, SlotState.FREE)
 
     def _may_go(self, slots: Slots) -> npt.NDArray[np.bool_]:
         """Which of these slots there are, and no load reads."""

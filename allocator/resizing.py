@@ -127,10 +127,10 @@ class Resizing:
             return
         rows = node.slots[: node.resident]
         is_closed: npt.NDArray[np.bool_] = np.any(self._pool.is_closed(rows) & (rows >= 0), axis=1)
-        if is_closed.any() and node in self._claimed:
-            self._empty_claimed(node, is_closed)
-            return
         if is_closed.any():
+            if node in self._claimed:
+                self._empty_claimed(node, is_closed)
+                return
             position = node.start + int(np.argmax(is_closed))
             self._room.departures.note(node.hash_at(position - node.start), is_evicted=True)
             self._cut(Place(node, position))

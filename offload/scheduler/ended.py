@@ -91,16 +91,14 @@ class Ended:
 
     def _open_lacking(self, pending: Pending, known: int) -> list[Order]:
         """Store what has no slot of the first in the queue. ``known``: depth of its chain, slots or not."""
-        lacks = self._allocator.hollow.lacking(pending.chain, pending.start, pending.stop)
-        num_there = int(lacks.argmax()) if lacks.any() else len(lacks)
-        if num_there:
-            self._drop_first(num_there, None)
-        if num_there == len(lacks):
+        stop = pending.stop
+        lacking = self._allocator.hollow.first_lacking(pending.chain, pending.start, stop)
+        start = lacking.start
+        if start > pending.start:
+            self._drop_first(start - pending.start, None)
+        if not lacking:
             return []
-        lacks = lacks[num_there:]
-        start, stop = pending.start, pending.stop
-        limit = self._holds.limit(self._breaker)
-        num_wanted = min(limit, len(lacks) if lacks.all() else int(lacks.argmin()))
+        num_wanted = min(self._holds.limit(self._breaker), len(lacking))
         if self._later is not None:
             self._later.make_room(pending.chain, start, num_wanted)
             known = self._allocator.known_depth(pending.chain, stop)  # what the GPU has lost may have gone

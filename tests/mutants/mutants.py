@@ -226,7 +226,7 @@ _ROWS = [
     ("hollow", f"{_HOLLOW}.end", "self._cut_hollow(node)", "pass"),
     ("hollow", f"{_HOLLOW}._cut_hollow", "reversed(unclaimed)", "unclaimed"),
     ("hollow", f"{_HOLLOW}._may_go", "return may_go & ~np", "return may_go | np"),
-    ("hollow", f"{_HOLLOW}.empty", "self._pool.move(slots[at], SlotState.RESIDENT, SlotState.FREE)", "pass"),
+    ("hollow", f"{_HOLLOW}._emptied", "self._pool.move(slots, SlotState.RESIDENT, SlotState.FREE)", "pass"),
     ("hollow", f"{_HOLLOW}.empty_node", "rows[at] = HOLLOW", "pass"),
     ("hollow", f"{_HOLLOW}.plan", "self.claim(chain, start + num_stored)", "None"),
     ("hollow", f"{_STORES}._fill", "self._pool.move(slots[~is_hollow]", "self._pool.move(slots[:0]"),
