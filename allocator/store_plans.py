@@ -30,6 +30,7 @@ class StorePlans:
         self._plan_ids = count()
         self._has_cut = False
         self.end_claim: Callable[[Pin], None] = lambda claim: None
+        """Ends that of a plan; whoever makes plans with claims says how."""
         self.plans = PlansInFlight()
         """Those that have not ended."""
 
@@ -123,7 +124,7 @@ class StorePlans:
     # Private
 
     def _node_of(self, plan: StorePlan) -> Node | None:
-        """Where the positions of a plan begin, or its checkpoint hangs; None once they have left the tree."""
+        """Where positions of a plan are, or its checkpoint hangs; None once they have left the tree."""
         position = plan.start if plan.hashes else plan.start - 1
         if plan.claim is not None:
             position = plan.stop - 1  # a cut may be anywhere before it
@@ -136,7 +137,7 @@ class StorePlans:
     def _fill(self, plan: StorePlan, claim: Pin) -> list[StorePlan] | None:
         """Positions of a plan have their slots, those that are still hollow. None if none of them is."""
         self.plans.end(plan)
-        node = self._tree.node_at(plan.hashes, plan.start, plan.stop - 1, plan.lead)
+        node = self._node_of(plan)
         assert node is not None, f"store plan {plan.plan_id} fills what is not in the tree"
         place, slots = Place(node, plan.stop), flat(plan.slots)
         is_hollow = self._tree.slots_of(place, plan.start)[:, 0] < 0
