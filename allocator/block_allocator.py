@@ -36,9 +36,9 @@ class CpuOffloadingBlockAllocator:
                                       |                    |
                                       +--abort()--> gone   +--pin()/unpin() around each load
 
-    A position is resident only if every earlier one of its chain is. Models with windows or states can go on
-    at *checkpoints* only: depths of a chain with a *bag* of slots. It moves no bytes and reads no clock: a
-    method is a function of its arguments and the calls before. Not thread-safe.
+    A position is resident only if every earlier one of its chain is, with a slot or ``hollow``. Models with
+    windows or states can go on at *checkpoints* only: depths of a chain with a *bag* of slots. It moves no
+    bytes and reads no clock: a method is a function of its arguments and the calls before. Not thread-safe.
     """
 
     def __init__(

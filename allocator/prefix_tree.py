@@ -4,7 +4,7 @@
                       └── [100..131] ── [132..140]
 
 A node covers chain positions ``start <= p < end``. Its leading ``resident`` positions have complete
-bytes, the rest is filling; below a filling position nothing is resident.
+bytes, or are hollow, the rest is filling; below a filling position nothing is resident.
 
 What is cut off is *dead* at once: nobody finds it. Its nodes hang where they hung until ``trim`` takes them
 away one after the other. So a cut of a million positions need not be done in one go.
