@@ -150,7 +150,9 @@ class _Stream:
                 with _socket(context, zmq.DEALER, self.source.replay) as socket:
                     await socket.send_multipart([b"", (self._last + 1).to_bytes(8, "big")])
                     while True:
-                        frames = await asyncio.wait_for(socket.recv_multipart(), REPLAY_SECONDS)
+                        # Not ``wait_for``: in Python 3.11 it may swallow a cancellation, and go on.
+                        async with asyncio.timeout(REPLAY_SECONDS):
+                            frames = await socket.recv_multipart()
                         if len(frames) != 4 or len(frames[2]) != 8:
                             self._count("unreadable")
                             return False

@@ -341,6 +341,27 @@ async def test_what_is_forgotten_of_an_engine_that_goes_on_is_asked_for_again() 
         publisher.end()
 
 
+@on_a_loop
+async def test_an_end_comes_through_wherever_a_replay_stands() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        publisher = Publisher(folder)
+        for _ in range(20):
+            publisher.tell(stored(IDS[: 2 * BLOCK]))
+        await publisher.told(20)
+        async with following(publisher.source) as streams:
+            for number in range(0, 60, 4):
+                before = count(streams, "replayed")
+                streams.forget(URL)
+                await until(lambda before=before: count(streams, "replayed") > before)  # type: ignore[misc]
+                for _ in range(number):
+                    await asyncio.sleep(0)
+            streams.forget(URL)
+            before = count(streams, "replayed")
+            await until(lambda: count(streams, "replayed") >= before + 20)
+            assert await depth(streams) == 2 * BLOCK
+        publisher.end()
+
+
 @pytest.mark.parametrize(
     "part", [{"medium": "x" * 2000}, {"lora_name": "x" * 2000}, {"block_hashes": [b"x" * 65]}], ids=str
 )
