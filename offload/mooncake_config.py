@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from offload.errors import ConfigError
-from offload.settings import Admit, read_admit
-from offload.store_config import check_path, check_wait_seconds, read_name_key
+from offload.settings import Admit, check_wait_seconds, read_admit
+from offload.store_config import check_path, read_name_key
 
 MOONCAKE = "mooncake"
 
@@ -53,7 +53,7 @@ class MooncakeConfig:
         if self.protocol not in _PROTOCOLS:
             raise ConfigError(f'protocol of a mooncake tier is {self.protocol!r}; use "tcp" or "rdma"')
         object.__setattr__(self, "admit", read_admit(self.admit))
-        check_wait_seconds(self.wait_seconds)
+        check_wait_seconds("a store", self.wait_seconds)
         check_path("name_key_file", self.name_key_file)
 
     @property

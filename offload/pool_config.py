@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offload.errors import ConfigError
-from offload.settings import GIB, is_size
+from offload.settings import GIB, check_wait_seconds, is_size
 
 SHARED_MEMORY = "shared-memory"
 KINDS = (SHARED_MEMORY,)
@@ -23,6 +23,7 @@ class SharedMemoryConfig:
         gib: room that all regions of the path take at most, those of engines that run included; None: as much
             as these, and a new region takes the place of those that nobody owns.
         siblings: whether to read what engines beside this one have there, of the same model.
+        wait_seconds: a request waits that long at most for what they say, from its first question on.
 
     Raises:
         ConfigError: a value of the wrong type or out of range.
@@ -31,6 +32,7 @@ class SharedMemoryConfig:
     path: str
     gib: float | None = None
     siblings: bool = True
+    wait_seconds: float = 0.02
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not os.path.isabs(self.path) or "\0" in self.path:
@@ -42,6 +44,7 @@ class SharedMemoryConfig:
             raise ConfigError(f"gib of the pool is {size!r}; give a positive number of GiB, such as 16")
         if not isinstance(self.siblings, bool):
             raise ConfigError(f"siblings of the pool is {self.siblings!r}; use true or false")
+        check_wait_seconds("the pool", self.wait_seconds)
 
     @property
     def root(self) -> Path:

@@ -28,6 +28,16 @@ def is_size(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= _MOST_GIB
 
 
+def check_wait_seconds(what: str, seconds: object) -> None:
+    """Refuse what is no time to wait for the answers of ``what``.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 10:
+        raise ConfigError(f"wait_seconds of {what} is {seconds!r}; give 0 to 10, such as 0.02")
+
+
 def read_admit(value: object) -> Admit:
     """What ``admit`` of a store says.
 

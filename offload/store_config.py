@@ -7,7 +7,7 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from offload.errors import ConfigError
-from offload.settings import Admit, read_admit
+from offload.settings import Admit, check_wait_seconds, read_admit
 
 VALKEY, REDIS = "valkey", "redis"
 STORES = (VALKEY, REDIS)
@@ -114,7 +114,7 @@ class StoreConfig:
                 f"86400 for a day"
             )
         object.__setattr__(self, "admit", read_admit(self.admit))
-        check_wait_seconds(self.wait_seconds)
+        check_wait_seconds("a store", self.wait_seconds)
         for name in ("ca_file", "password_file", "name_key_file"):
             check_path(name, getattr(self, name))
         if self.password_file is not None and address.password:
@@ -154,12 +154,6 @@ class StoreConfig:
     def __str__(self) -> str:
         """Its kind and address, without secrets."""
         return f"{self.kind} at {self.shown}"
-
-
-def check_wait_seconds(seconds: object) -> None:
-    """Refuse what is no time to wait for a store."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= 10:
-        raise ConfigError(f"wait_seconds of a store is {seconds!r}; give 0 to 10, such as 0.02")
 
 
 def check_path(name: str, path: object) -> None:

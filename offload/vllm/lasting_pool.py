@@ -8,7 +8,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from offload.config import OffloadConfig
 from offload.errors import UnsupportedError
 from offload.messages import POOL, SCHEDULER, Route
-from offload.scheduler.tiers.tier import make_siblings
+from offload.scheduler.tiers.tier import TierLimits, make_siblings
 from offload.vllm.groups import shape_of
 from offload.vllm.namespace import namespace_of
 from offload.vllm.places import Place
@@ -57,7 +57,10 @@ def sibling_places(
     groups = shape_of(kv_cache_config)
     columns = 1 if groups is None else groups.columns
     about = {"tier": SIBLINGS, "kind": SIBLINGS, "path": config.pool.path}
-    return [Place(partial(make_siblings, FETCH, PROBE), partial(sibling_lanes_of, columns), about)]
+    make_flows = partial(
+        make_siblings, FETCH, PROBE, limits=TierLimits(wait_seconds=config.pool.wait_seconds)
+    )
+    return [Place(make_flows, partial(sibling_lanes_of, columns), about)]
 
 
 def sibling_lanes_of(columns: int, pool: PoolParts, make_runner: MakeRunner = Runner) -> LanesBelow:

@@ -38,7 +38,8 @@ def memory() -> Iterator[Path]:
 def start(
     memory: Path, logs: Path, number: int, *, cpu_gib: float = 0.0625, **arguments: Any
 ) -> EngineProcess:
-    settings = {"cpu_gib": cpu_gib, "pool": {"kind": "shared-memory", "path": str(memory)}}
+    pool = {"kind": "shared-memory", "path": str(memory), "wait_seconds": 10}
+    settings = {"cpu_gib": cpu_gib, "pool": pool}
     return EngineProcess(logs / f"engine{number}.log", settings, **{"fork": True} | arguments)
 
 

@@ -44,6 +44,7 @@ def test_beside_the_other_settings() -> None:
             ({**POOL, "gib": gib}, ["gib of the pool is"])
             for gib in (0, -1, 10**400, math.inf, math.nan, True, "8")
         ),
+        ({**POOL, "wait_seconds": 11}, ["wait_seconds of the pool is 11", "give 0 to 10"]),
     ],
 )
 def test_refused(value: Any, parts: list[str]) -> None:
