@@ -1,6 +1,7 @@
 """Positions whose KV only the GPU has: they are in the tree, and have no slot."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ from evictor import EvictionPolicy, KeepHints
 
 HOLLOW = -1
 """The slot of a position without one."""
+
+_LOOKED_AT = 16
+"""Segments behind a position that are looked at."""
 
 
 class Hollow:
@@ -120,6 +124,40 @@ class Hollow:
         """The first stretch of these positions without slots, known or not; empty, at ``stop``: none."""
         edges = np.flatnonzero(np.diff(self.lacking(chain, start, stop), prepend=False, append=False))
         return range(start + int(edges[0]), start + int(edges[1])) if len(edges) else range(stop, stop)
+
+    def earns_slots(self, chain: Sequence[bytes], stop: int, num_slots: int) -> bool:
+        """Whether so many slots pay for positions of ``chain`` up to ``stop``, by their last one.
+
+        They do where as many are free, or the policy says so. O(log n).
+        """
+        place = self._tree.find(chain, stop)
+        if place.depth < stop or self._pool.num_free >= num_slots:
+            return True
+        return self._policy.earns_copy(place.node)
+
+    def earns_emptying(self, num_asked: int) -> bool:
+        """Whether slots pay of what the GPU keeps for as long as requests ask for so many positions."""
+        return self._policy.earns_room(num_asked)
+
+    def leads_on(self, chain: Sequence[bytes], stop: int) -> bool:
+        """Whether there are slots behind the first ``stop`` positions of ``chain``, or may be.
+
+        No more than a few segments are looked at.
+        """
+        place = self._tree.find(chain, stop)
+        if place.depth < stop:
+            return False
+        ahead = [(place.node, stop - place.node.start)]
+        for _ in range(_LOOKED_AT):
+            if not ahead:
+                return False
+            node, start = ahead.pop()
+            if (node.slots[start:, 0] >= 0).any():
+                return True
+            ahead += [
+                (child, 0) for child in islice(self._tree.children(node), _LOOKED_AT) if not child.is_dead
+            ]
+        return bool(ahead)
 
     def plan(
         self,

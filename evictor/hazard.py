@@ -12,6 +12,7 @@ import numpy as np
 from evictor.hints import KeepHints
 from evictor.history import History, Past, Run
 from evictor.kinds import NUM_BOOKS, NUM_USES, base_of, books_of, ending_of, gap_of, with_ending, with_turn
+from evictor.levels import level_of
 from evictor.order import Key, Order
 from evictor.policy import Admission, L, Newcomer
 from evictor.reuse import ReuseStatistics
@@ -21,9 +22,10 @@ _HISTORY_CAPACITIES = 4
 _MIN_HISTORY = 1 << 17
 _MANY_USES = NUM_USES - 1  # or more: then how many does not matter, so that parts of a chain become alike
 
-_MAX_LEVEL = 20
-
 _Filed = tuple[float, int, int]
+
+COPY_HITS = 0.04
+"""A copy costs as much as so many hits bring, about: at 25 GB/s, and where KV is computed at 1 GB/s."""
 
 
 class _State(Past):
@@ -178,17 +180,26 @@ class HazardPolicy(Generic[L]):
             state.key = None
 
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
-        if self._unfiled or self._reuse.tick >= self._next_step:
-            self._file_kinds()
-        if not self._order:
+        first = self._first()
+        if first is None:
             return None
-        value, _, queue = self._order[0]
+        value, _, queue = first
         if newcomer is not None:
             if newcomer.rank is None:  # it asks again for every bite
                 newcomer.rank = self._value_of(newcomer)
             if newcomer.rank < value:
                 return None
         return self._queues[queue].first
+
+    def earns_copy(self, node: L) -> bool:
+        state: _State = node.rank
+        first = self._first()
+        book = self._reuse.book_of(state.kind)
+        return first is None or self._reuse.gain(book, state.last_use, first[0]) >= COPY_HITS
+
+    def earns_room(self, num_asked: int) -> bool:
+        first = self._first()
+        return first is None or first[0] * num_asked >= COPY_HITS
 
     def resized(self, node: L) -> None:
         """It may be of another level now."""
@@ -222,7 +233,7 @@ class HazardPolicy(Generic[L]):
                 f"{number}: {filed}, {first}"
             )
             for key, leaf in queue.items():
-                state, level = leaf.rank, _level_of(leaf.weight, len(leaf))
+                state, level = leaf.rank, level_of(leaf.weight, len(leaf))
                 assert state.key == key, f"{leaf!r} is filed under {key}, not {state.key}"
                 assert _queue_of(state) == number, f"{leaf!r} is filed as {number}, {key}"
                 assert state.last_use == key[0], f"{leaf!r} is filed as {number}, {key}"
@@ -315,13 +326,13 @@ class HazardPolicy(Generic[L]):
         """The number of the queue where it belongs now."""
         weight, size = leaf.weight, len(leaf)
         book = self._reuse.book_of(leaf.rank.kind)
-        return book if weight == size else book + _level_of(weight, size) * NUM_BOOKS
+        return book if weight == size else book + level_of(weight, size) * NUM_BOOKS
 
     def _value_of(self, newcomer: Newcomer[L]) -> float:
         value, _ = self._reuse.value(self._reuse.book_of(self._kind_of(newcomer)), self._reuse.tick)
         if newcomer.weight is None:
             return value
-        return value / 2.0 ** _level_of(newcomer.weight, newcomer.num_positions)
+        return value / 2.0 ** level_of(newcomer.weight, newcomer.num_positions)
 
     def _kind_of(self, newcomer: Newcomer[L]) -> int:
         past = self._history.past_of(newcomer.key)
@@ -335,6 +346,12 @@ class HazardPolicy(Generic[L]):
     def _kind_of_unasked(self, num_positions: int) -> int:
         """The kind of positions that no request has asked for yet, which are those of an answer."""
         return self._reuse.kinds(num_positions, num_positions)[0]
+
+    def _first(self) -> _Filed | None:
+        """The queue of the candidate that goes next, with its value."""
+        if self._unfiled or self._reuse.tick >= self._next_step:
+            self._file_kinds()
+        return self._order[0] if self._order else None
 
     def _file_kinds(self) -> None:
         """Put every queue where the value of its first leaf says, if that may have changed."""
@@ -358,15 +375,6 @@ class HazardPolicy(Generic[L]):
         self._unfiled.clear()
         if is_step:
             self._next_step = min(self._steps_at.values(), default=math.inf)
-
-
-def _level_of(weight: int, num_positions: int) -> int:
-    """The power of two nearest to the slots per position."""
-    if weight == num_positions:
-        return 0
-    if not weight:
-        return -_MAX_LEVEL
-    return max(-_MAX_LEVEL, min(round(math.log2(weight / num_positions)), _MAX_LEVEL))
 
 
 def _joined(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -204,6 +204,14 @@ class HintedPolicy(Generic[L]):
         theirs = self._inner.choose()
         return ours if theirs is None else theirs
 
+    def earns_copy(self, node: L) -> bool:
+        """A request's own word goes before what is learned."""
+        return mark_of(node) is not None or self._inner.earns_copy(node)
+
+    def earns_room(self, num_asked: int) -> bool:
+        """What requests ask to go first need not be worth anything."""
+        return self._first_of_ours()[0] > Worth.LOW and self._inner.earns_room(num_asked)
+
     def resized(self, node: L) -> None:
         """A bag that comes to a protected node may displace what is of high worth, but no pin."""
         self._inner.resized(node)

@@ -134,6 +134,18 @@ class EvictionPolicy(Admission[L], Protocol[L]):
     def leave(self, leaf: L) -> None:
         """``leaf`` is no longer evictable. Its rank is kept for the next ``enter``."""
 
+    def earns_copy(self, node: L) -> bool:
+        """Whether slots pay for positions of ``node`` that have none, if the next candidate leaves for them.
+
+        They earn what others do in the same time, and what a copy costs. True where that is not known.
+        """
+
+    def earns_room(self, num_asked: int) -> bool:
+        """Whether a slot earns what a copy costs while requests ask for so many positions.
+
+        It is the next candidate's that stays for it, or nobody's. True where that is not known.
+        """
+
     def resized(self, node: L) -> None:
         """``node``, a candidate or not, has got or lost slots, and no position."""
 

@@ -89,6 +89,12 @@ class RankedPolicy(Generic[L]):
     def choose(self, newcomer: Newcomer[L] | None = None) -> L | None:
         return self._candidates.first
 
+    def earns_copy(self, node: L) -> bool:
+        return True
+
+    def earns_room(self, num_asked: int) -> bool:
+        return True
+
     def resized(self, node: L) -> None:
         """No slot is counted."""
 

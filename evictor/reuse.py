@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evictor.ages import NUM_AGES, Ages, Floats, Ints
+from evictor.gittins import Lives
 from evictor.kinds import (
     BASE_KINDS,
     FIRST_ENDED,
@@ -96,6 +97,8 @@ class ReuseStatistics:
         self._new_answered: _Counts = []
         self._learned_at = 0
         self._index: list[list[float] | None] = []  # by book; None: nothing was ever counted there
+        self._lives: Lives  # of books with an index, in rows
+        self._rows: Ints  # by book
         self._judges: dict[int, int] = {}  # the book by which a kind is judged
         self._foretold: _Foretold | None = None
         self._lead = 0.0  # of endings, see _judge
@@ -169,6 +172,20 @@ class ReuseStatistics:
         pace = self._ticks_per_second
         value, change = self._seconds.at(index, age)
         return value / pace, tick + max(1.0, (change - age) * pace)
+
+    def gain(self, book: int, last_use: int, rate: float) -> float:
+        """Hits that such a position brings, beyond ``rate`` for each tick that it keeps a slot.
+
+        ``book`` and ``last_use``: as for ``value``.
+        """
+        if self._is_stale:
+            self._make_index()
+        if book < FIRST_RUNNING:
+            ages, age = self._ticks, float(self.tick - last_use)
+        else:
+            ages, age = self._seconds, self.moments.at(self.tick) - self.moments.at(last_use)
+            rate *= self._ticks_per_second
+        return self._lives.gain(int(self._rows[book]), int(ages.classes_of(np.array(age))), rate)
 
     def is_due(self) -> bool:
         """Whether enough has happened to learn from it: rarer and rarer, then at a steady pace.
@@ -244,9 +261,11 @@ class ReuseStatistics:
         is_known[:NUM_BASE] = True
         every = np.concatenate([each.reshape(-1, NUM_AGES) for each in hazards])
         widths = np.where(_IS_BY_TURN, self._seconds.widths, self._ticks.widths)
-        index = _gittins(every[is_known], widths[is_known])
+        self._lives = Lives(every[is_known], widths[is_known])
+        index = self._lives.index()
         rows = iter(np.append(index, index[:, -1:], axis=1).tolist())
         self._index = [next(rows) if each else None for each in is_known.tolist()]
+        self._rows = np.cumsum(is_known) - 1
         self._heeds_turns = self._lead > _ENOUGH_LEAD
         self._judges.clear()
         self._is_stale = False
@@ -369,23 +388,3 @@ def _by_turn(hits: Floats, at_risk: Floats, towards: Floats, weight: float) -> F
     for axes in ((1, 2), (1,), ()):
         towards = _shrunk(hits.sum(axes, keepdims=True), at_risk.sum(axes, keepdims=True), towards, weight)
     return towards
-
-
-def _gittins(hazard: Floats, widths: Floats) -> Floats:
-    """The index at the beginning of every age.
-
-    Args:
-        hazard: by kind and age.
-        widths: of ages, by kind.
-    """
-    num_kinds, num_ages = hazard.shape
-    alive = np.ones((num_ages + 1, num_kinds))
-    np.cumprod(1 - hazard.T, axis=0, out=alive[1:])
-    held = np.zeros_like(alive)
-    np.cumsum((alive[1:] + alive[:-1]) / 2 * widths.T, axis=0, out=held[1:])
-    used_until = alive[:-1, np.newaxis] - alive
-    held_until = held - held[:-1, np.newaxis]
-    np.maximum(held_until, 1e-9, out=held_until)  # stops in the past are no gain
-    used_until /= held_until
-    best: Floats = used_until.max(axis=1).T
-    return best

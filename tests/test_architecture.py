@@ -148,6 +148,7 @@ STATEFUL = {
 CHECKED_BY_THEIR_OWNER = {
     "offload.worker.peers.askers.Asker",  # by Askers
     "evictor.ages.Ages",  # does not change
+    "evictor.gittins.Lives",  # nor does it
     "offload.scheduler.miniatures.Sample",  # by Miniatures, which fill it
     "evictor.hazard._State",  # by HazardPolicy
     "offload.worker.resizing.PageThread",  # by WorkerResizing, which knows what it was given

@@ -53,7 +53,9 @@ class Later:
     *due*, as those in the queue are.
 
     Where the pool may lack what the GPU has, only the blocks in the window have their turn. Otherwise all of
-    the request has it, as the pool has no position without those before it.
+    the request has it, as the pool has no position without those before it. There a copy also has to pay:
+    nothing is copied of a request whose KV earns too little. What is on the GPU, too, keeps its slot where
+    that earns less elsewhere than another copy costs.
 
     The window has what a few steps take at most, and what is being copied: so it grows while more is taken
     than has been copied. It also grows by what a restore is about to take at once. The restore waits, for a
@@ -190,6 +192,8 @@ class Later:
         What the GPU evicts last goes first, but for the first ``depth`` positions of ``chain``.
         """
         num_lacking = num_slots - self._allocator.num_free
+        if self._is_gapped and not self._allocator.hollow.earns_emptying(self._engine.num_blocks):
+            return
         if num_lacking > 0 and self._has_twice and self._engine.num_free >= self._window:
             num_lacking -= self._empty_running(num_lacking)
         if num_lacking <= 0 or not self._left.has_twice:
@@ -277,6 +281,10 @@ class Later:
         blocks = left.part(start, stop)
         stop = start + self._engine.num_intact(blocks, left.chain[start:stop])
         stretches = self._left.lacking(left, start, stop) if self._is_gapped else [(start, stop)]
+        if self._is_gapped and stretches and not self._left.are_wanted(left, start, stop):
+            pending.lose("not_admitted", stretches[0][0])
+            self._holds.count_unstored(sum(last - first for first, last in stretches), "not_admitted")
+            stretches = []
         room = max(0, self._engine.num_free - self._holds.to_run_with) if is_freed else len(blocks)
         self._left.file_as_due(left)
         for first, last in stretches:

@@ -31,6 +31,7 @@ class Left:
         num_owned: how many of them it was the last to use.
         first: chain position of the first of them.
         claim: keeps these positions, and those before them, in the pool's tree, where they may lack slots.
+        is_wanted: whether slots pay for what has none; None: nobody has asked yet.
     """
 
     pending: Pending | None
@@ -41,6 +42,7 @@ class Left:
     num_owned: int
     first: int = 0
     claim: Pin | None = None
+    is_wanted: bool | None = None
 
     @property
     def stop(self) -> int:
@@ -178,11 +180,13 @@ class Leavings:
         cut = stop - num_blocks
         if cut <= start:
             return left
+        self._judge(left, stop - start)
         at = cut - left.first
         blocks, ids = left.blocks[at:], left.ids[at:]
         is_owned = self._owners[ids] == left.serial
         num_owned = int(np.count_nonzero(is_owned))
         tail = Left(left.pending, left.chain, self._next_serial(), blocks, ids, num_owned, cut)
+        tail.is_wanted = left.is_wanted
         self._claim(tail)
         self._owners[ids[is_owned]] = tail.serial
         left.num_owned -= num_owned
@@ -197,6 +201,10 @@ class Leavings:
         lacks &= self._owners[left.ids[start - left.first : stop - left.first]] == left.serial
         edges = start + np.flatnonzero(np.diff(lacks, prepend=False, append=False))
         return [(first, last) for first, last in edges.reshape(-1, 2).tolist()]
+
+    def are_wanted(self, left: Left, start: int, stop: int) -> bool:
+        """Whether slots pay for these positions: for all that it has or none, unless some lead to slots."""
+        return self._judge(left, stop - start) or self._hollow.leads_on(left.chain, stop)
 
     def shed(self, num_slots: int) -> None:
         """Have so many slots free, of what the GPU has, too, and evicts last.
@@ -274,6 +282,12 @@ class Leavings:
         before, left.claim = left.claim, self._hollow.claim(left.chain, left.stop, keep)
         if before is not None:
             self._hollow.end(before)
+
+    def _judge(self, left: Left, num_blocks: int) -> bool:
+        """Whether slots pay for what it has, so many blocks, as it was when somebody asked first."""
+        if left.is_wanted is None:
+            left.is_wanted = self._hollow.earns_slots(left.chain, left.stop, num_blocks)
+        return left.is_wanted
 
     def _is_twice(self, left: Left) -> bool:
         """Whether any of it is in the pool, too."""

@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from allocator import ChainError, CpuOffloadingBlockAllocator, Pin, StalePlanError, StorePlan, serve
 from allocator.node import Place
 from allocator.plans import Evicted, Stored
-from evictor import HintedPolicy, make_policy
+from evictor import HazardPolicy, HintedPolicy, make_policy
+from tests.evictor.test_gittins import LONG, SHORT, learned
 from tests.strategies import thorough
 
 CHAIN = [bytes([number]) * 16 for number in range(10)]
@@ -118,6 +119,51 @@ def test_who_is_worth_least_gets_no_slots() -> None:
     fill(allocator, OTHER, 4, 10)  # others go on behind it, and could not without it
     assert allocator.resident_depth(CHAIN) == 4
     allocator.check_invariants()
+
+
+def test_slots_behind_a_position_are_known() -> None:
+    allocator = allocator_of()
+    hollow = allocator.hollow
+    claims = [hollow.claim(chain, 10) for chain in (CHAIN, BRANCH, OTHER)]
+    assert not any(hollow.leads_on(CHAIN, stop) for stop in range(1, 11))
+    fill(allocator, CHAIN, 6, 8)
+    assert [hollow.leads_on(CHAIN, stop) for stop in range(1, 11)] == [True] * 7 + [False] * 3
+    assert not hollow.leads_on(OTHER, 1) and not hollow.leads_on(OTHER[::-1], 1)
+    assert hollow.empty(CHAIN, 0, 10, 10) == 2
+    assert not hollow.leads_on(CHAIN, 1)
+    for claim in claims:
+        assert claim is not None
+        hollow.end(claim)
+    assert not hollow.leads_on(CHAIN, 1), "it is cut off"
+
+
+def test_slots_of_others_are_behind_what_they_share() -> None:
+    allocator = allocator_of()
+    claims = [allocator.hollow.claim(chain, 10) for chain in (CHAIN, BRANCH)]
+    fill(allocator, CHAIN, 5, 6)
+    assert [allocator.hollow.leads_on(BRANCH, stop) for stop in (3, 4, 5)] == [True, True, False]
+    assert [allocator.hollow.leads_on(CHAIN, stop) for stop in (5, 6)] == [True, False]
+    assert all(claims)
+
+
+def test_what_fits_pays() -> None:
+    allocator = learned(HazardPolicy(120))
+    allocator.evict(30)
+    chain = [bytes([number]) * 16 for number in range(30)]
+    claim = allocator.hollow.claim(chain, 30)
+    assert claim is not None and allocator.num_free == 30
+    assert allocator.hollow.earns_slots(chain, 30, 30) and not allocator.hollow.earns_slots(chain, 30, 31)
+
+
+def test_slots_pay_where_they_are_free_or_the_policy_says_so() -> None:
+    allocator = learned(HazardPolicy(120))
+    assert allocator.num_free == 0
+    assert not allocator.hollow.earns_slots(LONG, 20, 1) and allocator.hollow.earns_slots(SHORT, 3, 1)
+    assert allocator.hollow.earns_slots(LONG, 21, 1), "nobody knows it as a whole"
+    allocator.evict(5)
+    earns = allocator.hollow.earns_slots
+    assert earns(LONG, allocator.known_depth(LONG, 20), 5) and not earns(LONG, 2, 6)
+    assert allocator.hollow.earns_emptying(1 << 40) and not allocator.hollow.earns_emptying(1)
 
 
 def test_a_store_of_what_is_gone_ends_without_a_trace() -> None:

@@ -5,7 +5,8 @@ import pytest
 from evictor import HintedPolicy, KeepHints, LruPolicy, Newcomer, Worth
 from evictor.arc import ArcPolicy
 from evictor.ghosts import Ghosts
-from evictor.hazard import HazardPolicy, _level_of
+from evictor.hazard import HazardPolicy
+from evictor.levels import level_of
 from evictor.s3fifo import S3FifoPolicy
 from tests.evictor.driver import Node, PolicyDriver
 
@@ -15,7 +16,7 @@ from tests.evictor.driver import Node, PolicyDriver
     [(5, 5, 0), (10, 5, 1), (386, 2, 8), (1, 64, -6), (0, 3, -20), (3, 4, 0), (2, 4, -1), (1 << 30, 1, 20)],
 )
 def test_a_level_is_a_power_of_two(weight: int, num_positions: int, level: int) -> None:
-    assert _level_of(weight, num_positions) == level
+    assert level_of(weight, num_positions) == level
 
 
 def _two_alike(policy: HazardPolicy[Node]) -> tuple[PolicyDriver, Node, Node]:

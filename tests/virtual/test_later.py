@@ -31,6 +31,7 @@ from tests.virtual.driver import (
     watch,
 )
 from tests.virtual.test_tiers import Tiered
+from tests.virtual.test_why import ask
 
 BLOCK = 4
 DOCUMENT = 6
@@ -362,11 +363,14 @@ def test_hybrid_models_store_at_once(engines: Engines, model: str, caplog: pytes
     come_to_rest(engine)
 
 
-@pytest.mark.parametrize("resizes", [None, Resizes(200, 1, 0.0)], ids=["", "may grow"])
-def test_auto_goes_by_the_sizes_at_the_start(engines: Engines, resizes: Resizes | None) -> None:
-    for cpu_slots, is_lazy in ((60, True), (120, True), (121, False)):
+@pytest.mark.parametrize("resizes", [None, Resizes(400, 1, 0.0)], ids=["", "may grow"])
+def test_auto_goes_by_the_sizes_at_the_start(
+    engines: Engines, is_gapped: bool, resizes: Resizes | None
+) -> None:
+    """Where others need whole chains in the pool it stores at once."""
+    for cpu_slots, is_small in ((60, True), (240, True), (241, False)):
         engine = lazy(engines, 60, cpu_slots=cpu_slots, store="auto", resizes=resizes)
-        assert (engine.side.stores.later is not None) is is_lazy
+        assert (engine.side.stores.later is not None) is (is_small and is_gapped)
 
 
 # The pool
@@ -476,6 +480,69 @@ def test_what_the_gpu_loses_without_a_copy_is_not_known(engines: Engines, num_bl
     for number in range(40):
         serve(engine, document(number))
     assert on_gpu(engine, lost) == 0 == engine.side.allocator.known_depth(lost.block_hashes, num_blocks)
+    come_to_rest(engine)
+
+
+# What a copy has to earn
+
+
+def test_what_never_comes_back_is_not_copied(engines: Engines, is_gapped: bool) -> None:
+    """Others do, in turn, and fill both."""
+    engine = lazy(engines, 60, cpu_slots=60)
+    for turn in range(80):
+        serve(engine, document(turn % 8))
+        serve(engine, document(1000 + turn, 2 * DOCUMENT))
+    counts = Counts(engine)
+    for turn in range(80, 112):
+        serve(engine, document(turn % 8))
+        last = serve(engine, document(1000 + turn, 2 * DOCUMENT))
+    assert counts["local_tokens"] + counts["restored_tokens"] == 32 * DOCUMENT * BLOCK
+    if is_gapped:
+        assert counts["stored_bytes"] == 0 and depth_of(engine, last) == 0
+        assert counts["unstored_blocks_not_admitted"] > 300
+    come_to_rest(engine)
+
+
+def test_second_copies_keep_slots_that_earn_less_elsewhere(engines: Engines, is_gapped: bool) -> None:
+    """All that comes back fits the pool, and not the GPU. It is restored in turn, and not copied again."""
+    engine = lazy(engines, 60, cpu_slots=90)
+    for number in range(8):
+        counts = Counts(engine)
+        for each in range(13):
+            serve(engine, document(each))
+        serve(engine, document(1000 + number, 2 * DOCUMENT))
+    assert counts["local_tokens"] + counts["restored_tokens"] == 13 * DOCUMENT * BLOCK
+    if is_gapped:
+        assert counts["stored_bytes"] <= 2 * DOCUMENT * engine.side._common.slot_bytes
+    come_to_rest(engine)
+
+
+def test_what_was_restored_keeps_its_slots_beside_what_never_comes_back(
+    engines: Engines, is_gapped: bool
+) -> None:
+    engine = lazy(engines, 60, cpu_slots=90)
+    for number in range(6):
+        for each in range(13):
+            last = serve(engine, document(each))
+        serve(engine, document(1000 + number, 2 * DOCUMENT))
+    assert engine.side.allocator.num_free < DOCUMENT and on_gpu(engine, last) == DOCUMENT
+    assert not is_gapped or not any(lacking(engine, last))
+    come_to_rest(engine)
+
+
+def test_who_is_not_copied_is_told_why(engines: Engines, is_gapped: bool) -> None:
+    engine = lazy(engines, 60, cpu_slots=60)
+    for turn in range(80):
+        serve(engine, document(turn % 8))
+        serve(engine, document(1000 + turn, 2 * DOCUMENT))
+    once = serve(engine, document(99, 2 * DOCUMENT))
+    for turn in range(10):
+        serve(engine, document(turn % 8))
+        serve(engine, document(2000 + turn, 2 * DOCUMENT))
+    assert on_gpu(engine, once) == 0 and not (is_gapped and depth_of(engine, once))
+    missing = ask(engine, document(99, 2 * DOCUMENT))
+    if is_gapped:
+        assert missing.by == once.request_id and missing.detail == "not_admitted", missing
     come_to_rest(engine)
 
 

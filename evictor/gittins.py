@@ -1,0 +1,42 @@
+"""What a slot earns that keeps a position: its index, and what is left of that beside others."""
+
+import numpy as np
+
+from evictor.ages import Floats
+
+
+class Lives:
+    """How positions of several kinds live on, by age: alive as long as nobody has asked for them.
+
+    Attributes:
+        alive: part that reaches the beginning of each age, and the end of the last; ``[ages + 1, kinds]``.
+        held: ticks, or seconds, that one is held until then, of the same shape.
+    """
+
+    __slots__ = ("alive", "held")
+
+    def __init__(self, hazard: Floats, widths: Floats) -> None:
+        """Of hazards by kind and age, and widths of these ages by kind."""
+        num_kinds, num_ages = hazard.shape
+        self.alive = np.ones((num_ages + 1, num_kinds))
+        np.cumprod(1 - hazard.T, axis=0, out=self.alive[1:])
+        self.held = np.zeros_like(self.alive)
+        np.cumsum((self.alive[1:] + self.alive[:-1]) / 2 * widths.T, axis=0, out=self.held[1:])
+
+    def index(self) -> Floats:
+        """The index of Gittins at the beginning of every age, by kind and age."""
+        used_until = self.alive[:-1, np.newaxis] - self.alive
+        held_until = self.held - self.held[:-1, np.newaxis]
+        np.maximum(held_until, 1e-9, out=held_until)  # stops in the past are no gain
+        used_until /= held_until
+        best: Floats = used_until.max(axis=1).T
+        return best
+
+    def gain(self, kind: int, age: int, rate: float) -> float:
+        """Hits of a position of that kind and age, beyond ``rate`` for the time it is held; 0 at least.
+
+        It is held until the best of all ages. O(ages).
+        """
+        alive, held = self.alive[age:, kind], self.held[age:, kind]
+        gains = alive[0] - alive - rate * (held - held[0])
+        return float(gains.max()) / max(float(alive[0]), 1e-12)

@@ -1,0 +1,122 @@
+"""What a position earns: the index, and what a copy of it brings beyond what its slot costs."""
+
+import math
+
+import numpy as np
+import pytest
+
+from allocator import CpuOffloadingBlockAllocator, serve
+from allocator.node import Place
+from evictor import HazardPolicy, HintedPolicy, KeepHints, LruPolicy, Worth
+from evictor.gittins import Lives
+from evictor.hazard import COPY_HITS
+from tests.strategies import chain_of
+
+LONG, SHORT = chain_of(5000, *range(19)), chain_of(3, 1, 2)
+
+
+@pytest.fixture(params=range(5))
+def hazards(request: pytest.FixtureRequest) -> tuple[np.ndarray, np.ndarray]:
+    """Of three kinds and six ages, with the widths of these."""
+    rng = np.random.default_rng(request.param)
+    return rng.uniform(0, 0.9, (3, 6)), rng.uniform(1, 50, (3, 6))
+
+
+def walk(hazard: np.ndarray, widths: np.ndarray, rate: float) -> float:
+    """The most that one earns beyond ``rate``, one age after the other; the walk may stop at any of them."""
+    alive, hits, held, best = 1.0, 0.0, 0.0, 0.0
+    for chance, width in zip(hazard, widths, strict=True):
+        held += (alive + alive * (1 - chance)) / 2 * width
+        hits += alive * chance
+        alive *= 1 - chance
+        best = max(best, hits - rate * held)
+    return best
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.003, 0.02, 1.0])
+def test_gain_is_that_of_the_best_time_to_stop(hazards: tuple[np.ndarray, np.ndarray], rate: float) -> None:
+    lives = Lives(*hazards)
+    for kind, (hazard, widths) in enumerate(zip(*hazards, strict=True)):
+        for age in range(6):
+            expected = walk(hazard[age:], widths[age:], rate)
+            assert math.isclose(lives.gain(kind, age, rate), expected, abs_tol=1e-9)
+
+
+def test_the_index_is_the_rate_at_which_nothing_is_gained(hazards: tuple[np.ndarray, np.ndarray]) -> None:
+    lives = Lives(*hazards)
+    for kind, row in enumerate(lives.index()):
+        for age, index in enumerate(row):
+            assert lives.gain(kind, age, index) == pytest.approx(0, abs=1e-9)
+            assert lives.gain(kind, age, 0.9 * index) > 0
+
+
+def test_who_is_never_asked_for_gains_nothing() -> None:
+    lives = Lives(np.array([[1.0, 0.5], [0.0, 0.0]]), np.ones((2, 2)))
+    assert lives.gain(0, 0, 0.0) == 1 and lives.gain(0, 1, 0.0) == 0 == lives.gain(1, 0, 0.0)
+
+
+# Policies
+
+
+def learned(policy: HazardPolicy | HintedPolicy | LruPolicy) -> CpuOffloadingBlockAllocator:
+    """A pool that is full: short prompts come back, long ones do not. Two of them are in it."""
+    pool = CpuOffloadingBlockAllocator(120, policy=policy)
+    for turn in range(1500):
+        serve(pool, chain_of(turn % 25, 1, 2))
+        serve(pool, chain_of(1000 + turn, *range(19)))
+    pool.touch(LONG)
+    plan = pool.plan_store(LONG, len(LONG), must=True)
+    assert plan is not None and pool.commit(plan)
+    serve(pool, SHORT)
+    return pool
+
+
+def earns(pool: CpuOffloadingBlockAllocator, chain: list[bytes]) -> bool:
+    place: Place = pool._tree.find(chain, len(chain))
+    assert place.depth == len(chain)
+    return pool._policy.earns_copy(place.node)
+
+
+def test_a_copy_pays_for_what_is_asked_for_again() -> None:
+    pool = learned(HazardPolicy(120))
+    assert earns(pool, SHORT) and not earns(pool, LONG)
+
+
+def test_room_pays_while_much_is_asked_for() -> None:
+    """The next candidate is worth a copy after so many positions, and not before."""
+    policy = HazardPolicy(120)
+    pool = learned(policy)
+    pool.evict(60)
+    first = policy._first()
+    assert first is not None and first[0] > 0
+    after = math.ceil(COPY_HITS / first[0])
+    assert policy.earns_room(after + 1) and not policy.earns_room(after - 1)
+
+
+def test_where_nobody_would_leave_all_pays() -> None:
+    policy = HazardPolicy(120)
+    pool = learned(policy)
+    pins = [pool.pin(chain, 0, len(chain)) for chain in (LONG, SHORT)]
+    pool.evict(120)
+    assert earns(pool, LONG) and policy.earns_room(1)
+    for pin in pins:
+        pool.unpin(pin)
+
+
+def test_policies_that_learn_nothing_have_all_copied() -> None:
+    pool = learned(LruPolicy())
+    assert earns(pool, LONG) and earns(pool, SHORT) and pool._policy.earns_room(1)
+
+
+@pytest.mark.parametrize("worth", [Worth.LOW, Worth.HIGH])
+def test_what_requests_ask_for_goes_before_what_is_learned(worth: Worth) -> None:
+    pool = learned(HintedPolicy(HazardPolicy(120), 60, lambda: 0.0))
+    assert not earns(pool, LONG) and pool._policy.earns_room(1 << 40)
+    chain, hints = chain_of(7000, *range(19)), KeepHints(worth=worth)
+    pool.touch(chain, hints)
+    plan = pool.plan_store(chain, 20, hints=hints, must=True)
+    assert plan is not None and pool.commit(plan)
+    assert earns(pool, chain)
+    assert pool._policy.earns_room(1 << 40) is (worth is Worth.HIGH), (
+        "it would go first, and is worth nothing"
+    )
