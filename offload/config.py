@@ -38,9 +38,9 @@ class StoreWhen(StrEnum):
     AUTO = "auto"
 
 
-MOST_TIMES = 2
+MOST_TIMES = 4
 """So many times as large as the GPU's cache a pool may be for "auto" to be lazy. A larger one has nearly all
-that both could have, and would be written to more often for little."""
+that both could have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class OffloadConfig:
     pool: SharedMemoryConfig | None = None
     fetch_gpu_share: float = 0.1
     restore: RestoreWhen = RestoreWhen.AUTO
-    store: StoreWhen = StoreWhen.EAGER
+    store: StoreWhen = StoreWhen.AUTO
     cpu_gib_max: float | None = None
     shrink_under_pressure: bool = False
     fleet: FleetConfig = NO_FLEET
@@ -188,10 +188,14 @@ class OffloadConfig:
             return "listen shows the pool to other engines"
         return None
 
-    def stores_lazily(self, num_slots: int, num_gpu_blocks: int) -> bool:
-        """Whether blocks wait in the GPU's cache until it is about to evict them."""
+    def stores_lazily(self, num_slots: int, num_gpu_blocks: int, *, is_read: bool = False) -> bool:
+        """Whether blocks wait in the GPU's cache until it is about to evict them.
+
+        ``is_read``: whether others need chains in the pool from their beginning on.
+        """
         if self.store is StoreWhen.AUTO:
-            return self.eager_because is None and num_slots <= MOST_TIMES * num_gpu_blocks
+            is_free = self.eager_because is None and not is_read
+            return is_free and num_slots <= MOST_TIMES * num_gpu_blocks
         return self.store is StoreWhen.LAZY
 
     @property

@@ -60,7 +60,7 @@ def late_stores(
             "as they fill",
             config.store.value,
         )
-    is_late = is_plain and config.stores_lazily(num_slots, engine.num_blocks)
+    is_late = is_plain and config.stores_lazily(num_slots, engine.num_blocks, is_read=is_read)
     return LateStores(is_gapped=not is_read, overlaps=overlaps) if is_late else None
 
 

@@ -20,7 +20,7 @@ TOLERANCE = 1e-4
 SEEN = 1e-2
 """The least that a wrong block must make; it makes about 1."""
 
-ALL_RESTORED = {"restore": "always"}
+ALL_RESTORED = {"restore": "always", "store": "eager"}
 """Of engines whose tests say how much is restored, whatever the default is."""
 
 Prompt = list[int]

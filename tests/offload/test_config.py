@@ -122,7 +122,7 @@ def test_defaults() -> None:
     assert config.fetch_gpu_share == 0.1
     assert config.huge_pages is False
     assert config.restore is RestoreWhen.AUTO
-    assert config.store is StoreWhen.EAGER
+    assert config.store is StoreWhen.AUTO
 
 
 @pytest.mark.parametrize("share", [0, 0.0, 0.3, 1])
@@ -149,12 +149,13 @@ def test_all_settings_are_read() -> None:
 @pytest.mark.parametrize(
     ("settings", "num_slots", "is_lazy"),
     [
-        ({}, 1, False),
+        ({}, 400, True),
+        ({}, 401, False),
         ({"store": "eager"}, 1, False),
         ({"store": "lazy"}, 10**9, True),
         ({"store": "lazy", "peers": [PEER], "role": "decode"}, 10**9, True),
-        ({"store": "auto"}, 200, True),
-        ({"store": "auto"}, 201, False),
+        ({"store": "auto"}, 400, True),
+        ({"store": "auto"}, 401, False),
         ({"store": "auto", "listen": PEER}, 1, False),
         ({"store": "auto", "pool": POOL}, 1, False),
     ],
@@ -164,6 +165,7 @@ def test_when_it_stores(settings: dict[str, Any], num_slots: int, is_lazy: bool)
     """Of a GPU of 100 blocks."""
     config = OffloadConfig.from_mapping({"cpu_gib": 8, **settings})
     assert config.stores_lazily(num_slots, 100) is is_lazy
+    assert config.stores_lazily(num_slots, 100, is_read=True) is (config.store is StoreWhen.LAZY)
 
 
 @pytest.mark.parametrize(
