@@ -1,6 +1,7 @@
 """What an engine that listens has stored is fetched from it, over real connections, and nothing else is."""
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from offload.errors import ConfigError
 from offload.fleet_config import Address
 from offload.naming import bag_names, rows
 from offload.testing import seams
+from offload.testing.engines.server import held_port, held_ports
 from offload.testing.virtual import MODELS, VirtualEngine
 from offload.testing.virtual import engine as module
 from offload.testing.virtual.settings import make_vllm_config
@@ -20,7 +22,6 @@ from offload.worker.peers.link import dial
 from offload.worker.peers.near import NearPool
 from offload.worker.seals import checksums_of
 from tests.offload.worker.media.bench import Pool, wait_until
-from tests.offload.worker.peers.pools import free_port
 from tests.virtual.driver import come_to_rest, make_engine, serve, tokens
 
 pytestmark = pytest.mark.timeout(120)
@@ -34,11 +35,14 @@ KEY = b"the fleet's key, of 32 bytes....."
 def listening(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., VirtualEngine]]:
     """Makes engines that listen."""
     made: list[VirtualEngine] = []
+    held = ExitStack()
     (tmp_path / "key").write_bytes(KEY)
 
-    def make(listen: str | None = None, **settings: Any) -> VirtualEngine:
-        where = listen or f"127.0.0.1:{free_port()}"
-        fleet = {"listen": where, "fleet_key_file": str(tmp_path / "key")}
+    def make(port: int | None = None, num_ranks: int = 1, **settings: Any) -> VirtualEngine:
+        if port is None:
+            ports = [held.enter_context(each).getsockname()[1] for each in held_ports(num_ranks)]
+            port = ports[0]
+        fleet = {"listen": f"127.0.0.1:{port}", "fleet_key_file": str(tmp_path / "key")}
 
         def with_fleet(virtual: Any, *others: Any) -> Any:
             vllm_config = make_vllm_config(virtual, *others)
@@ -48,12 +52,13 @@ def listening(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calla
         with monkeypatch.context() as patched:
             patched.setattr(module, "make_vllm_config", with_fleet)
             patched.setattr(seams, "_no_listener", listener_of)
-            made.append(make_engine(cpu_slots=96, gpu_blocks=140, **settings))
+            made.append(make_engine(cpu_slots=96, gpu_blocks=140, num_ranks=num_ranks, **settings))
         return made[-1]
 
-    yield make
-    for engine in made:
-        engine.close()
+    with held:
+        yield make
+        for engine in made:
+            engine.close()
 
 
 class Fetching:
@@ -176,10 +181,11 @@ def test_a_release_is_reported_to_the_scheduler(listening: Callable[..., Virtual
 
 
 def test_a_port_that_is_taken_is_refused_at_start(listening: Callable[..., VirtualEngine]) -> None:
-    port = free_port()
-    listening(f"127.0.0.1:{port}")
-    with pytest.raises(ConfigError, match=f"rank 0 cannot listen at 127.0.0.1:{port}"):
-        listening(f"127.0.0.1:{port}")
+    with held_port() as held:
+        port = held.getsockname()[1]
+        listening(port)
+        with pytest.raises(ConfigError, match=f"rank 0 cannot listen at 127.0.0.1:{port}"):
+            listening(port)
 
 
 def test_closing_an_engine_closes_its_port(listening: Callable[..., VirtualEngine]) -> None:

@@ -18,7 +18,7 @@ from offload.testing.engines.client import HttpServer
 from offload.testing.engines.environment import ENVIRONMENT, transfer_config
 from offload.testing.engines.sessions import kill, processes_of
 
-__all__ = ["START_SECONDS", "ServerProcess", "environment", "held_port", "serve_command"]
+__all__ = ["START_SECONDS", "ServerProcess", "environment", "held_port", "held_ports", "serve_command"]
 
 START_SECONDS = 600.0
 """After which a server that does not answer is given up; a busy machine takes minutes."""
@@ -75,16 +75,29 @@ def held_port() -> socket.socket:
     Raises:
         OSError: all ports below the range that were tried are taken.
     """
+    return held_ports(1)[0]
+
+
+def held_ports(count: int) -> list[socket.socket]:
+    """Sockets as ``held_port`` makes them, of ports one behind another, as the ranks of an engine take them.
+
+    Raises:
+        OSError: as for one.
+    """
     first_given_out = int(_PORTS_GIVEN_OUT.read_text().split()[0])
-    for port in random.SystemRandom().sample(range(_FIRST_PORT, first_given_out), _NUM_PORTS_TRIED):
-        held = socket.socket()
-        try:
-            held.bind(("", port))  # at no address, and not beside anybody who holds it, too
-        except OSError:
-            held.close()
-            continue
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return held
+    firsts = range(_FIRST_PORT, first_given_out - count + 1)
+    for first in random.SystemRandom().sample(firsts, _NUM_PORTS_TRIED):
+        with contextlib.ExitStack() as stack:
+            held = [stack.enter_context(socket.socket()) for _ in range(count)]
+            try:
+                for port, each in enumerate(held, first):
+                    each.bind(("", port))  # at no address, and not beside anybody who holds it, too
+            except OSError:
+                continue
+            stack.pop_all()
+            for each in held:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            return held
     raise OSError(f"none of {_NUM_PORTS_TRIED} ports from {_FIRST_PORT} to {first_given_out} is free")
 
 

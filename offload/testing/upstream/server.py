@@ -4,12 +4,14 @@ import asyncio
 import hashlib
 import json
 import sys
+import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from aiohttp import web
 
+from offload.testing.engines.server import held_port
 from offload.testing.upstream.answers import Shape
 from offload.testing.upstream.faults import Fault, Faults
 from offload.testing.upstream.generation import Limits, RefusalError, Step, steps
@@ -80,7 +82,9 @@ class Upstream:
         self.is_healthy = True
         self.adapters: dict[str, str] = {}
         """Paths by the name that requests have as their model."""
-        self.port = 0
+        held = held_port()  # also while nobody listens
+        self._let_port_go = weakref.finalize(self, held.close)
+        self.port = int(held.getsockname()[1])
         self.tokens_per_chunk = tokens_per_chunk
         self._model, self._key, self._knows = model, key, list(knows)
         self._max_model_len, self._patience = max_model_len, patience
@@ -120,9 +124,10 @@ class Upstream:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.kill()
+        self._let_port_go()
 
     async def start(self) -> None:
-        """Listen, at the port of its last life if there was one."""
+        """Listen, at the same port in every life."""
         app = web.Application(client_max_size=1 << 28)
         for route, handler in self.routes().items():
             method, _, path = route.partition(" ")
@@ -131,7 +136,6 @@ class Upstream:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
-        self.port = int(self._runner.addresses[0][1])
         await self.handoffs.restart(is_up=True)
 
     async def kill(self) -> None:

@@ -21,7 +21,7 @@ from offload.vllm.prompt_hashes import PromptHashes
 from offload.worker.peers.locator import Locator
 from tests.offload.proxy.kit import PROMPT, Stand, on_a_loop, stand, until
 from tests.offload.proxy.test_admin import admin
-from tests.offload.worker.peers.pools import KEY, PeerPool, contents, free_port
+from tests.offload.worker.peers.pools import KEY, PeerPool, contents
 
 SLOT, BLOCK, LONG = 512, 16, {"locate_seconds": 30.0, "tokenize_seconds": 30.0}
 CHAT = [{"role": "system", "content": PROMPT}, {"role": "user", "content": "go on"}]
@@ -77,8 +77,6 @@ async def fleet(count: int = 3, closed: Sequence[int] = (), **settings: Any) -> 
     for each in pools:
         each.shown.locator = Locator(PromptHashes("sha256_cbor", BLOCK, BLOCK), 1, False)
     engines = [Upstream(f"d{number}", role="both") for number in range(count)]
-    for engine in engines:
-        engine.port = free_port()
     addresses = tuple((engine.url, pool.address) for engine, pool in zip(engines, pools, strict=True))
     for number in closed:
         pools[number].close()
@@ -187,8 +185,6 @@ async def test_an_engine_that_says_nothing_is_not_waited_for() -> None:
         pools = [PeerPool(512, SLOT, columns=1) for _ in range(2)]
         pools[1].shown.locator = Locator(PromptHashes("sha256_cbor", BLOCK, BLOCK), 1, False)
         engines = [Upstream(f"d{number}", role="both") for number in range(2)]
-        for engine in engines:
-            engine.port = free_port()
         port = silent.getsockname()[1]
         where = (
             (engines[0].url, pools[0].address._replace(port=port)),

@@ -16,6 +16,7 @@ from offload.messages import POOL, PRIVATE, SCHEDULER, PeerLife, Route, Unused
 from offload.naming import ROOT, rows
 from offload.peer_messages import REMOVED
 from offload.peering.frames import framed
+from offload.testing.engines.server import held_port
 from offload.worker.layout import BlockLayout, Region
 from offload.worker.media import peers as peers_module
 from offload.worker.media.base import MediumEnd, MediumJob, Verb
@@ -45,7 +46,6 @@ from tests.offload.worker.peers.pools import (
     about,
     contents,
     fleet_of,
-    free_port,
     names,
     wait_for,
 )
@@ -253,17 +253,18 @@ def test_an_engine_does_not_fetch_from_itself(made: Made) -> None:
 
 
 def test_a_peer_that_starts_again_is_found_again_in_another_life(made: Made) -> None:
-    first = made.peer()
-    medium = made.medium(first.address)
-    port = first.server.port
-    first.server.close(30)
-    end = run_job(medium, get(1))
-    assert (end.num_good, end.is_absent) == (0, True)
-    wait_for(medium.fleet, "gone")
-    made.peer(epoch=b"epoch002", port=port)
-    wait_for(medium.fleet, "connected")
-    assert run_job(medium, get(2, life=LIFE)).reason == Unused.OLD_EPOCH
-    check(made.pool, run_job(medium, get(3, life=LIFE._replace(epoch=b"epoch002".hex()))))
+    with held_port() as held:
+        port = held.getsockname()[1]
+        first = made.peer(port=port)
+        medium = made.medium(first.address)
+        first.server.close(30)
+        end = run_job(medium, get(1))
+        assert (end.num_good, end.is_absent) == (0, True)
+        wait_for(medium.fleet, "gone")
+        made.peer(epoch=b"epoch002", port=port)
+        wait_for(medium.fleet, "connected")
+        assert run_job(medium, get(2, life=LIFE)).reason == Unused.OLD_EPOCH
+        check(made.pool, run_job(medium, get(3, life=LIFE._replace(epoch=b"epoch002".hex()))))
 
 
 def test_a_reset_is_noticed_without_a_question(made: Made) -> None:
@@ -552,8 +553,9 @@ def test_closing_it_leaves_nothing_behind(pool: Pool) -> None:
 
     before = left()
     made = Made(pool)
-    near, far = made.peer(is_near=True, peer=b"near0000"), made.peer(5)
-    medium = made.medium(near.address, far.address, Address("127.0.0.1", free_port()), own=NEAR, up=False)
+    near, far, held = made.peer(is_near=True, peer=b"near0000"), made.peer(5), held_port()
+    nobody = Address("127.0.0.1", held.getsockname()[1])
+    medium = made.medium(near.address, far.address, nobody, own=NEAR, up=False)
     while len(medium.fleet.up(b"")) < 2:
         medium.poll()
     assert run_job(medium, probe(1)).num_good == COUNT
@@ -561,6 +563,7 @@ def test_closing_it_leaves_nothing_behind(pool: Pool) -> None:
     assert run_job(medium, get(3, life=LIFE)).num_good == 5
     medium.check_invariants()
     made.close()
+    held.close()
     del medium
     del made, near, far
     assert left() == before

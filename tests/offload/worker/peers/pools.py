@@ -1,6 +1,5 @@
 """Pools of peers, and fleets that find them, for tests: real servers on loopback."""
 
-import socket
 import ssl
 import subprocess
 from collections.abc import Sequence
@@ -157,12 +156,6 @@ def names(count: int, seed: int = 0) -> Names:
 
 def contents(count: int, slot_bytes: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, slot_bytes), dtype=np.uint8)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 def make_certificates(path: Path, who: Sequence[str] = ("peer",)) -> dict[str, TlsFiles]:

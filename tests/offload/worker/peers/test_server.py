@@ -29,6 +29,7 @@ from offload.peering.frames import (
 )
 from offload.peering.talk import RefusedError, hear, say
 from offload.peering.tls import client_context, server_context
+from offload.testing.engines.server import held_port
 from offload.worker.peers.client import Client, Wanted
 from offload.worker.peers.handshake import call
 from offload.worker.peers.link import SocketLink, dial, fill, run
@@ -451,15 +452,17 @@ def test_a_port_that_is_taken_is_refused(peer: PeerPool) -> None:
 
 def test_a_port_is_free_again_at_once(pool: Pool) -> None:
     """Though a connection has been cut off by the server."""
-    first = PeerPool(SLOTS, SLOT, columns=1)
-    client, port = client_of(first, pool), first.server.port
-    first.close()
-    second = PeerPool(SLOTS, SLOT, columns=1, port=port)
-    with pytest.raises(ConnectionError):
-        client.ping()
-    client.close()
-    client_of(second, pool).close()
-    second.close()
+    with held_port() as held:
+        port = held.getsockname()[1]
+        first = PeerPool(SLOTS, SLOT, columns=1, port=port)
+        client = client_of(first, pool)
+        first.close()
+        second = PeerPool(SLOTS, SLOT, columns=1, port=port)
+        with pytest.raises(ConnectionError):
+            client.ping()
+        client.close()
+        client_of(second, pool).close()
+        second.close()
 
 
 def test_closing_it_leaves_nothing_behind(pool: Pool) -> None:
