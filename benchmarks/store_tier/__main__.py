@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from benchmarks.store_tier.mooncake import binary_of_master, mooncake_store, put
 from offload.messages import Names
 from offload.mooncake_config import MooncakeConfig
 from offload.store_config import StoreAddress
+from offload.testing.engines.server import held_port
 from offload.worker.media.base import Medium, MediumEnd, MediumJob, PoolSlots, Verb
 from offload.worker.media.mooncake import MooncakeClient
 from offload.worker.media.mooncake_medium import MooncakeMedium, MooncakeOptions
@@ -298,9 +298,8 @@ def _delete(url: str) -> None:
 @contextmanager
 def _server(binary: str, folder: Path) -> Iterator[dict[str, str]]:
     """Run a server; its URLs by way."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    held = held_port()
+    port = held.getsockname()[1]
     path = folder / "socket"
     arguments = ["--unixsocket", str(path), "--port", str(port), "--save", "", "--appendonly", "no"]
     server = subprocess.Popen([binary, *arguments, "--dir", str(folder)], stdout=subprocess.DEVNULL)
@@ -313,6 +312,7 @@ def _server(binary: str, folder: Path) -> Iterator[dict[str, str]]:
     finally:
         server.kill()
         server.wait(_WAIT_SECONDS)
+        held.close()
 
 
 def _parser() -> argparse.ArgumentParser:

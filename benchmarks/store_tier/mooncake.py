@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from offload.mooncake_config import MooncakeConfig
+from offload.testing.engines.server import held_ports
 from offload.worker.media.mooncake import MooncakeClient
 
 _WAIT_SECONDS = 30.0
@@ -38,11 +39,8 @@ def binary_of_master() -> Path | None:
 @contextmanager
 def mooncake_store(binary: Path, folder: Path, num_bytes: int) -> Iterator[MooncakeConfig]:
     """Run a master, and a process with so much memory."""
-    ports = []
-    for _ in range(2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            ports.append(free.getsockname()[1])
+    held = held_ports(2)
+    ports = [each.getsockname()[1] for each in held]
     config = MooncakeConfig(master_server_address=f"127.0.0.1:{ports[0]}")
     arguments = ["--rpc_address=127.0.0.1", f"--rpc_port={ports[0]}", "--metrics_host=127.0.0.1"]
     arguments += [f"--metrics_port={ports[1]}", "--enable_metric_reporting=false"]
@@ -67,6 +65,8 @@ def mooncake_store(binary: Path, folder: Path, num_bytes: int) -> Iterator[Moonc
             for process in processes:
                 process.kill()
                 process.communicate(timeout=_WAIT_SECONDS)
+            for each in held:
+                each.close()
 
 
 def put_names(client: MooncakeClient, keys: list[str]) -> None:
