@@ -1,11 +1,12 @@
 """Which of our tests notice a mutant.
 
     python -m tests.mutants.judge AREA                  the mutants of the list
+    python -m tests.mutants.judge AREA --remember       the same; writes down which tests noticed each
     python -m tests.mutants.judge AREA --search [--every 3]    mutants made by rule; prints those that survive
 
 Tests are collected once. For each mutant the process forks, changes our code and runs the tests one by one,
-until two have failed, or one did in ``check_invariants``. Those come first that have noticed most mutants for
-the time that they take.
+until two have failed, or one did in ``check_invariants``. Those come first that noticed it when that was last
+written down; then those that have noticed most mutants for the time that they take.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import pytest
@@ -26,6 +27,7 @@ from tests.mutants.areas import AREAS, LEFT_OUT
 from tests.mutants.candidates import candidates_of
 from tests.mutants.edits import Edit
 from tests.mutants.mutants import MUTANTS
+from tests.mutants.noticed import name_of, noticed, remember
 
 _CPU_SECONDS = 120
 """After that of its own processor time a mutant is said to hang, however busy the machine is."""
@@ -60,6 +62,13 @@ class Verdict:
     def is_seen(self) -> bool:
         """Whether more than one test noticed it, or an invariant did. One test of many values is one."""
         return len({_function_of(test) for test in self.failed}) > 1 or self.is_invariant
+
+    @property
+    def enough(self) -> list[str]:
+        """Failed tests that suffice: the last, as nothing ran after it, and another unless one will do."""
+        *others, last = self.failed
+        other = next((test for test in others if _function_of(test) != _function_of(last)), None)
+        return [last] if other is None or self.is_invariant else [other, last]
 
 
 @dataclass
@@ -111,13 +120,16 @@ class _Reports:
 class Judge:
     """A pytest plugin that runs the tests not once, but once for each mutant."""
 
-    def __init__(self, edits: list[Edit], processes: int, log: str | None = None) -> None:
-        """``log``: a file to add a line of JSON to for each verdict."""
+    def __init__(
+        self, edits: list[Edit], noticed: Mapping[str, Sequence[str]], processes: int, log: str | None = None
+    ) -> None:
+        """``noticed``: tests to try first. ``log``: a file to add a line of JSON to for each verdict."""
         self.verdicts: list[Verdict] = []
         self._edits = edits
         self._processes = processes
         self._log = log
         self._worth: dict[str, _Worth] = {}  # by name, without parameters
+        self._noticed = noticed
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -169,9 +181,12 @@ class Judge:
         passed = {test for verdict in self.verdicts for test in verdict.passed}
         noticed = {test for verdict in self.verdicts for test in verdict.failed}
         alone = noticed - passed  # what has passed with some mutant does not fail without any
-        session.items = [item for item in session.items if item.nodeid in alone]
-        without = self._read(self._in_child(session, None))
-        assert not without.failed, f"these fail without a mutant: {without.failed}"
+        items = [item for item in session.items if item.nodeid in alone]
+        for number in range(self._processes):
+            session.items = items[number :: self._processes]
+            children.append(self._in_child(session, None))
+        failed = [test for child in children for test in self._read(child).failed]
+        assert not failed, f"these fail without a mutant: {failed}"
         return True
 
     def _note(self, verdict: Verdict) -> None:
@@ -191,7 +206,8 @@ class Judge:
         if pid:
             os.close(writing)
             return _Child(edit or Edit("nothing", "", ""), pid, reading, time.monotonic())
-        resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+        if edit is not None:  # without a mutant all have their time, on a slow machine, too
+            resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
         signal.signal(signal.SIGVTALRM, _fail)
         began = time.monotonic()
@@ -216,7 +232,8 @@ class Judge:
         item = self._next(waiting, verdict)
         while item is not None and (all_of_them or not verdict.is_seen):
             following = self._next(waiting, verdict)
-            signal.setitimer(signal.ITIMER_VIRTUAL, _TEST_CPU_SECONDS, _TEST_CPU_SECONDS)
+            if not all_of_them:
+                signal.setitimer(signal.ITIMER_VIRTUAL, _TEST_CPU_SECONDS, _TEST_CPU_SECONDS)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if item.nodeid in verdict.passed:
                 self._worth[_function_of(item.nodeid)].passed(verdict.passed[item.nodeid])
@@ -226,11 +243,13 @@ class Judge:
     def _next(self, waiting: dict[str, pytest.Item], verdict: Verdict) -> pytest.Item | None:
         """The most promising one of those that wait, which it leaves; those last that are no second test."""
         failed = {_function_of(test) for test in verdict.failed}
-        best = max(
-            waiting,
-            key=lambda test: (_function_of(test) not in failed, self._worth[_function_of(test)].per_second),
-            default=None,
-        )
+        known = self._noticed.get(name_of(verdict.edit), ())
+
+        def promise(test: str) -> tuple[bool, bool, float]:
+            function = _function_of(test)
+            return function not in failed, test in known, self._worth[function].per_second
+
+        best = max(waiting, key=promise, default=None)
         return None if best is None else waiting.pop(best)
 
     @staticmethod
@@ -255,7 +274,7 @@ def _function_of(test: str) -> str:
 
 def judge(area: str, edits: list[Edit], processes: int = 2, log: str | None = None) -> list[Verdict]:
     """Verdicts on these mutants; in a process of its own that has imported none of our tests."""
-    plugin = Judge(edits, processes, log)
+    plugin = Judge(edits, noticed(area), processes, log)
     quiet = [
         "-q",
         "--no-header",
@@ -292,7 +311,9 @@ def main() -> int:
     """Print verdicts; the exit status is 1 if a mutant of the list survives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("area", choices=AREAS)
-    parser.add_argument("--search", action="store_true")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--search", action="store_true")
+    how.add_argument("--remember", action="store_true")
     parser.add_argument("--every", type=int, default=1, help="with --search: every so manieth mutant only")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--log", metavar="FILE", help="add the verdicts to it, a line of JSON each")
@@ -300,6 +321,8 @@ def main() -> int:
     edits = _found(arguments.area, arguments.every) if arguments.search else MUTANTS[arguments.area]
     verdicts = judge(arguments.area, edits, arguments.processes, arguments.log)
     survivors = [verdict for verdict in verdicts if not verdict.is_seen]
+    if arguments.remember:
+        remember(arguments.area, ((each.edit, each.enough) for each in verdicts if each.is_seen))
     for verdict in survivors if arguments.search else verdicts:
         print(*_lines(verdict), sep="\n", flush=True)
     print(f"{len(verdicts)} mutants, {len(survivors)} noticed by fewer than two tests and no invariant")
