@@ -67,11 +67,13 @@ AREAS = {
             "evictor.history",
             "evictor.arc",
             "evictor.ghosts",
+            "evictor.gittins",
         ],
         [
             "tests/evictor/test_hinted.py",
             "tests/evictor/test_hinted_share.py",
             "tests/evictor/test_hazard.py",
+            "tests/evictor/test_gittins.py",
             "tests/evictor/test_ages.py",
             "tests/evictor/test_lru.py",
             "tests/evictor/test_joins.py",

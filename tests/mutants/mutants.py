@@ -152,7 +152,7 @@ _ROWS = [
     ("allocator", f"{_ROOM}._thin_if_many", "> most", "> 0"),
     ("allocator", f"{_ROOM}.may_be_made", "num_slots + in_use", "in_use"),
     ("evictor", f"{_HAZARD}.resized", "self.leave(node)", "pass"),
-    ("evictor", f"{_HAZARD}.earns_copy", "first is None or ", ""),
+    ("evictor", f"{_HAZARD}.earns_copy", ">= COPY_HITS", ">= 0"),
     ("evictor", "evictor.gittins:Lives.gain", "gains.max()", "gains[-1]"),
     ("evictor", f"{_HAZARD}._value_of", "/ 2.0 ** level_of(newcomer.weight, newcomer.num_positions)", ""),
     ("evictor", f"{_HAZARD}._file_kinds", "value / 2.0**level", "value"),
