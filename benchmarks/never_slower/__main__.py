@@ -2,7 +2,7 @@
 
     python -m benchmarks.never_slower [--links 0.5,2,8,25,50] [--prefills 2000,10000,50000] \\
         [--workloads agents,...] [--modes never,always,auto] [--seeds 5] [--requests 240] [--overlapped] \\
-        [--json FILE]
+        [--store auto] [--json FILE]
 
 vLLM's real scheduler with our connector, on a virtual clock of tokens computed and bytes moved: a step takes
 10 ms, and its tokens by the speed of prefill. A token that has 32,768 tokens before it takes twice as long as
@@ -20,7 +20,7 @@ Users ask, wait for the answer, and ask again. After the first minute of the clo
   turns. Between turns the tool runs for 4 seconds, in the mean.
 
 Modes: `never` is an engine without connector; `always` restores whatever the pool has; `auto`
-decides for each restore.
+decides for each restore. `--store` says when blocks are copied.
 
 Per cell and mode, over all seeds: tokens of prompts and answers per second (geometric mean), the 99th
 percentile of the time to the first token (of all requests together), and the part of prompts that was loaded.
@@ -45,6 +45,7 @@ from benchmarks.common.arguments import add_numbers, one_of, parser_of, settings
 from benchmarks.common.tables import Column, table
 from benchmarks.never_slower.replay import ALWAYS, AUTO, NEVER, Machine, Outcome, replay
 from benchmarks.never_slower.users import KINDS
+from offload.config import StoreWhen
 
 __all__ = ["main"]
 
@@ -79,8 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 outcomes[mode] = never[workload, prefill]
                 continue
             machine = Machine(link * 1e9, prefill)
+            more = {"overlapped": options.overlapped, "store": options.store}
             outcomes[mode] = [
-                replay(mode, KINDS[workload], machine, options.requests, seed, overlapped=options.overlapped)
+                replay(mode, KINDS[workload], machine, options.requests, seed, **more)
                 for seed in range(options.seeds)
             ]
             if mode == NEVER:
@@ -128,6 +130,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_numbers(parser, ("seeds", 5, "of each cell"), ("requests", 240, "answered after the first minute"))
     add("--overlapped", action="store_true", help="schedule a step while the one before it runs")
+    add(
+        "--store",
+        choices=[*StoreWhen],
+        default=StoreWhen.AUTO,
+        help="the connector's setting (default: auto)",
+    )
     return parser
 
 

@@ -55,7 +55,14 @@ class Outcome:
 
 
 def replay(
-    mode: str, kind: Kind, machine: Machine, num_requests: int, seed: int, *, overlapped: bool = False
+    mode: str,
+    kind: Kind,
+    machine: Machine,
+    num_requests: int,
+    seed: int,
+    *,
+    overlapped: bool = False,
+    store: str = AUTO,
 ) -> Outcome:
     """Until so many requests were answered after the first minute.
 
@@ -66,6 +73,7 @@ def replay(
         num_requests: to be answered after the first minute.
         seed: of what users ask.
         overlapped: a step is scheduled while the one before it runs.
+        store: the connector's setting of that name.
 
     Raises:
         RuntimeError: the engine steps on and on without computing a token.
@@ -82,6 +90,7 @@ def replay(
             max_model_len=kind.longest,
             watch=False,
             restore=ALWAYS if mode == NEVER else mode,
+            store="eager" if mode == NEVER else store,
             time=TimeModel(
                 step_seconds=STEP_SECONDS,
                 tokens_per_second=machine.tokens_per_second,
