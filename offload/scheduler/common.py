@@ -25,11 +25,13 @@ class LateStores:
     Attributes:
         is_gapped: whether the pool may lack what the GPU has of a chain.
         overlaps: whether a step may be scheduled before the one before it has ended.
+        is_by_choice: blocks are stored as they fill while the pool has room, as nothing else needs it.
         hear: told the id of a request that is over when something of it has been stored since.
     """
 
     is_gapped: bool
     overlaps: bool
+    is_by_choice: bool = False
     hear: list[Callable[[str], None]] = field(default_factory=list)
 
 

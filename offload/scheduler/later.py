@@ -77,6 +77,7 @@ class Later:
         self._block_size = common.block_size
         self._step_blocks = -(-step_tokens // common.block_size)
         self._is_gapped = late.is_gapped
+        self._is_by_choice = late.is_by_choice
         self._num_steps = _STEPS + late.overlaps
         self._left = Leavings(common)
         self._num_running = 0
@@ -183,7 +184,14 @@ class Later:
         self._take_turns()
 
     def is_pressed(self, num_admitted: int) -> bool:
-        """Whether running requests may be preempted, and lose blocks before they have their turn."""
+        """Whether blocks are to be stored as they fill.
+
+        So they are while running requests may be preempted, and lose blocks before they have their turn. Where
+        nobody has asked for late stores, they also are while the pool has room: what is on the GPU twice is
+        then in nobody's place, and what comes late cannot be stored in time over a slow link.
+        """
+        if self._is_by_choice and self._allocator.num_free > self._window:
+            return True
         return num_admitted > 1 and self._engine.num_free < self._window
 
     def make_room(self, chain: Sequence[bytes], depth: int, num_slots: int) -> None:

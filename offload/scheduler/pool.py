@@ -61,7 +61,8 @@ def late_stores(
             config.store.value,
         )
     is_late = is_plain and config.stores_lazily(num_slots, engine.num_blocks, is_read=is_read)
-    return LateStores(is_gapped=not is_read, overlaps=overlaps) if is_late else None
+    is_by_choice = config.store is StoreWhen.AUTO
+    return LateStores(not is_read, overlaps, is_by_choice) if is_late else None
 
 
 def make_resizing(

@@ -373,6 +373,20 @@ def test_auto_goes_by_the_sizes_at_the_start(
         assert (engine.side.stores.later is not None) is (is_small and is_gapped)
 
 
+def test_auto_stores_at_once_while_the_pool_has_room(engines: Engines, is_gapped: bool) -> None:
+    """Then late: what comes back is on the GPU, and nothing of it is copied."""
+    engine = lazy(engines, 60, cpu_slots=90, store="auto")
+    assert (engine.side.stores.later is not None) is is_gapped
+    requests = [serve(engine, document(number)) for number in range(9)]
+    assert [depth_of(engine, each) for each in requests[:8]] == [DOCUMENT] * 8
+    for number in range(9, 30):
+        serve(engine, document(number))
+    last = serve(engine, document(1000))
+    if is_gapped:
+        assert engine.side.allocator.num_free <= later_of(engine)._window and depth_of(engine, last) == 0
+    come_to_rest(engine)
+
+
 # The pool
 
 
