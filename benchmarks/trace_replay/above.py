@@ -21,7 +21,7 @@ from benchmarks.trace_replay.workloads import Workload, chains_in_blocks
 
 __all__ = ["SCHEDULER", "format_above", "rows_above"]
 
-SCHEDULER = {"eager, vLLM's scheduler": "eager", "lazy, vLLM's scheduler": "lazy"}
+SCHEDULER = {"eager, vLLM's scheduler": "eager", "auto, vLLM's scheduler": "auto"}
 """Modes of the connector in vLLM's scheduler, and what its configuration says then."""
 
 _COLUMNS = (

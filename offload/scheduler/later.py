@@ -186,9 +186,9 @@ class Later:
     def is_pressed(self, num_admitted: int) -> bool:
         """Whether blocks are to be stored as they fill.
 
-        So they are while running requests may be preempted, and lose blocks before they have their turn. Where
-        nobody has asked for late stores, they also are while the pool has room: what is on the GPU twice is
-        then in nobody's place, and what comes late cannot be stored in time over a slow link.
+        So they are while running requests may be preempted, and lose blocks before they have their turn.
+        Where nobody has asked for late stores, they also are while the pool has room: what the GPU has, too,
+        is then in nobody's place, and over a slow link what comes late is not stored in time.
         """
         if self._is_by_choice and self._allocator.num_free > self._window:
             return True
