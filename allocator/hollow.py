@@ -178,7 +178,7 @@ class Hollow:
         if hollow.start > start or num_wanted <= 0:
             return None
         is_tail = hollow.stop == place.depth == place.node.end and not place.node.child
-        num_stored = self._planning.room_for(num_wanted, place.node if is_tail else None)
+        num_stored = self._planning.room_for(num_wanted, place.node, is_tail=is_tail)
         if not num_stored:
             return None
         told = None if note is None else note(start, start + num_stored)

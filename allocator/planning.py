@@ -47,13 +47,14 @@ class Planning:
         self._room.departures.whom = ""
         return plan
 
-    def room_for(self, num_slots: int, leaf: Node | None) -> int:
-        """Evict for so many slots of positions that are in the tree; returns how many of them can be had now.
+    def room_for(self, num_slots: int, node: Node, *, is_tail: bool) -> int:
+        """Evict for so many slots of positions of ``node``; returns how many of them can be had now.
 
-        Nothing is evicted any more once ``leaf``, which is theirs, is worth least; None: others need them.
+        Nothing is evicted any more once they are worth least, if they are its tail. Others need them if not:
+        then they stay out where requests have asked for that.
         """
-        while self._pool.num_free < num_slots and not (leaf is not None and self._is_coldest(leaf)):
-            if not self._tree.has_dead and self._policy.choose() is None:
+        while self._pool.num_free < num_slots and not (is_tail and self._is_coldest(node)):
+            if not self._tree.has_dead and (self._policy.choose() is None or self._policy.stays_out(node)):
                 break
             self._room.make(num_slots, None, self._policy, most_bites=1)
         self._room.departures.whom = ""

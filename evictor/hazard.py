@@ -201,6 +201,9 @@ class HazardPolicy(Generic[L]):
         first = self._first()
         return first is None or first[0] * num_asked >= COPY_HITS
 
+    def stays_out(self, node: L) -> bool:
+        return False
+
     def resized(self, node: L) -> None:
         """It may be of another level now."""
         state: _State | None = node.rank

@@ -51,8 +51,7 @@ class HintedPolicy(Generic[L]):
         self._ours: Order[L] = Order()  # candidates that the inner policy has not: state, last use
         self._high: Order[L] = Order()  # nodes of high worth that are not pinned: last use
         self._due: Order[L] = Order()  # nodes whose state changes by itself: time
-        self._num_high = 0
-        self._num_pinned = 0
+        self._num_high = self._num_pinned = 0
         self._has_warned = False
 
     @property
@@ -212,6 +211,11 @@ class HintedPolicy(Generic[L]):
         """What requests ask to go first need not be worth anything."""
         return self._first_of_ours()[0] > Worth.LOW and self._inner.earns_room(num_asked)
 
+    def stays_out(self, node: L) -> bool:
+        self._expire(self._clock())
+        mark, most = mark_of(node), min(Worth.NORMAL, self._first_of_ours()[0])  # as in ``choose_for``
+        return mark is not None and mark.state is not None and mark.state < most
+
     def resized(self, node: L) -> None:
         """A bag that comes to a protected node may displace what is of high worth, but no pin."""
         self._inner.resized(node)
@@ -305,8 +309,7 @@ class HintedPolicy(Generic[L]):
         """``node`` is used with these claims: it gets what is more of each."""
         mark = mark_of(node)
         before = PLAIN if mark is None else mark.claims
-        claims = before | asking
-        if claims is before:
+        if (claims := before | asking) is before:
             return
         if mark is None:
             self._mark(node, claims, stamp, now, now)
@@ -316,8 +319,7 @@ class HintedPolicy(Generic[L]):
 
     def _mark(self, node: L, claims: Claims, stamp: int, last_use: float, now: float | None = None) -> None:
         """File a plain node by its claims and its last use."""
-        is_candidate = node.mark is CANDIDATE
-        mark = Mark(claims, next(self._serials), stamp, last_use, is_candidate=is_candidate)
+        mark = Mark(claims, next(self._serials), stamp, last_use, is_candidate=node.mark is CANDIDATE)
         node.mark = mark
         self._num_marks += 1
         self._file(node, mark, now)

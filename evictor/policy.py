@@ -146,6 +146,9 @@ class EvictionPolicy(Admission[L], Protocol[L]):
         It is the next candidate's that stays for it, or nobody's. True where that is not known.
         """
 
+    def stays_out(self, node: L) -> bool:
+        """Whether requests ask that positions of ``node`` take no slots from the next candidate."""
+
     def resized(self, node: L) -> None:
         """``node``, a candidate or not, has got or lost slots, and no position."""
 

@@ -95,6 +95,9 @@ class RankedPolicy(Generic[L]):
     def earns_room(self, num_asked: int) -> bool:
         return True
 
+    def stays_out(self, node: L) -> bool:
+        return False
+
     def resized(self, node: L) -> None:
         """No slot is counted."""
 

@@ -80,7 +80,7 @@ class Ended:
             self._drop_first(known - pending.start, None)
         limit = self._holds.limit(self._breaker) // self._common.engine.groups.columns
         if self._later is not None:
-            self._later.make_room(pending.chain, known, min(stop - known, limit))
+            self._later.make_room(pending, known, min(stop - known, limit))
         note = self._common.note_of(pending.request)
         plan = self._allocator.plan_store(pending.chain, stop, limit, pending.keep, note=note)
         num_planned = len(plan.hashes) if plan is not None else 0
@@ -100,7 +100,7 @@ class Ended:
             return []
         num_wanted = min(self._holds.limit(self._breaker), len(lacking))
         if self._later is not None:
-            self._later.make_room(pending.chain, start, num_wanted)
+            self._later.make_room(pending, start, num_wanted)
             known = self._allocator.known_depth(pending.chain, stop)  # what the GPU has lost may have gone
         if known < start:
             self._drop_first(stop - start, "cut_off")

@@ -6,6 +6,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from allocator import Pin
+from evictor import Worth
 from offload.scheduler.backlog import Backlog, Pending
 from offload.scheduler.common import Common, LateStores
 from offload.scheduler.engine import Request
@@ -194,12 +195,15 @@ class Later:
             return True
         return num_admitted > 1 and self._engine.num_free < self._window
 
-    def make_room(self, chain: Sequence[bytes], depth: int, num_slots: int) -> None:
+    def make_room(self, pending: Pending, depth: int, num_slots: int) -> None:
         """Have so many slots free, by what the GPU has, too, as far as there is any.
 
-        What the GPU evicts last goes first, but for the first ``depth`` positions of ``chain``.
+        What the GPU evicts last goes first, but for the first ``depth`` positions of that request. Nothing
+        goes for what asks to replace nothing.
         """
         num_lacking = num_slots - self._allocator.num_free
+        if pending.keep is not None and pending.keep.worth < Worth.NORMAL:
+            return
         if self._is_gapped and not self._allocator.hollow.earns_emptying(self._engine.num_blocks):
             return
         if num_lacking > 0 and self._has_twice and self._engine.num_free >= self._window:
@@ -207,7 +211,7 @@ class Later:
         if num_lacking <= 0 or not self._left.has_twice:
             return
         is_loose = depth > 0 and not self._is_gapped
-        lease = self._allocator.leases.begin(chain, depth) if is_loose else None
+        lease = self._allocator.leases.begin(pending.chain, depth) if is_loose else None
         self._left.shed(num_lacking)
         if lease is not None:
             self._allocator.leases.end(lease)

@@ -55,6 +55,33 @@ def test_a_pin_and_a_time_to_live_end_by_the_engines_clock(engines: Callable[...
     assert [depth_of(engine, request) for request in recent[1:]] == [DOCUMENT] * 4
 
 
+@pytest.mark.parametrize("policy", ["hazard", "lru"])
+@pytest.mark.parametrize("num_again", [0, 2], ids=["", "some of which the GPU has, too"])
+@pytest.mark.parametrize("store", ["eager", "lazy"])
+@pytest.mark.parametrize(
+    "hints", [{"cpu_offload_keep": False}, {"cpu_offload_priority": "low"}], ids=["unwanted", "low"]
+)
+def test_what_asks_for_less_takes_no_slots_from_others(
+    hints: dict[str, Any], store: str, num_again: int, policy: str, engines: Callable[..., VirtualEngine]
+) -> None:
+    """Nor do its first blocks, where its last ones have been refused."""
+    engine = engines(gpu_blocks=64, cpu_slots=60, block_size=4, chunk=8, store=store, eviction_policy=policy)
+    others = [ask(engine, number) for number in range(12)]
+    lacking = engine.side.allocator.hollow.lacking
+
+    def num_slots() -> int:
+        return sum(int((~lacking(each.block_hashes, 0, DOCUMENT)).sum()) for each in others)
+
+    assert engine.side.allocator.num_free == 0
+    before = num_slots()
+    for number in range(20, 24):
+        serve(engine, tokens(4 * 3 * DOCUMENT, number), hints=hints)
+        for again in range(4, 4 + num_again):
+            ask(engine, again)
+        assert num_slots() == before
+    come_to_rest(engine)
+
+
 @pytest.mark.parametrize(
     "hints", [{"cpu_offload_keep": False}, {"cpu_offload_priority": "low"}], ids=["unwanted", "low"]
 )
