@@ -152,11 +152,11 @@ class Hollow:
             if not ahead:
                 return False
             node, start = ahead.pop()
+            if node.is_dead:  # looked at like others, or those behind it would count as without slots
+                continue
             if (node.slots[start:, 0] >= 0).any():
                 return True
-            ahead += [
-                (child, 0) for child in islice(self._tree.children(node), _LOOKED_AT) if not child.is_dead
-            ]
+            ahead += [(child, 0) for child in islice(self._tree.children(node), _LOOKED_AT)]
         return bool(ahead)
 
     def plan(

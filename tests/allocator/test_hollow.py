@@ -146,6 +146,21 @@ def test_slots_of_others_are_behind_what_they_share() -> None:
     assert all(claims)
 
 
+@pytest.mark.parametrize("num_cut", [0, 1, 16])
+def test_slots_are_behind_one_of_many_branches(num_cut: int) -> None:
+    """Some of which were cut off, and are not taken away yet."""
+    allocator = allocator_of(60)
+    trunk = CHAIN[:4]
+    tips = [[*trunk, bytes([100 + number]) * 16] for number in range(17)]
+    assert all(allocator.hollow.claim(tip, 5) for tip in tips)
+    fill(allocator, tips[0], 4, 5)
+    [node] = [node for node in allocator._tree.nodes() if node.end == 4]
+    others = [child for child in allocator._tree.children(node) if child.slots[0, 0] < 0]
+    for child in others[:num_cut]:
+        allocator._ranking.cut(Place(child, 4))
+    assert allocator.hollow.leads_on(tips[0], 4)
+
+
 def test_what_fits_pays() -> None:
     allocator = learned(HazardPolicy(120))
     allocator.evict(30)
