@@ -86,6 +86,11 @@ class Hollow:
         self._policy.leave(node)
         return claim
 
+    def heed(self, claim: Pin, hints: KeepHints) -> None:
+        """A request used what is claimed, with these hints. It may have come before it was known."""
+        if claim.node is not None:
+            self._ranking.heed(claim.node, hints, 0)
+
     def end(self, claim: Pin) -> None:
         """The GPU may lose what it was for. O(log n), O(segments) and O(1) array work per position.
 

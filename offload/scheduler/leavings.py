@@ -101,6 +101,8 @@ class Leavings:
         left = Left(pending, pending.chain, self._next_serial(), blocks, ids, len(blocks))
         if self._is_gapped:
             self._claim(left)
+            if pending.keep is not None and left.claim is not None:
+                self._hollow.heed(left.claim, pending.keep)
         self.own(ids, left.serial)
         self.line[left.serial] = left
         if self._is_twice(left):

@@ -98,6 +98,21 @@ def test_who_does_not_want_to_be_kept_evicts_nobody(
     assert [depth_of(engine, request) for request in others] == [DOCUMENT] * 6
 
 
+@pytest.mark.parametrize("store", ["eager", "lazy"])
+def test_hints_reach_what_another_left_on_the_gpu_alone(
+    store: str, engines: Callable[..., VirtualEngine]
+) -> None:
+    """It may not be stored for that one, so nothing is known of it when the request comes."""
+    engine = engines(gpu_blocks=64, cpu_slots=64, block_size=4, store=store, eviction_policy="lru")
+    prompt = tokens(4 * DOCUMENT + 1)
+    serve(engine, prompt, hints={"cpu_offload_store": False})
+    kept = serve(engine, prompt, hints={"cpu_offload_pin_seconds": 1000})
+    for number in range(1, 20):
+        ask(engine, number)
+    assert depth_of(engine, kept) == DOCUMENT
+    come_to_rest(engine)
+
+
 def test_pins_together_get_a_share_of_the_pool(engines: Callable[..., VirtualEngine]) -> None:
     engine = engines(**POOL)
     pinned = [ask(engine, number, {"cpu_offload_pin_seconds": 1000}) for number in range(4)]
