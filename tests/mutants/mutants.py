@@ -178,7 +178,7 @@ _ROWS = [
     ("evictor", f"{_HINTED}.heed", "self._expire(now)", "pass"),
     ("evictor", f"{_HINTED}.choose_for", "state <= min(worth, Worth.LOW)", "state < min(worth, Worth.LOW)"),
     ("evictor", f"{_HINTED}.dropped", "self._file(node, mark)", "pass"),
-    ("evictor", f"{_HINTED}._raise", "claims = before | asking", "claims = asking"),
+    ("evictor", f"{_HINTED}._raise", "claims := before | asking", "claims := asking"),
     ("evictor", f"{_CLAIMS}.of", "hints.worth >= each", "hints.worth > each"),
     ("evictor", f"{_CLAIMS}.at", "last_use + self.ttl > now", "True"),
     ("evictor", f"{_CLAIMS}.__or__", "max(self.normal, other.normal)", "self.normal"),
