@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.trace_replay.replay import TraceClock
-from offload.config import OffloadConfig
+from offload.config import OffloadConfig, StoreWhen
 from offload.messages import (
     NAME_BYTES,
     POOL,
@@ -206,7 +206,7 @@ class TierReplay:
         self._number = 0
         engine = _Engine(most_blocks, block_tokens)
         self.side = SchedulerSide(
-            OffloadConfig(cpu_gib=1, eviction_policy=policy),
+            OffloadConfig(cpu_gib=1, eviction_policy=policy, store=StoreWhen.EAGER),
             engine,
             block_size=block_tokens,
             num_slots=pool_blocks,

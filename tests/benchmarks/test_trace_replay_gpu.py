@@ -60,7 +60,7 @@ def test_vllms_scheduler_finds_more_where_the_connector_stores_lazily() -> None:
     documents = [request(0.0, *range(100 * number, 100 * number + 8)) for number in range(1, 41)]
     asked = chains_in_blocks(documents, 512) * 4
     real = {store: replay_scheduler(asked, 200, 200, 512, store) for store in ("eager", "lazy")}
-    assert real["eager"].in_pool + 200 < real["lazy"].in_pool
+    assert real["eager"].in_pool < real["lazy"].in_pool
     assert real["eager"].stored == served("eager", asked, 200, 200).stored
     assert real["lazy"].stored > 0
 
