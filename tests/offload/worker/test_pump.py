@@ -154,7 +154,8 @@ def test_a_load_goes_on_behind_what_another_rank_fetches_though_nobody_polls(tmp
     worker.fetch_and_load()
     slots = np.arange(NUM_BLOCKS)
     wait_until(lambda: worker.others.num_current(slots, np.repeat([7, 8], EXTENT)) == EXTENT)
-    assert 9 in worker.engine._elsewhere and not worker.has_all
+    wait_until(lambda: 9 in worker.engine._elsewhere)
+    assert not worker.has_all
     memory, theirs = worker.pool.slots, slots[EXTENT:]
     for slot, address in zip(theirs.tolist(), memory.addresses(theirs).tolist(), strict=True):
         ctypes.memmove(address, worker.kept[slot * memory.slot_bytes :], memory.slot_bytes)
