@@ -12,7 +12,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 NUM_AGES = 14
-_STEPS = 4  # of the index within each of them
+NUM_STEPS = 4
+"""Of the index, within each of them."""
 
 
 class Ages:
@@ -26,9 +27,9 @@ class Ages:
         self.widths = np.diff(edges)
         """How long each is."""
         self._steps = [
-            (low + (high - low) * step / _STEPS if low == 0 else low * (high / low) ** (step / _STEPS))
+            (low + (high - low) * step / NUM_STEPS if low == 0 else low * (high / low) ** (step / NUM_STEPS))
             for low, high in pairwise(edges)
-            for step in range(_STEPS)
+            for step in range(NUM_STEPS)
         ]
         self._steps.append(math.inf)
 
@@ -39,9 +40,7 @@ class Ages:
     def at(self, index: Sequence[float], age: float) -> tuple[float, float]:
         """The value at that age, and the age from which on it is another. O(log classes).
 
-        ``index``: values at the beginning of each class, and one behind the last.
+        ``index``: values of each step of each class, and one behind the last.
         """
         step = bisect_right(self._steps, age)
-        which, part = divmod(step - 1, _STEPS)
-        value = index[which]
-        return value + (index[which + 1] - value) * part / _STEPS, self._steps[step]
+        return index[step - 1], self._steps[step]

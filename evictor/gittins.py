@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from evictor.ages import Floats
+from evictor.ages import NUM_STEPS, Floats
 
 
 class Lives:
@@ -24,13 +24,22 @@ class Lives:
         np.cumsum((self.alive[1:] + self.alive[:-1]) / 2 * widths.T, axis=0, out=self.held[1:])
 
     def index(self) -> Floats:
-        """The index of Gittins at the beginning of every age, by kind and age."""
+        """The index of Gittins at the beginning of each step of each age, and behind the last, by kind.
+
+        Within an age it goes from that of its beginning towards that of the next one. It goes the less far,
+        the more are asked for within the age: what reaches the next one is not like most of them then.
+        """
         used_until = self.alive[:-1, np.newaxis] - self.alive
         held_until = self.held - self.held[:-1, np.newaxis]
         np.maximum(held_until, 1e-9, out=held_until)  # stops in the past are no gain
         used_until /= held_until
-        best: Floats = used_until.max(axis=1).T
-        return best
+        best = used_until.max(axis=1)
+        asked = 1 - self.alive[1:] / np.maximum(self.alive[:-1], 1e-12)
+        to_next = np.diff(best, axis=0, append=best[-1:]) * (1 - asked**2)
+        parts = np.arange(NUM_STEPS)[:, np.newaxis] / NUM_STEPS
+        steps = best[:, np.newaxis] + to_next[:, np.newaxis] * parts
+        index: Floats = np.append(steps.reshape(-1, best.shape[1]), best[-1:], axis=0).T
+        return index
 
     def gain(self, kind: int, age: int, rate: float) -> float:
         """Hits of a position of that kind and age, beyond ``rate`` for the time it is held; 0 at least.

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evictor.ages import NUM_AGES, Ages, Floats, Ints
+from evictor.ages import NUM_AGES, NUM_STEPS, Ages, Floats, Ints
 from evictor.gittins import Lives
 from evictor.kinds import (
     BASE_KINDS,
@@ -236,7 +236,7 @@ class ReuseStatistics:
         assert len(self._index) == NUM_BOOKS, f"indices of {len(self._index)} books"
         assert abs(self._lead) <= _MOST_LEAD, f"a lead of {self._lead}"
         values = np.array([each for each in self._index if each is not None])
-        assert values.shape[1] == NUM_AGES + 1, f"indices of {values.shape}"
+        assert values.shape[1] == NUM_AGES * NUM_STEPS + 1, f"indices of {values.shape}"
         assert np.isfinite(values).all(), "a value is not finite"
         assert (values >= 0).all(), "a value is negative"
 
@@ -263,7 +263,7 @@ class ReuseStatistics:
         widths = np.where(_IS_BY_TURN, self._seconds.widths, self._ticks.widths)
         self._lives = Lives(every[is_known], widths[is_known])
         index = self._lives.index()
-        rows = iter(np.append(index, index[:, -1:], axis=1).tolist())
+        rows = iter(index.tolist())
         self._index = [next(rows) if each else None for each in is_known.tolist()]
         self._rows = np.cumsum(is_known) - 1
         self._heeds_turns = self._lead > _ENOUGH_LEAD

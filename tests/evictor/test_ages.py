@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evictor.ages import NUM_AGES, Ages
+from evictor.ages import NUM_AGES, NUM_STEPS, Ages
 from evictor.kinds import books_of, with_ending, with_turn
 from evictor.moments import Moments
 from evictor.reuse import ReuseStatistics
@@ -26,8 +26,8 @@ def test_each_age_is_of_the_class_that_begins_before_it(first: float, age: float
 
 
 @given(st.floats(0, 1e6))
-def test_an_index_goes_from_one_class_to_the_next_in_steps(age: float) -> None:
-    ages, index = Ages(4.0), [float(each) for each in range(NUM_AGES + 1)]
+def test_each_step_of_a_class_has_its_own_value(age: float) -> None:
+    ages, index = Ages(4.0), [each / NUM_STEPS for each in range(NUM_AGES * NUM_STEPS + 1)]
     value, change = ages.at(index, age)
     assert change > age
     assert ages.at(index, np.nextafter(change, 0.0)) == (value, change)

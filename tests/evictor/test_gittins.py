@@ -8,6 +8,7 @@ import pytest
 from allocator import CpuOffloadingBlockAllocator, serve
 from allocator.node import Place
 from evictor import HazardPolicy, HintedPolicy, KeepHints, LruPolicy, Worth
+from evictor.ages import NUM_STEPS
 from evictor.gittins import Lives
 from evictor.hazard import COPY_HITS
 from tests.strategies import chain_of
@@ -44,10 +45,26 @@ def test_gain_is_that_of_the_best_time_to_stop(hazards: tuple[np.ndarray, np.nda
 
 def test_the_index_is_the_rate_at_which_nothing_is_gained(hazards: tuple[np.ndarray, np.ndarray]) -> None:
     lives = Lives(*hazards)
-    for kind, row in enumerate(lives.index()):
+    for kind, row in enumerate(lives.index()[:, :-1:NUM_STEPS]):
         for age, index in enumerate(row):
             assert lives.gain(kind, age, index) == pytest.approx(0, abs=1e-9)
             assert lives.gain(kind, age, 0.9 * index) > 0
+
+
+def test_within_an_age_the_index_goes_towards_the_next_one_unless_all_are_asked_for() -> None:
+    """Nobody asks for what is in the last age. Half of what reaches the one before is asked for there, or all."""
+    half, every = Lives(np.array([[0.5, 0.0], [1.0, 0.0]]), np.ones((2, 2))).index()
+    assert half.tolist() == [half[0] * (1 - 0.75 * part / NUM_STEPS) for part in range(NUM_STEPS)] + [0.0] * 5
+    assert every.tolist() == [every[0]] * NUM_STEPS + [0.0] * 5
+
+
+@pytest.mark.parametrize("num_documents", range(18, 90, 3))
+def test_a_cycle_of_any_length_finds_what_fits(num_documents: int) -> None:
+    """All are asked for at one age, wherever in its class that is. The optimum keeps all but a document."""
+    pool, size = CpuOffloadingBlockAllocator(80, policy=HazardPolicy(80)), 4
+    documents = [chain_of(number, *range(1, size)) for number in range(num_documents)]
+    found = [[serve(pool, document).depth for document in documents] for _ in range(12)]
+    assert sum(found[-1]) >= min(80 - size, num_documents * size)
 
 
 def test_who_is_never_asked_for_gains_nothing() -> None:

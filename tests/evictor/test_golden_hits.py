@@ -37,9 +37,9 @@ GOLDEN: dict[str, dict[str, tuple[int, ...]]] = {
         "the same again": (87, 131, 167, 193),
     },
     "hazard": {
-        "conversations": (201, 290, 473, 721),
-        "cycle": (94, 94, 134, 336),
-        "hot and cold": (78, 157, 231, 231),
+        "conversations": (201, 290, 483, 720),
+        "cycle": (94, 94, 151, 336),
+        "hot and cold": (78, 162, 231, 231),
         "the same again": (87, 147, 180, 193),
     },
     "lfu": {
