@@ -130,15 +130,21 @@ class Hollow:
         edges = np.flatnonzero(np.diff(self.lacking(chain, start, stop), prepend=False, append=False))
         return range(start + int(edges[0]), start + int(edges[1])) if len(edges) else range(stop, stop)
 
-    def earns_slots(self, chain: Sequence[bytes], stop: int, num_slots: int) -> bool:
-        """Whether so many slots pay for positions of ``chain`` up to ``stop``, by their last one.
+    def paying(self, chain: Sequence[bytes], start: int, stop: int) -> int:
+        """Up to where slots pay for positions ``start <= p < stop`` of ``chain``; ``start``: for none.
 
-        They do where as many are free, or the policy says so. O(log n).
+        They do for all where as many are free; otherwise up to the last one of which the policy says so.
+        O(log n) and O(segments).
         """
         place = self._tree.find(chain, stop)
-        if place.depth < stop or self._pool.num_free >= num_slots:
-            return True
-        return self._policy.earns_copy(place.node)
+        if place.depth < stop or self._pool.num_free >= stop - start:
+            return stop
+        for node in self._tree.path(place.node):
+            if node.end <= start:
+                break
+            if self._policy.earns_copy(node):
+                return min(node.end, stop)
+        return start
 
     def earns_emptying(self, num_asked: int) -> bool:
         """Whether slots pay of what the GPU keeps for as long as requests ask for so many positions."""

@@ -9,6 +9,7 @@ from typing import Generic
 
 import numpy as np
 
+from evictor.gittins import COPY_HITS, SURE_HITS, GoingRate
 from evictor.hints import KeepHints
 from evictor.history import History, Past, Run
 from evictor.kinds import NUM_BOOKS, NUM_USES, base_of, books_of, ending_of, gap_of, with_ending, with_turn
@@ -23,9 +24,6 @@ _MIN_HISTORY = 1 << 17
 _MANY_USES = NUM_USES - 1  # or more: then how many does not matter, so that parts of a chain become alike
 
 _Filed = tuple[float, int, int]
-
-COPY_HITS = 0.04
-"""A copy costs as much as so many hits bring, about: at 25 GB/s, and where KV is computed at 1 GB/s."""
 
 
 class _State(Past):
@@ -71,11 +69,10 @@ class HazardPolicy(Generic[L]):
         self._queues: dict[int, Order[L]] = {}  # see _queue_of
         self._order: list[_Filed] = []  # of queues: value and last use of the first, queue
         self._filed: dict[int, _Filed] = {}
-        self._unfiled: set[int] = (
-            set()
-        )  # queues that may have another first, or value, than they are filed by
+        self._unfiled: set[int] = set()  # queues that may have another first, or value, than as filed
         self._steps_at: dict[int, float] = {}  # tick at which a queue's value changes
         self._next_step = math.inf
+        self._rate = GoingRate()
 
     def used(self, path: Sequence[L], chain: Sequence[Hashable], depth: int) -> None:
         if not chain:
@@ -192,10 +189,9 @@ class HazardPolicy(Generic[L]):
         return self._queues[queue].first
 
     def earns_copy(self, node: L) -> bool:
-        state: _State = node.rank
-        first = self._first()
+        rate, state = self._going_rate(), node.rank
         book = self._reuse.book_of(state.kind)
-        return first is None or self._reuse.gain(book, state.last_use, first[0]) >= COPY_HITS
+        return rate is None or self._reuse.gain(book, state.last_use, rate) >= SURE_HITS
 
     def earns_room(self, num_asked: int) -> bool:
         first = self._first()
@@ -218,8 +214,7 @@ class HazardPolicy(Generic[L]):
         self.resized(leaf)
 
     def dropped(self, node: L, num_positions: int) -> None:
-        past: Past = node.rank
-        self._reuse.forgotten(past.kind, past.last_use, num_positions)
+        self._reuse.forgotten(node.rank.kind, node.rank.last_use, num_positions)
         self.resized(node)
 
     def forget(self, node: L) -> None:
@@ -333,9 +328,8 @@ class HazardPolicy(Generic[L]):
 
     def _value_of(self, newcomer: Newcomer[L]) -> float:
         value, _ = self._reuse.value(self._reuse.book_of(self._kind_of(newcomer)), self._reuse.tick)
-        if newcomer.weight is None:
-            return value
-        return value / 2.0 ** level_of(newcomer.weight, newcomer.num_positions)
+        weight = newcomer.weight
+        return value if weight is None else value / 2.0 ** level_of(weight, newcomer.num_positions)
 
     def _kind_of(self, newcomer: Newcomer[L]) -> int:
         past = self._history.past_of(newcomer.key)
@@ -355,6 +349,10 @@ class HazardPolicy(Generic[L]):
         if self._unfiled or self._reuse.tick >= self._next_step:
             self._file_kinds()
         return self._order[0] if self._order else None
+
+    def _going_rate(self) -> float | None:
+        first = self._first()
+        return None if first is None else self._rate.after(first[0])
 
     def _file_kinds(self) -> None:
         """Put every queue where the value of its first leaf says, if that may have changed."""

@@ -209,6 +209,7 @@ class HintedPolicy(Generic[L]):
 
     def earns_room(self, num_asked: int) -> bool:
         """What requests ask to go first need not be worth anything."""
+        self._expire(self._clock())
         return self._first_of_ours()[0] > Worth.LOW and self._inner.earns_room(num_asked)
 
     def stays_out(self, node: L) -> bool:

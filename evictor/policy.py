@@ -135,7 +135,7 @@ class EvictionPolicy(Admission[L], Protocol[L]):
         """``leaf`` is no longer evictable. Its rank is kept for the next ``enter``."""
 
     def earns_copy(self, node: L) -> bool:
-        """Whether slots pay for positions of ``node`` that have none, if the next candidate leaves for them.
+        """Whether slots pay for positions of ``node`` that have none, and that are about to be lost.
 
         They earn what others do in the same time, and what a copy costs. True where that is not known.
         """
@@ -143,7 +143,7 @@ class EvictionPolicy(Admission[L], Protocol[L]):
     def earns_room(self, num_asked: int) -> bool:
         """Whether a slot earns what a copy costs while requests ask for so many positions.
 
-        It is the next candidate's that stays for it, or nobody's. True where that is not known.
+        It is one that the next candidate need not give up then. True where that is not known.
         """
 
     def stays_out(self, node: L) -> bool:

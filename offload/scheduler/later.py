@@ -293,10 +293,8 @@ class Later:
         blocks = left.part(start, stop)
         stop = start + self._engine.num_intact(blocks, left.chain[start:stop])
         stretches = self._left.lacking(left, start, stop) if self._is_gapped else [(start, stop)]
-        if self._is_gapped and stretches and not self._left.are_wanted(left, start, stop):
-            pending.lose("not_admitted", stretches[0][0])
-            self._holds.count_unstored(sum(last - first for first, last in stretches), "not_admitted")
-            stretches = []
+        if self._is_gapped and stretches:
+            stretches = self._paying(left, pending, start, stop, stretches)
         room = max(0, self._engine.num_free - self._holds.to_run_with) if is_freed else len(blocks)
         self._left.file_as_due(left)
         for first, last in stretches:
@@ -305,6 +303,17 @@ class Later:
             if blocks:
                 self._engine.hold(blocks)
                 self._backlog.end(replace(pending, blocks=[], num_in_flight=0, is_late=True), first, blocks)
+
+    def _paying(
+        self, left: Left, pending: Pending, start: int, stop: int, stretches: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
+        """What slots pay for of these stretches, of which ``start <= p < stop`` are in question."""
+        depth = self._left.paying(left, start, stop)
+        refused = [(max(first, depth), last) for first, last in stretches if last > depth]
+        if refused:
+            pending.lose("not_admitted", refused[0][0])
+            self._holds.count_unstored(sum(last - first for first, last in refused), "not_admitted")
+        return [(first, min(last, depth)) for first, last in stretches if first < depth]
 
     def _release(self, blocks: Iterable[Any]) -> None:
         """Blocks are due that were held: they are reused after the other due ones, and before the line."""

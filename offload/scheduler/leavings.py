@@ -31,7 +31,7 @@ class Left:
         num_owned: how many of them it was the last to use.
         first: chain position of the first of them.
         claim: keeps these positions, and those before them, in the pool's tree, where they may lack slots.
-        is_wanted: whether slots pay for what has none; None: nobody has asked yet.
+        paying: chain position up to which slots pay for what has none; None: nobody has asked yet.
     """
 
     pending: Pending | None
@@ -42,7 +42,7 @@ class Left:
     num_owned: int
     first: int = 0
     claim: Pin | None = None
-    is_wanted: bool | None = None
+    paying: int | None = None
 
     @property
     def stop(self) -> int:
@@ -182,13 +182,13 @@ class Leavings:
         cut = stop - num_blocks
         if cut <= start:
             return left
-        self._judge(left, stop - start)
+        self._judge(left, start, stop)
         at = cut - left.first
         blocks, ids = left.blocks[at:], left.ids[at:]
         is_owned = self._owners[ids] == left.serial
         num_owned = int(np.count_nonzero(is_owned))
         tail = Left(left.pending, left.chain, self._next_serial(), blocks, ids, num_owned, cut)
-        tail.is_wanted = left.is_wanted
+        tail.paying = left.paying
         self._claim(tail)
         self._owners[ids[is_owned]] = tail.serial
         left.num_owned -= num_owned
@@ -204,9 +204,10 @@ class Leavings:
         edges = start + np.flatnonzero(np.diff(lacks, prepend=False, append=False))
         return [(first, last) for first, last in edges.reshape(-1, 2).tolist()]
 
-    def are_wanted(self, left: Left, start: int, stop: int) -> bool:
-        """Whether slots pay for these positions: for all that it has or none, unless some lead to slots."""
-        return self._judge(left, stop - start) or self._hollow.leads_on(left.chain, stop)
+    def paying(self, left: Left, start: int, stop: int) -> int:
+        """Up to where slots pay for these positions; for all of them if there are slots behind them."""
+        depth = self._judge(left, start, stop)
+        return stop if depth >= stop or self._hollow.leads_on(left.chain, stop) else depth
 
     def shed(self, num_slots: int) -> None:
         """Have so many slots free, of what the GPU has, too, and evicts last.
@@ -285,11 +286,11 @@ class Leavings:
         if before is not None:
             self._hollow.end(before)
 
-    def _judge(self, left: Left, num_blocks: int) -> bool:
-        """Whether slots pay for what it has, so many blocks, as it was when somebody asked first."""
-        if left.is_wanted is None:
-            left.is_wanted = self._hollow.earns_slots(left.chain, left.stop, num_blocks)
-        return left.is_wanted
+    def _judge(self, left: Left, start: int, stop: int) -> int:
+        """Up to where slots pay for what it has, these positions, as it was when somebody asked first."""
+        if left.paying is None:
+            left.paying = self._hollow.paying(left.chain, start, stop)
+        return left.paying
 
     def _is_twice(self, left: Left) -> bool:
         """Whether any of it is in the pool, too."""

@@ -12,7 +12,7 @@ from allocator.node import Place
 from allocator.plans import Evicted, Stored
 from evictor import HazardPolicy, HintedPolicy, make_policy
 from tests.evictor.test_gittins import LONG, SHORT, learned
-from tests.strategies import thorough
+from tests.strategies import chain_of, thorough
 
 CHAIN = [bytes([number]) * 16 for number in range(10)]
 BRANCH = [*CHAIN[:4], *(bytes([number]) * 16 for number in range(100, 106))]
@@ -161,24 +161,37 @@ def test_slots_are_behind_one_of_many_branches(num_cut: int) -> None:
     assert allocator.hollow.leads_on(tips[0], 4)
 
 
-def test_what_fits_pays() -> None:
+@pytest.mark.parametrize("num_free", [10, 30])
+def test_what_fits_pays(num_free: int) -> None:
     allocator = learned(HazardPolicy(120))
-    allocator.evict(30)
-    chain = [bytes([number]) * 16 for number in range(30)]
-    claim = allocator.hollow.claim(chain, 30)
-    assert claim is not None and allocator.num_free == 30
-    assert allocator.hollow.earns_slots(chain, 30, 30) and not allocator.hollow.earns_slots(chain, 30, 31)
+    allocator.evict(num_free)
+    chain = [bytes([number]) * 16 for number in range(31)]
+    claim = allocator.hollow.claim(chain, 31)
+    start = 31 - num_free
+    assert claim is not None and allocator.num_free == num_free
+    assert allocator.hollow.paying(chain, start, 31) == 31
+    assert allocator.hollow.paying(chain, start - 1, 31) == start - 1
 
 
-def test_slots_pay_where_they_are_free_or_the_policy_says_so() -> None:
+def test_slots_pay_where_the_policy_says_so() -> None:
     allocator = learned(HazardPolicy(120))
     assert allocator.num_free == 0
-    assert not allocator.hollow.earns_slots(LONG, 20, 1) and allocator.hollow.earns_slots(SHORT, 3, 1)
-    assert allocator.hollow.earns_slots(LONG, 21, 1), "nobody knows it as a whole"
-    allocator.evict(5)
-    earns = allocator.hollow.earns_slots
-    assert earns(LONG, allocator.known_depth(LONG, 20), 5) and not earns(LONG, 2, 6)
+    assert allocator.hollow.paying(LONG, 4, 20) == 4 and allocator.hollow.paying(SHORT, 1, 3) == 3
+    assert allocator.hollow.paying(LONG, 4, 21) == 21, "nobody knows it as a whole"
     assert allocator.hollow.earns_emptying(1 << 40) and not allocator.hollow.earns_emptying(1)
+
+
+@pytest.mark.parametrize("num_more", [9, 16])
+def test_slots_pay_up_to_the_last_position_of_which_the_policy_says_so(num_more: int) -> None:
+    """A prompt begins with what many ask for, and goes on with what never comes back."""
+    allocator = learned(HazardPolicy(120))
+    chain = [*SHORT, *chain_of(6000, *range(num_more))]
+    allocator.touch(chain)
+    claim = allocator.hollow.claim(chain, len(chain))
+    assert claim is not None and allocator.num_free == 0
+    paying = allocator.hollow.paying
+    assert [paying(chain, start, len(chain)) for start in (0, 2, 3, 4)] == [3, 3, 3, 4]
+    assert paying(chain, 0, 2) == 2
 
 
 def test_a_store_of_what_is_gone_ends_without_a_trace() -> None:

@@ -9,8 +9,7 @@ from allocator import CpuOffloadingBlockAllocator, serve
 from allocator.node import Place
 from evictor import HazardPolicy, HintedPolicy, KeepHints, LruPolicy, Worth
 from evictor.ages import NUM_STEPS
-from evictor.gittins import Lives
-from evictor.hazard import COPY_HITS
+from evictor.gittins import COPY_HITS, GoingRate, Lives
 from tests.strategies import chain_of
 
 LONG, SHORT = chain_of(5000, *range(19)), chain_of(3, 1, 2)
@@ -52,7 +51,7 @@ def test_the_index_is_the_rate_at_which_nothing_is_gained(hazards: tuple[np.ndar
 
 
 def test_within_an_age_the_index_goes_towards_the_next_one_unless_all_are_asked_for() -> None:
-    """Nobody asks for what is in the last age. Half of what reaches the one before is asked for there, or all."""
+    """Nobody asks for what is in the last age. Half of what reaches the one before is asked for, or all."""
     half, every = Lives(np.array([[0.5, 0.0], [1.0, 0.0]]), np.ones((2, 2))).index()
     assert half.tolist() == [half[0] * (1 - 0.75 * part / NUM_STEPS) for part in range(NUM_STEPS)] + [0.0] * 5
     assert every.tolist() == [every[0]] * NUM_STEPS + [0.0] * 5
@@ -108,6 +107,16 @@ def test_room_pays_while_much_is_asked_for() -> None:
     assert first is not None and first[0] > 0
     after = math.ceil(COPY_HITS / first[0])
     assert policy.earns_room(after + 1) and not policy.earns_room(after - 1)
+
+
+@pytest.mark.parametrize("change", [-2.0, 1.0])
+def test_what_slots_earn_is_a_mean_over_time(change: float) -> None:
+    rate = GoingRate()
+    assert rate.after(4.0) == 4.0
+    assert rate.after(4.0 + change) == 4.0 + change / 2
+    for _ in range(3000):
+        last = rate.after(6.0)
+    assert last == pytest.approx(6.0, rel=1e-3) and rate.after(6.0 + change) == pytest.approx(6.0, abs=0.1)
 
 
 def test_where_nobody_would_leave_all_pays() -> None:

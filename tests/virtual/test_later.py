@@ -517,6 +517,24 @@ def test_what_never_comes_back_is_not_copied(engines: Engines, is_gapped: bool) 
     come_to_rest(engine)
 
 
+@pytest.mark.parametrize("num_heads", [4, 8])
+def test_the_end_of_a_prompt_that_never_comes_back_is_not_copied_with_its_beginning(
+    engines: Engines, is_gapped: bool, num_heads: int
+) -> None:
+    """What many begin with is asked for in turn, and is all that fits."""
+    engine = lazy(engines, 60, cpu_slots=60)
+    prompts = [[*document(turn % num_heads)[:-1], *document(1000 + turn, 12)] for turn in range(150)]
+    for prompt in prompts[:110]:
+        serve(engine, prompt)
+    counts = Counts(engine)
+    requests = [serve(engine, prompt) for prompt in prompts[110:]]
+    assert counts["local_tokens"] + counts["restored_tokens"] == 40 * DOCUMENT * BLOCK
+    if is_gapped:
+        assert counts["stored_bytes"] == 0
+        assert [note_of(engine, each).lost for each in requests[:10]] == [{"not_admitted": DOCUMENT}] * 10
+    come_to_rest(engine)
+
+
 def test_second_copies_keep_slots_that_earn_less_elsewhere(engines: Engines, is_gapped: bool) -> None:
     """All that comes back fits the pool, and not the GPU. It is restored in turn, and not copied again."""
     engine = lazy(engines, 60, cpu_slots=90)
