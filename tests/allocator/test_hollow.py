@@ -161,16 +161,21 @@ def test_slots_are_behind_one_of_many_branches(num_cut: int) -> None:
     assert allocator.hollow.leads_on(tips[0], 4)
 
 
-@pytest.mark.parametrize("num_free", [10, 30])
-def test_what_fits_pays(num_free: int) -> None:
+def test_what_fits_pays() -> None:
     allocator = learned(HazardPolicy(120))
-    allocator.evict(num_free)
+    allocator.evict(30)
     chain = [bytes([number]) * 16 for number in range(31)]
     claim = allocator.hollow.claim(chain, 31)
-    start = 31 - num_free
-    assert claim is not None and allocator.num_free == num_free
-    assert allocator.hollow.paying(chain, start, 31) == 31
-    assert allocator.hollow.paying(chain, start - 1, 31) == start - 1
+    assert claim is not None and allocator.num_free == 30
+    assert allocator.hollow.paying(chain, 1, 31) == 31 and allocator.hollow.paying(chain, 0, 31) == 0
+
+
+def test_what_fits_pays_though_it_never_comes_back() -> None:
+    allocator = learned(HazardPolicy(120))
+    allocator.evict(5)
+    depth = allocator.known_depth(LONG, 20)
+    assert allocator.num_free == 5
+    assert [allocator.hollow.paying(LONG, depth - size, depth) for size in (5, 6)] == [depth, depth - 6]
 
 
 def test_slots_pay_where_the_policy_says_so() -> None:
@@ -181,11 +186,18 @@ def test_slots_pay_where_the_policy_says_so() -> None:
     assert allocator.hollow.earns_emptying(1 << 40) and not allocator.hollow.earns_emptying(1)
 
 
-@pytest.mark.parametrize("num_more", [9, 16])
-def test_slots_pay_up_to_the_last_position_of_which_the_policy_says_so(num_more: int) -> None:
+def test_slots_pay_for_a_part_of_what_many_ask_for() -> None:
+    allocator = learned(HazardPolicy(120))
+    chain = [*SHORT[:2], *chain_of(7000, *range(9))]
+    allocator.touch(chain)
+    claim = allocator.hollow.claim(chain, len(chain))
+    assert claim is not None and allocator.hollow.paying(chain, 0, len(chain)) == 2
+
+
+def test_slots_pay_up_to_the_last_position_of_which_the_policy_says_so() -> None:
     """A prompt begins with what many ask for, and goes on with what never comes back."""
     allocator = learned(HazardPolicy(120))
-    chain = [*SHORT, *chain_of(6000, *range(num_more))]
+    chain = [*SHORT, *chain_of(6000, *range(16))]
     allocator.touch(chain)
     claim = allocator.hollow.claim(chain, len(chain))
     assert claim is not None and allocator.num_free == 0

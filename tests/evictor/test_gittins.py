@@ -109,14 +109,19 @@ def test_room_pays_while_much_is_asked_for() -> None:
     assert policy.earns_room(after + 1) and not policy.earns_room(after - 1)
 
 
-@pytest.mark.parametrize("change", [-2.0, 1.0])
-def test_what_slots_earn_is_a_mean_over_time(change: float) -> None:
+def test_what_slots_earn_is_a_mean_from_the_first_on() -> None:
     rate = GoingRate()
-    assert rate.after(4.0) == 4.0
-    assert rate.after(4.0 + change) == 4.0 + change / 2
+    assert [rate.after(each) for each in (4.0, 5.0, 3.0)] == [4.0, 4.5, 4.0]
+
+
+def test_what_slots_earned_long_ago_is_forgotten() -> None:
+    rate = GoingRate()
     for _ in range(3000):
         last = rate.after(6.0)
-    assert last == pytest.approx(6.0, rel=1e-3) and rate.after(6.0 + change) == pytest.approx(6.0, abs=0.1)
+    assert last == pytest.approx(6.0, rel=1e-3) and 5.9 < rate.after(4.0) < 6
+    for _ in range(3000):
+        last = rate.after(4.0)
+    assert last == pytest.approx(4.0, rel=1e-3)
 
 
 def test_where_nobody_would_leave_all_pays() -> None:
