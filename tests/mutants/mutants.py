@@ -238,7 +238,6 @@ _ROWS = [
     ),
     ("later", f"{_LATER}._take_turn", "self._is_gapped and stretches", "False"),
     ("later", f"{_LATER}._paying", "self._left.paying(left, start, stop)", "start"),
-    ("later", f"{_LATER}.make_room", "pending.keep.worth < Worth.NORMAL", "False"),
     ("hollow", f"{_HOLLOW}.claim", "self._ranking.claimed.add(node)", "pass"),
     ("hollow", f"{_HOLLOW}.claim", "self._tree.resident_part(place).depth == place.depth", "True"),
     ("hollow", f"{_HOLLOW}.end", "self._cut_hollow(node)", "pass"),
