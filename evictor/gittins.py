@@ -1,5 +1,7 @@
 """What a slot earns that keeps a position: its index, and what is left of that beside others and a copy."""
 
+import math
+
 import numpy as np
 
 from evictor.ages import NUM_STEPS, Floats
@@ -30,6 +32,11 @@ class GoingRate:
         self._num = min(self._num + 1, _RATE_OVER)
         self._value += (index - self._value) / self._num
         return self._value
+
+    def check_invariants(self) -> None:
+        """A rate is a number, and not negative."""
+        assert 0 <= self._num <= _RATE_OVER, f"{self._num} asked, of {_RATE_OVER}"
+        assert 0 <= self._value < math.inf, f"slots earn {self._value}"
 
 
 class Lives:

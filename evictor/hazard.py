@@ -224,6 +224,7 @@ class HazardPolicy(Generic[L]):
     def check_invariants(self, nodes: Collection[L] | None = None) -> None:
         self._reuse.check_invariants()
         self._history.check_invariants()
+        self._rate.check_invariants()
         for number, queue in self._queues.items():
             queue.check_invariants()
             filed, first = self._filed.get(number), queue.first_key

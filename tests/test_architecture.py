@@ -41,6 +41,7 @@ STATEFUL = {
     "evictor.moments.Moments",
     "evictor.order.Order",
     "evictor.hazard.HazardPolicy",
+    "evictor.gittins.GoingRate",
     "evictor.history.History",
     "evictor.hinted.HintedPolicy",
     "evictor.ranked.RankedPolicy",
