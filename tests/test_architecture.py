@@ -547,14 +547,17 @@ def checked_classes() -> Iterator[tuple[str, ast.ClassDef]]:
             yield f"{module}.{node.name}", node
 
 
+CHECKED = dict(checked_classes())
+
+
 def test_every_stateful_class_is_listed() -> None:
-    stateful = {name for name, node in checked_classes() if has_state(node)}
+    stateful = {name for name, node in CHECKED.items() if has_state(node)}
     assert stateful == STATEFUL | CHECKED_BY_THEIR_OWNER
 
 
 @pytest.mark.parametrize("name", sorted(STATEFUL))
 def test_stateful_classes_check_their_invariants(name: str) -> None:
-    node = dict(checked_classes())[name]
+    node = CHECKED[name]
     checks = [
         each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "check_invariants"
     ]
