@@ -113,6 +113,11 @@ class VirtualRank:
         return self.groups[0].own
 
     @property
+    def is_native(self) -> bool:
+        """Its connector is vLLM's own."""
+        return self._settings.connector == "native"
+
+    @property
     def num_layers(self) -> int:
         """Of the first group, without those that draft."""
         return len(self.groups[0].cells)

@@ -65,8 +65,13 @@ class VirtualRunner:
             WrongBytesError: a position that counts as computed has the wrong tag.
         """
         for rank in self._ranks:
-            self._prepare_blocks(rank, output)
-            rank.begin(_through_a_pipe(output.kv_connector_metadata))
+            metadata = _through_a_pipe(output.kv_connector_metadata)
+            if rank.is_native:
+                rank.begin(metadata)
+                self._prepare_blocks(rank, output)
+            else:
+                self._prepare_blocks(rank, output)
+                rank.begin(metadata)
         self.drafter.begin_step()
         computed = self._update_states(output)
         spans = self._spans(output, computed)
@@ -102,7 +107,10 @@ class VirtualRunner:
             rank.check_drained()
 
     def _prepare_blocks(self, rank: VirtualRank, output: SchedulerOutput) -> None:
-        """What vLLM's runner does with blocks before the connector hears of the step."""
+        """What vLLM does with blocks: its second runner before the connector hears of a step, its first after.
+
+        The second is harder on a connector. vLLM's own copies late what a step takes, and gets the first.
+        """
         if self.taken:
             rank.forget(self.taken, self._history.step)
         if output.new_block_ids_to_zero:
