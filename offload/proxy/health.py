@@ -44,12 +44,11 @@ def tell(core: Core, member: Member, is_well: bool, num_missed: int) -> None:
         return
     if member.is_up and num_missed == 1:
         member.down_since = core.now()
-    if num_missed < NUM_MISSED:
+    if not member.is_up or num_missed < NUM_MISSED:
         return
-    if member.is_up:
-        logger.warning("engine %s does not say that it is well; others are asked", member.url)
+    logger.warning("engine %s does not say that it is well; others are asked", member.url)
     member.is_up = False
-    for leg in list(member.legs):
+    for leg in list(member.legs):  # what it is asked from now on, for lack of others, may stay
         if leg.at < member.down_since:
             leg.move("its engine is down")
 

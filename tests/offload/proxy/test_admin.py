@@ -158,6 +158,23 @@ async def test_an_engine_that_says_it_is_ill_is_asked_last() -> None:
 
 
 @on_a_loop
+async def test_an_engine_that_was_ill_when_it_was_asked_has_time_to_answer() -> None:
+    """It is looked at many times meanwhile, and still says that it is ill."""
+    async with stand(decode=1, health_seconds=0.01, admin_port=0) as it:
+        it.decode[0].is_healthy = False
+        member = it.proxy.core.members.get(it.decode[0].url)
+        assert member is not None
+        await until(lambda: not member.is_up)
+        gate = asyncio.Event()
+        it.decode[0].faults.queue = [Fault("wait", until=gate)]
+        asked = asyncio.create_task(it.ask(prompt="x", max_tokens=1))
+        await until(lambda: bool(it.decode[0].of()))
+        await asyncio.sleep(0.3)
+        gate.set()
+        assert (await asked).status == 200 and len(it.decode[0].of()) == 1
+
+
+@on_a_loop
 async def test_what_hangs_at_an_engine_that_is_down_goes_on_elsewhere() -> None:
     async with stand(decode=2, health_seconds=0.05) as it:
         it.decode[0].faults.queue = [Fault("hang", after=7)]
