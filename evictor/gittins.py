@@ -8,7 +8,7 @@ from evictor.ages import NUM_STEPS, Floats
 
 COPY_HITS = 0.043
 """A copy costs as much as so many hits bring, about: at 23 GB/s, and where KV is computed at 1 GB/s."""
-SURE_HITS = 0.07
+SURE_HITS = 0.075
 """That, and what may be wrong about hits that are foretold."""
 _RATE_OVER = 256
 """Times that somebody asked."""
