@@ -168,10 +168,10 @@ class Miniatures:
         return taken
 
     def hit_rates(self) -> list[float]:
-        """Of each size, of late, 0 to 1; all 0 at first. What was asked for long ago counts less."""
-        return [
-            min(1.0, max(0.0, 1 - missed / max(self._num_asked, missed, 1))) for missed in self._num_missed
-        ]
+        """Of each size, of late, 0 to 1; 0 until something was asked for. Long ago counts less."""
+        if not self._num_asked:
+            return [0.0] * len(SIZES)
+        return [max(0.0, 1 - missed / max(self._num_asked, missed)) for missed in self._num_missed]
 
     def reset(self) -> None:
         """All KV is forgotten."""

@@ -11,10 +11,12 @@ from offload.scheduler import choices, costs
 from offload.scheduler.choice import Choice, Prospect, Verdict
 from offload.scheduler.costs import LinkCost, PrefillCost
 from offload.scheduler.offer import NOTHING, Offer, Why
+from offload.scheduler.why.reasons import Reason
 from offload.testing.copiers.faulty import Fault
 from offload.testing.virtual import MODELS, VirtualEngine, run_seed
 from offload.testing.virtual.run import draw_kind
 from tests.virtual.driver import Counts, Engines, come_to_rest, finish, forget_gpu, serve, tokens, warm, watch
+from tests.virtual.test_why import why
 
 BLOCK = 4
 PROMPT = tokens(16 * BLOCK + 1)
@@ -86,6 +88,7 @@ def test_what_is_computed_sooner_is_computed(engine: VirtualEngine) -> None:
     request = finish(engine, PROMPT)
     assert counts["restored_tokens"] == 0 and chosen(counts) == {"computed": 1}
     assert computed[request.request_id] == len(PROMPT)
+    assert why(engine, request).reason is Reason.CHEAPER
     come_to_rest(engine)
 
 
@@ -132,7 +135,10 @@ def test_what_the_configuration_says_goes_first(engines: Engines, restore: str, 
     assert engine.side.allocator.resident_depth(request.block_hashes) == 16, "it is stored for others"
     if not restored:
         forget_gpu(engine)
-        assert engine.side.offer(engine.add(PROMPT, 1), 0) == NOTHING[Why.OFF]
+        request = engine.add(PROMPT, 1)
+        assert engine.side.offer(request, 0) == NOTHING[Why.OFF]
+        finish(engine, PROMPT)
+        assert why(engine, request).reason is Reason.OFF
         come_to_rest(engine)
 
 

@@ -8,6 +8,8 @@ from vllm.v1.request import Request
 
 from offload.messages import LOAD, STORE
 from offload.peer_messages import Unused
+from offload.scheduler.offer import Why
+from offload.scheduler.why.absence import _BY_OFFER, _FOUND
 from offload.scheduler.why.note import Note
 from offload.scheduler.why.notes import Notes
 from offload.scheduler.why.reasons import OF_OTHERS, TEXTS, WHY_UNSTORED, Missing, Reason, Unfetched
@@ -478,6 +480,7 @@ def test_ids_that_clients_chose_are_cut(engine: VirtualEngine) -> None:
 def test_texts_are_whole() -> None:
     assert set(TEXTS) == set(Reason)
     assert set(Reason) > OF_OTHERS
+    assert {*_BY_OFFER, *_FOUND} == set(Why)
 
 
 # Clients are told

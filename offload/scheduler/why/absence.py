@@ -19,6 +19,9 @@ _BY_OFFER = {
     Why.REFUSED: Reason.REFUSED,
     Why.PAUSED: Reason.PAUSED,
     Why.STUCK: Reason.STUCK,
+    Why.COMPUTED: Reason.CHEAPER,
+    Why.PART: Reason.CHEAPER,
+    Why.OFF: Reason.OFF,
 }
 _BY_CAUSE = {
     Cause.EVICTED: Reason.EVICTED,
@@ -84,8 +87,7 @@ class Absence:
         if request.skip_reading_prefix_cache:
             return _reason(Reason.READS_NONE)
         if offer is not None and offer.why not in _FOUND and (known > position or self._has_below):
-            reason = _BY_OFFER.get(offer.why, Reason.OTHER)
-            return _reason(reason, detail=str(offer.why) if reason is Reason.OTHER else "")
+            return _reason(_BY_OFFER[offer.why])
         if offer is not None and offer.tokens and note.num_planned < offer.tokens:
             return _reason(Reason.TRIMMED)
         is_last = position == num_full - 1 and num_full * self._block_size == request.num_prompt_tokens

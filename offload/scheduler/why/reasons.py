@@ -14,6 +14,8 @@ class Reason(StrEnum):
     REFUSED = "no_gpu_blocks"
     PAUSED = "paused"
     STUCK = "restores_hang"
+    CHEAPER = "cheaper_to_compute"
+    OFF = "restores_off"
     READS_NONE = "reads_no_cache"
     LAST_TOKEN = "last_token"
     LIMIT = "limit"
@@ -36,7 +38,6 @@ class Reason(StrEnum):
     INPUTS = "inputs"
     UNSEEN = "unseen"
     UNKNOWN = "unknown"
-    OTHER = "other"
 
 
 TEXTS = {
@@ -47,6 +48,8 @@ TEXTS = {
     Reason.REFUSED: "the scheduler kept the GPU blocks that a restore would have taken",
     Reason.PAUSED: "restores were paused after faults",
     Reason.STUCK: "restores that hang held too many GPU blocks",
+    Reason.CHEAPER: "to compute it was over sooner than to load it",
+    Reason.OFF: "the configuration restores nothing",
     Reason.READS_NONE: "it reads no prefix cache, as with prompt_logprobs",
     Reason.LAST_TOKEN: "the last token of a prompt is computed in any case",
     Reason.LIMIT: "max_load_tokens allowed no more",
@@ -69,7 +72,6 @@ TEXTS = {
     Reason.INPUTS: "{by} began with the same tokens, and with other inputs beside them",
     Reason.UNSEEN: "none of the requests that are remembered had it",
     Reason.UNKNOWN: "{by} had it; how it was lost is not remembered",
-    Reason.OTHER: "{detail}",
 }
 
 WHY_UNSTORED = {

@@ -92,6 +92,7 @@ def test_answers_are_found_by_what_follows() -> None:
 def test_what_was_asked_for_long_ago_counts_less() -> None:
     now = [0.0]
     miniatures = Miniatures(64, "lru", lambda: now[0], lambda: NO_TIME)
+    assert miniatures.hit_rates() == [0.0] * 4
     chain = hash_chain(list(range(8)), 1)
     miniatures.asked(chain)
     miniatures.step()
@@ -102,6 +103,8 @@ def test_what_was_asked_for_long_ago_counts_less() -> None:
     miniatures.step()
     miniatures.take()
     assert miniatures.hit_rates() == [pytest.approx(8 / 12)] * 4
+    miniatures.resize(128)
+    assert miniatures.hit_rates() == [0.0] * 4, "of another size nothing is known"
 
 
 def test_what_they_cost_is_bounded_by_their_own_clock() -> None:
