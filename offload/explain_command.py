@@ -5,8 +5,8 @@ import json
 from typing import Any
 
 from offload.errors import OperatorError
-from offload.operator.client import choose
-from offload.status_command import add_engine_options, directory_of
+from offload.operator.client import ask_each, choose
+from offload.status_command import add_engine_options, directory_of, tell_silent
 
 
 def add_explain_command(commands: Any) -> None:
@@ -24,22 +24,23 @@ def add_explain_command(commands: Any) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    directory, found = directory_of(options), []
-    engines = choose(directory, options.engine)
-    for each in engines:
-        told = each.ask("explain", id=options.id)
-        found += [{"engine": each.name, **request} for request in told["requests"]]
+    directory = directory_of(options)
+    answers, silent = ask_each(
+        choose(directory, options.engine), lambda each: (each.name, each.ask("explain", id=options.id))
+    )
+    found = [{"engine": name, **request} for name, told in answers for request in told["requests"]]
     if options.json:
-        print(json.dumps({"directory": str(directory), "requests": found}, indent=2))
+        print(json.dumps({"directory": str(directory), "requests": found, "silent": silent}, indent=2))
+    status = tell_silent(silent)
     if not found:
         raise OperatorError(
-            f"no request {options.id[:100]!r} is remembered by {', '.join(each.name for each in engines)}; "
+            f"no request {options.id[:100]!r} is remembered by {', '.join(name for name, _ in answers)}; "
             f"give the id of the response or its X-Request-Id. Engines remember their latest requests since "
             f"their start, so ask soon, and on the host of the engine that answered"
         )
     if not options.json:
         print("\n".join(_printable(line) for each in found for line in lines_of(each)))
-    return 0
+    return status
 
 
 def _printable(line: str) -> str:

@@ -5,9 +5,9 @@ import json
 import time
 from typing import Any
 
-from offload.operator.client import choose
+from offload.operator.client import ask_each, choose
 from offload.settings import GIB
-from offload.status_command import add_engine_options, directory_of
+from offload.status_command import add_engine_options, directory_of, tell_silent
 
 
 def add_peers_command(commands: Any) -> None:
@@ -23,14 +23,13 @@ def add_peers_command(commands: Any) -> None:
 
 def _peers(options: argparse.Namespace) -> int:
     directory = directory_of(options)
-    told = [each.ask("status") for each in choose(directory, options.engine)]
+    told, silent = ask_each(choose(directory, options.engine), lambda each: each.ask("status"))
     found = [{key: each[key] for key in ("engine", "as_of", "peers", "askers", "leases")} for each in told]
     if options.json:
-        print(json.dumps({"directory": str(directory), "engines": found}, indent=2))
-        return 0
-    for each in found:
+        print(json.dumps({"directory": str(directory), "engines": found, "silent": silent}, indent=2))
+    for each in [] if options.json else found:
         print("\n".join(lines_of(each, time.time())))
-    return 0
+    return tell_silent(silent)
 
 
 def lines_of(told: dict[str, Any], now: float) -> list[str]:

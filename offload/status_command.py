@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from offload.operator.client import choose
+from offload.operator.client import ask_each, choose
 from offload.operator.directory import runtime_directory
 from offload.settings import GIB
 
@@ -42,15 +44,21 @@ def directory_of(options: argparse.Namespace) -> Path:
 
 def _status(options: argparse.Namespace) -> int:
     directory = directory_of(options)
-    found = [
-        {**each.ask("status"), "weights": each.ask("weights")} for each in choose(directory, options.engine)
-    ]
+    found, silent = ask_each(
+        choose(directory, options.engine),
+        lambda each: {**each.ask("status"), "weights": each.ask("weights")},
+    )
     if options.json:
-        print(json.dumps({"directory": str(directory), "engines": found}, indent=2))
-        return 0
-    for each in found:
-        print("\n".join(_lines(each)))
-    return 0
+        print(json.dumps({"directory": str(directory), "engines": found, "silent": silent}, indent=2))
+    for told in [] if options.json else found:
+        print("\n".join(_lines(told)))
+    return tell_silent(silent)
+
+
+def tell_silent(silent: Sequence[str]) -> int:
+    """Say why engines are left out; returns the exit status that this makes."""
+    print(*silent, sep="\n", end="\n" if silent else "", file=sys.stderr)
+    return int(bool(silent))
 
 
 def _lines(told: dict[str, Any]) -> list[str]:

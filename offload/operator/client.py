@@ -2,14 +2,17 @@
 
 import json
 import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from offload.errors import OperatorError
 from offload.operator.directory import SUFFIX, sockets_in
 
 _SECONDS = 5.0
 _MOST_BYTES = 1 << 22
+
+T = TypeVar("T")
 
 
 class Engine(NamedTuple):
@@ -68,6 +71,23 @@ def choose(directory: Path, name: str | None) -> list[Engine]:
         what = "several engines are" if chosen else "no engine is"
         raise OperatorError(f"{what} named {name!r}; there are: {names}")
     return chosen
+
+
+def ask_each(engines: Sequence[Engine], ask: Callable[[Engine], T]) -> tuple[list[T], list[str]]:
+    """What engines answer, and why the others do not.
+
+    Raises:
+        OperatorError: none does.
+    """
+    found, silent = list[T](), list[str]()
+    for engine in engines:
+        try:
+            found.append(ask(engine))
+        except OperatorError as error:
+            silent.append(str(error))
+    if not found:
+        raise OperatorError("; ".join(silent))
+    return found, silent
 
 
 def _listens(path: Path) -> bool:

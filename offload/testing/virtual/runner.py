@@ -107,7 +107,7 @@ class VirtualRunner:
             rank.check_drained()
 
     def _prepare_blocks(self, rank: VirtualRank, output: SchedulerOutput) -> None:
-        """What vLLM does with blocks: its second runner before the connector hears of a step, its first after.
+        """What vLLM does: its second runner before the connector hears of a step, its first after.
 
         The second is harder on a connector. vLLM's own copies late what a step takes, and gets the first.
         """
