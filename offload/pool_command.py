@@ -50,7 +50,7 @@ def _ls(options: argparse.Namespace) -> int:
         print(json.dumps({"root": str(root), "regions": rows}, indent=2))
         return 0
     total = sum(each.num_bytes for each in found)
-    print(f"{root}: {len(rows)} regions, {total / GIB:.2f} GiB")
+    print(f"{root}: {len(rows)} {'region' if len(rows) == 1 else 'regions'}, {total / GIB:.2f} GiB")
     if rows:
         print(format_table(_COLUMNS, [_cells(row) for row in rows]))
     for row in rows:

@@ -2,18 +2,20 @@
 
 import argparse
 import json
+import math
 import sys
 import time
 from typing import Any
 
-from offload.errors import OperatorError
+from offload.errors import ConfigError, OperatorError
 from offload.operator.client import Engine, choose
 from offload.status_command import add_engine_options, directory_of
 
 _DESCRIPTION = """\
 Makes the CPU pools of engines larger or smaller while they run. Nothing that is under way is touched. A pool
 may have up to cpu_gib_max, which is cpu_gib if the configuration does not say more. It changes with the steps
-of its engine: one that has no requests does it when the next one comes.
+of its engine: one that has no requests does it when the next one comes. Exit status: 1 if an engine cannot,
+or if it was not done in the time of --wait.
 """
 _POLL_SECONDS = 0.1
 
@@ -32,6 +34,8 @@ def add_resize_command(commands: Any) -> None:
 
 
 def _resize(options: argparse.Namespace) -> int:
+    if not 0 <= options.wait < math.inf:
+        raise ConfigError(f"--wait is {options.wait}; give a number of seconds from 0 on")
     directory = directory_of(options)
     until = time.monotonic() + options.wait
     rows: list[dict[str, Any]] = []
@@ -49,8 +53,12 @@ def _resize(options: argparse.Namespace) -> int:
         elif row["gib"] == row["target_gib"]:
             print(f"engine {row['engine']}: the pool has {row['gib']:g} GiB")
         else:
-            print(f"engine {row['engine']}: {row['gib']:g} GiB, on the way to {row['target_gib']:g}")
-    return int(any(row["error"] for row in rows))
+            print(
+                f"engine {row['engine']}: {row['gib']:g} GiB, on the way to {row['target_gib']:g}, in whole "
+                f"blocks; it goes on with the steps of the engine, and an idle one has none"
+            )
+    is_late = options.wait and any(row["gib"] != row["target_gib"] for row in rows if not row["error"])
+    return int(any(row["error"] for row in rows) or is_late)
 
 
 def _settled(engine: Engine, told: dict[str, Any], until: float) -> dict[str, Any]:

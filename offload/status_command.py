@@ -73,7 +73,7 @@ def _lines(told: dict[str, Any]) -> list[str]:
     lines += [
         f"pool     {used:,} of {size:,} blocks used ({used / size:.1%}), {pool['num_bytes'] / GIB:.2f} GiB, "
         f"{pool['num_tokens']:,} tokens; {pool['num_evicted_blocks']:,} blocks evicted, "
-        f"{pool['num_adopted_blocks']:,} adopted",
+        f"{pool['num_adopted_blocks']:,} adopted; stored {'lazily' if pool['is_lazy'] else 'eagerly'}",
         f"jobs     {jobs['num_in_flight']} in flight, {jobs['num_stuck']} stuck, "
         f"{jobs['num_queued_blocks']} blocks wait to be stored",
     ]

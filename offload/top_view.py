@@ -92,7 +92,7 @@ def lines_of(told: Told, flow: Flow, wrong: list[str]) -> list[tuple[str, str]]:
     if told["peers"]:
         num_connected = sum(each["state"] == "connected" for each in told["peers"])
         lines.append(("peers", f"{num_connected} of {len(told['peers'])} connected"))
-    doctor = f"{', '.join(wrong)}; kv-offload doctor says what to do" if wrong else "nothing that it tells of"
+    doctor = f"{', '.join(wrong)}; kv-offload doctor says what to do" if wrong else "nothing found"
     return [*lines, ("wrong", doctor)]
 
 

@@ -81,7 +81,7 @@ def examine(told: Told) -> Examined:
         here = None
     if told["pool"] is None:
         unseen.append(f"{name}: its pool is yet to be made; no step has begun")
-    if not told["memory"] or any(each["machine"] != here for each in told["memory"]):
+    elif not told["memory"] or any(each["machine"] != here for each in told["memory"]):
         unseen.append(f"{name}: its ranks run elsewhere; run this on their machine, in their container")
     else:
         for check in ON_ITS_MACHINE:
@@ -127,8 +127,8 @@ def _stale(directory: Path) -> Iterator[Finding]:
         if path not in alive and path.exists():
             yield Finding(
                 "stale-socket",
-                f"nobody listens at {path}: that engine was killed",
-                "see in its log, and in dmesg, why; the next engine that starts removes the path",
+                f"nobody listens at {path}: it was killed, or vLLM stopped without --shutdown-timeout",
+                "see in its log, and in dmesg, which; the next engine that starts removes the path",
                 path.name.removesuffix(SUFFIX),
             )
 

@@ -61,6 +61,13 @@ def late_stores(
             config.store.value,
         )
     is_late = is_plain and config.stores_lazily(num_slots, engine.num_blocks, is_read=is_read)
+    logger.info(
+        "blocks are stored %s: store is %r, for %d slots below %d GPU blocks",
+        "when the GPU is about to evict them" if is_late else "as they fill",
+        config.store.value,
+        num_slots,
+        engine.num_blocks,
+    )
     is_by_choice = config.store is StoreWhen.AUTO
     return LateStores(not is_read, overlaps, is_by_choice) if is_late else None
 

@@ -121,7 +121,7 @@ class PoolTarget:
         bounds = self._resizable()
         is_number = isinstance(gib, int | float) and not isinstance(gib, bool)
         if not is_number or not math.isfinite(gib) or gib <= 0:  # type: ignore[arg-type, operator]
-            raise OperatorError(f"gib is {gib!r}; give the pool's size in GiB as a number, such as 8")
+            raise OperatorError(f"gib is {gib!r}; give the pool's size in GiB, a number above 0")
         assert isinstance(gib, int | float)
         if gib > bounds.most_gib:
             raise OperatorError(

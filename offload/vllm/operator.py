@@ -128,6 +128,7 @@ class Operator:
                 "num_tokens": int(gauges["pool_tokens"]),
                 "num_evicted_blocks": allocator.num_evicted,
                 "num_adopted_blocks": int(gauges.get("adopted_blocks", 0)),
+                "is_lazy": side.stores.later is not None,
             },
             "jobs": {
                 "num_in_flight": len(side.ledger),

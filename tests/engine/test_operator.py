@@ -64,6 +64,7 @@ def test_status_of_an_engine(tmp_path: Path, directory: Path, capsys: pytest.Cap
         assert main(["status", "--operator-socket", str(directory), "--engine", told["engine"]]) == 0
         out = capsys.readouterr().out
         assert f"engine   {told['engine']}" in out and "tier     disk at" in out
+        assert "; stored eagerly" in out, "a tier reads chains from their beginning on"
         assert "link     gpu_to_pool: " in out and " tokens/s from token 0 on" in out
         assert next(each for each in told["routes"] if each["route"] == "gpu_to_pool")["seconds_per_byte"] > 0
         assert main(["doctor", "--operator-socket", str(directory), "--json"]) in (0, 1)
