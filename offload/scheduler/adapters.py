@@ -41,8 +41,8 @@ class Adapters:
         """Whether KV of an admitted request is of weights that stay, its first ``num_local`` blocks included.
 
         These come from the GPU's own prefix cache, which vLLM does not empty for an adapter: they are right
-        if the pool knows them too. Not with windows or states: there a hit may end before old blocks of full
-        attention, which then lie beside new ones of the same hashes.
+        if the pool has them too, with slots. Not with windows or states: there a hit may end before old
+        blocks of full attention, which then lie beside new ones of the same hashes.
         """
         names = _names(request)
         if not names or self._reloaded.isdisjoint(names):
@@ -51,8 +51,8 @@ class Adapters:
             return False
         if self._engine.groups.has_bags:
             return not num_local and not self._is_reloading(names)
-        is_known = self._allocator.known_depth(self._engine.chain(request), num_local) == num_local
-        return is_known and not self._is_reloading(names)
+        has_all = not self._allocator.hollow.lacking(self._engine.chain(request), 0, num_local).any()
+        return has_all and not self._is_reloading(names)
 
     def admit(self, request: Request) -> bool:
         """``request`` is scheduled. Returns whether its adapter is loaded again.

@@ -183,6 +183,24 @@ def test_old_kv_that_the_gpu_still_has_is_not_stored_again(engine: VirtualEngine
     assert depth_of(engine, right) == BLOCKS + 2
 
 
+def test_old_kv_that_only_the_gpu_has_is_not_stored_late(engines: Engines) -> None:
+    """That a request which runs has it, too, does not say that it is right."""
+    engine = engines(cpu_slots=200, gpu_blocks=60, chunk=64, store="lazy")
+    serve(engine, PROMPT, lora=LORA)
+    serve(engine, tokens(5, 3), lora=RELOADED)
+    misread: set[str] = set()  # as vLLM has it
+    engine.runner._complain = lambda rank, found, index: misread.add(found.work.req_id)  # type: ignore
+    first = engine.add(PROMPT + tokens(BLOCK, 9), 12, lora=LORA)
+    driver.step_until(engine, lambda: first.num_output_tokens > 0)
+    second = serve(engine, PROMPT + tokens(BLOCK, 11), 12, lora=LORA)
+    assert misread == {first.request_id, second.request_id}
+    for number in range(10):
+        serve(engine, tokens(BLOCK * BLOCKS + 1, 20 + number))
+    assert depth_of(engine, first) == depth_of(engine, second) == 0
+    third = serve(engine, PROMPT, lora=LORA)
+    assert third.request_id not in misread
+
+
 @pytest.mark.parametrize("model", ["window", "mamba", "mixed"])
 def test_old_kv_beside_new_kv_of_the_same_hashes_is_not_stored_again(engines: Engines, model: str) -> None:
     """The GPU has old full attention where its hits end before: without windows or states."""
