@@ -57,8 +57,7 @@ class HintedPolicy(Generic[L]):
     @property
     def num_pinned(self) -> int:
         """Slots of nodes that are pinned. O(log n) for each pin that is over by now."""
-        if len(self._due):
-            self._expire(self._clock())
+        self._expire(self._clock())
         return self._num_pinned
 
     def pins(self, node: L) -> bool:
@@ -330,6 +329,7 @@ class HintedPolicy(Generic[L]):
             node = self._due.first
             assert node is not None
             self._file(node, node.mark, now)
+        self._make_fit(0, now)  # pins may have been too many, and what was pinned may be of high worth
 
     def _file(self, node: L, mark: Mark, now: float | None = None) -> None:
         """Put ``node`` where it belongs by its claims, its length and the time."""

@@ -199,6 +199,19 @@ class PoolHistory:
         return KeepHints(self.rng.choice(list(Worth)), self.rng.choice([1, 3, math.inf]), ends)
 
 
+def test_what_was_pinned_is_bounded_when_its_pin_is_over() -> None:
+    """The pool has become smaller meanwhile, and pins are never taken back."""
+    driver = HintedDriver(10)
+    first = driver.grown(4, KeepHints(Worth.HIGH, pinned_until=20))
+    second = driver.grown(6, pinned(40))
+    driver.policy.allow(8)
+    assert [driver.policy_state(node) for node in (first, second)] == [None, None]
+    driver.now = 30
+    assert driver.choose() is first
+    assert [driver.policy_state(node) for node in (first, second)] == [Worth.NORMAL, None]
+    driver.policy.check_invariants(driver.nodes)
+
+
 def test_requests_that_want_nothing_kept_leave_the_others_all_the_pool() -> None:
     def found(greedy: KeepHints | None) -> int:
         return hits(HintedPolicy(LruPolicy(), 0, lambda: 0.0), 56, greedy)
