@@ -88,6 +88,7 @@ class Later:
         self._running: dict[str, _Running] = {}
         self._has_twice: dict[str, _Running] = {}  # of these, some of which the pool may have, too
         self._over: list[Pin] = []  # claims that end with the step: of those that ran, or may begin in it
+        self._num_free_then: int | None = None  # when it was looked back last, in this step
         holds.release_late = self._release
 
     @property
@@ -139,7 +140,8 @@ class Later:
             self._unpin(request.request_id)
             return False
         num_blocks, own = min(stop - start, self._engine.num_free), chain[:start]
-        self._look_back()
+        if self._num_free_then != self._engine.num_free:  # or nobody has been given blocks since
+            self._look_back()
         num_own = self._left.num_due_of(own)  # which it is given: they are not evicted for it
         self._take_turns(num_blocks + num_own, own=own)
         if waiting is None or waiting.pin is None:
@@ -179,6 +181,7 @@ class Later:
         self._num_running = num_running
         self._let_go()
         self._look_back()
+        self._num_free_then = None
         now = self._clock()
         for request_id in [name for name, each in self._waiting.items() if each.until <= now]:
             self._unpin(request_id)
@@ -256,6 +259,7 @@ class Later:
 
     def _look_back(self) -> None:
         """What has been evicted of those that are due is due no more."""
+        self._num_free_then = self._engine.num_free
         for index, left in enumerate(list(islice(self._left.due.values(), _LOOKED_AT))):
             num_owned = left.num_owned
             self._left.refresh(left)

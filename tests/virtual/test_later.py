@@ -182,6 +182,31 @@ def test_a_large_restore_waits_until_what_it_evicts_is_stored(engines: Engines, 
     come_to_rest(engine)
 
 
+def test_those_who_wait_look_once_at_what_others_have_left(engines: Engines) -> None:
+    """However many of them ask in a step in which nobody is given blocks."""
+    large = [document(99 - number, 30) for number in range(3)]
+    engine = lazy(engines, 80, step_seconds=0.01)
+    for prompt in [*large, *map(document, range(13))]:
+        serve(engine, prompt)
+    hold(engine, STORE)
+    requests = [engine.add(prompt, 1) for prompt in large]
+    engine.step()
+    later = later_of(engine)
+    assert later.num_pins == len(large)
+    looks, look_back = 0, later._look_back
+
+    def counted() -> None:
+        nonlocal looks
+        looks += 1
+        look_back()
+
+    later._look_back = counted  # type: ignore[method-assign]
+    engine.step()
+    assert later.num_pins == len(large) and looks == 2  # for the first of them, and at the end of the step
+    come_to_rest(engine)
+    assert all(request.is_finished() for request in requests)
+
+
 def test_a_restore_does_not_wait_for_ever(engines: Engines) -> None:
     """What it has evicted is lost then. What the pool has of it stays there meanwhile."""
     large = document(99, 20)
