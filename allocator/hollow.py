@@ -200,11 +200,14 @@ class Hollow:
         return self._stores.begin(start, hashes, slots, lead, None, told, claim)
 
     def empty(self, chain: Sequence[bytes], start: int, stop: int, most: int) -> int:
-        """The first positions of ``chain[start:stop]``, ``most`` at most, become hollow. They are claimed.
+        """The first claimed positions of ``chain[start:stop]``, ``most`` at most, become hollow.
 
-        Those that loads read stay as they are. Returns how many slots are free by that.
+        Those that loads read stay as they are. So do those that nobody claims: what was claimed may have been
+        cut off, and be known anew. Returns how many slots are free by that.
         """
         place = self._tree.resident_part(self._tree.find(chain, stop))
+        while place.depth > start and place.node not in self._ranking.claimed:
+            place = Place(place.node.parent or self._tree.root, place.node.start)
         if place.depth <= start:
             return 0
         slots = self._tree.slots_of(place, start)[:, 0]

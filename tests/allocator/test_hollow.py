@@ -46,6 +46,21 @@ def test_what_is_claimed_is_known_and_takes_no_slots() -> None:
         allocator.hollow.end(claim)
 
 
+@pytest.mark.parametrize("num_claimed", [0, 4])
+def test_what_was_cut_off_and_is_known_anew_keeps_its_slots(num_claimed: int) -> None:
+    """Whoever had claimed it may ask for them all the same. Others may have claimed its beginning since."""
+    allocator = allocator_of()
+    assert allocator.hollow.claim(CHAIN, 10) is not None
+    fill(allocator, CHAIN, 0, 10)
+    allocator.drop(CHAIN, 0)
+    plan = allocator.plan_store(CHAIN, 10)
+    assert plan is not None and allocator.commit(plan)
+    allocator.hollow.claim(CHAIN, num_claimed)
+    assert allocator.hollow.empty(CHAIN, 0, 10, 10) == num_claimed
+    allocator.check_invariants()
+    assert allocator.usable_depth(CHAIN, 10, num_claimed) == 10
+
+
 def test_a_tail_is_found_behind_what_the_gpu_has() -> None:
     allocator = allocator_of()
     claim = allocator.hollow.claim(CHAIN, 10)
