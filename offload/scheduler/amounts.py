@@ -69,9 +69,12 @@ def loadable_tokens(
 ) -> int:
     """Tokens the pool can add to ``num_local`` tokens the GPU has; a multiple of the block size.
 
-    A full hit may be offered whole: for loads between steps the scheduler itself steps back one token.
-    ``most``: that the request allows, rounded down to blocks; None: it does not say.
+    A full hit may be offered whole: for loads between steps the scheduler itself steps back one token. Not of
+    a single token: with none computed it would ask again, for ever. ``most``: that the request allows,
+    rounded down to blocks; None: it does not say.
     """
+    if num_tokens < 2:
+        return 0
     stop = min(resident_blocks, num_tokens // block_size)
     if most is not None:
         stop = min(stop, (num_local + most) // block_size)

@@ -43,6 +43,15 @@ def test_what_its_client_does_not_want(engine: VirtualEngine, hints: dict[str, i
     come_to_rest(engine)
 
 
+def test_a_prompt_of_one_token_is_computed(engines: Engines) -> None:
+    """Even if it fills a block: with none of it left vLLM would ask again, for ever."""
+    engine = engines(gpu_blocks=40, cpu_slots=60, block_size=1)
+    warm(engine, [7])
+    request = engine.add([7], 1)
+    step_until(engine, request.is_finished)
+    come_to_rest(engine)
+
+
 def test_what_another_restore_brings(engine: VirtualEngine) -> None:
     hold(engine, LOAD)
     engine.add(PROMPT, 1)

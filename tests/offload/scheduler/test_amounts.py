@@ -232,7 +232,8 @@ class TestLoads:
         assert num_local + offer <= num_tokens
         assert offer == 0 or (num_local + offer) // block_size <= resident
         one_more = num_local + offer + block_size
-        assert one_more > num_tokens or one_more > resident * block_size
+        is_one_token = num_tokens == 1  # which is never loaded
+        assert one_more > num_tokens or one_more > resident * block_size or is_one_token
 
     @pytest.mark.parametrize(
         ("num_local", "most", "tokens"),
