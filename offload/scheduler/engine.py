@@ -58,6 +58,13 @@ class Request(Protocol):
     def is_finished(self) -> bool: ...
 
 
+class Remains(NamedTuple):
+    """What is read of a request once it is over, but for its tokens."""
+
+    request_id: str
+    lora_request: Adapter | None
+
+
 class Step(Protocol):
     """What is read of a step that is scheduled."""
 
@@ -150,6 +157,12 @@ class Engine(Protocol):
     def spelled(self, request: Any, start: int, stop: int) -> Spelling | None:
         """What the hashes of these chain positions are made of. O(tokens), in C, and O(positions) for those
         that need more than token ids. None: that is not known.
+        """
+
+    def remains(self, request: Any, *, is_spelled: bool) -> Any:
+        """What is read of a request that is over: ``Remains``, or if it ``is_spelled`` its tokens as well.
+
+        Its images and all else may go.
         """
 
     def tables(self, request_id: str) -> Sequence[GpuBlocks]:

@@ -67,6 +67,7 @@ class Leavings:
         self._hollow = common.allocator.hollow
         self._engine = common.engine
         self._is_gapped = common.is_gapped
+        self._is_spelled = common.record_events
         self.line: dict[int, Left] = {}
         """Those whose turn is to come, by serial: the next to be evicted first."""
         self.due: dict[int, Left] = {}
@@ -96,7 +97,11 @@ class Leavings:
     # Coming and going
 
     def leave(self, pending: Pending, blocks: GpuBlocks) -> Left:
-        """A request leaves these blocks, its leading ones. It is the last that has used them."""
+        """A request leaves these blocks, its leading ones. It is the last that has used them.
+
+        The GPU may keep them for long. So no more is kept of the request than will be read.
+        """
+        pending.request = self._engine.remains(pending.request, is_spelled=self._is_spelled)
         ids = self._engine.ids(blocks)
         left = Left(pending, pending.chain, self._next_serial(), blocks, ids, len(blocks))
         if self._is_gapped:

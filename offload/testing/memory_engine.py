@@ -15,7 +15,7 @@ import numpy as np
 
 from allocator import hash_chain
 from offload.messages import Ids
-from offload.scheduler.engine import Adapter, Drafts, Origin, State, States
+from offload.scheduler.engine import Adapter, Drafts, Origin, Remains, State, States
 from offload.scheduler.groups import GpuBlocks, Group, Groups, Kind
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.spelling import Spelling
@@ -187,6 +187,10 @@ class MemoryEngine:
         """Its token ids of these positions."""
         size = self.groups.position_tokens
         return Spelling(request.token_ids[start * size : stop * size], size)
+
+    def remains(self, request: MemoryRequest, *, is_spelled: bool) -> MemoryRequest | Remains:
+        """What is read of it once it is over."""
+        return request if is_spelled else Remains(request.request_id, request.lora_request)
 
     def table(self, request_id: str) -> GpuBlocks:
         """The blocks that a request has now, by chain position."""

@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from itertools import pairwise, repeat
 from operator import add, attrgetter, eq
 from typing import TYPE_CHECKING, Any, overload
@@ -11,7 +13,7 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.request import RequestStatus
 
 from offload.messages import Ids
-from offload.scheduler.engine import Drafts, Origin, State, States
+from offload.scheduler.engine import Drafts, Origin, Remains, State, States
 from offload.scheduler.groups import GpuBlocks, Groups
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.spelling import Spelling
@@ -164,6 +166,14 @@ class VllmEngine:
         if lora is None:
             return Spelling(token_ids, size, keys)
         return Spelling(token_ids, size, keys, lora.adapter_id, lora.name)
+
+    def remains(self, request: "Request", *, is_spelled: bool) -> "Request | Remains":
+        """What is read of a request that is over. Its images go, and its tokens unless they are spelled."""
+        if not is_spelled:
+            return Remains(request.request_id, request.lora_request)
+        remains = copy(request)
+        remains.mm_features = [replace(each, data=None) for each in request.mm_features]
+        return remains
 
     def tables(self, request_id: str) -> Sequence[GpuBlocks]:
         """The blocks that a request has now, by cache group; none after a preemption."""

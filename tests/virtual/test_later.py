@@ -2,21 +2,26 @@
 
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 from vllm.v1.core.kv_cache_utils import get_block_hash
 from vllm.v1.request import Request
 
 from offload.messages import STORE
 from offload.scheduler import side
+from offload.scheduler.engine import Remains
 from offload.scheduler.later import _PATIENCE_SECONDS, Later
 from offload.scheduler.pool import late_stores
+from offload.scheduler.side import SchedulerSide
 from offload.scheduler.tiers.tier import TierLimits
 from offload.testing.copiers.seeded import CopySchedule, Fault
 from offload.testing.virtual import MODELS, VirtualEngine
 from offload.testing.virtual.resizes import Resizes
 from offload.testing.virtual.run import run_seed
+from offload.vllm import connector
 from tests.seeds import OTHER_SEEDS
 from tests.virtual.driver import (
     LOADING,
@@ -180,6 +185,30 @@ def test_a_large_restore_waits_until_what_it_evicts_is_stored(engines: Engines, 
     assert counts["restored_tokens"] == 40 * BLOCK
     assert [found(engine, request) for request in requests] == [DOCUMENT] * 13
     come_to_rest(engine)
+
+
+@pytest.mark.parametrize("is_spelled", [False, True])
+def test_images_of_requests_that_are_over_are_not_kept(
+    engines: Engines, is_spelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their blocks may stay on the GPU for hours. Tokens are kept where events spell what is stored."""
+    if is_spelled:
+        monkeypatch.setattr(
+            connector,
+            "SchedulerSide",
+            lambda *args, **named: SchedulerSide(*args, **named | {"record_events": True}),
+        )
+    engine = lazy(engines, gpu_blocks=60)
+    request = serve(engine, document(1))
+    [left] = later_of(engine)._left.line.values()
+    assert left.pending is not None and left.pending.request is not request
+    assert isinstance(left.pending.request, Remains) is not is_spelled
+    if is_spelled:
+        assert left.pending.request.all_token_ids == request.all_token_ids
+    image = MultiModalFeatureSpec(MultiModalKwargsItem(), "image", "an image", PlaceholderRange(2, 4))
+    request.mm_features = [image]
+    remains = engine.side._common.engine.remains(request, is_spelled=True)
+    assert remains.mm_features == [replace(image, data=None)] and request.mm_features == [image]
 
 
 def test_those_who_wait_look_once_at_what_others_have_left(engines: Engines) -> None:
