@@ -1,5 +1,6 @@
 """What requests that are over have left on the GPU is stored before the GPU evicts it, and not earlier."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -89,6 +90,7 @@ class Later:
         self._has_twice: dict[str, _Running] = {}  # of these, some of which the pool may have, too
         self._over: list[Pin] = []  # claims that end with the step: of those that ran, or may begin in it
         self._num_free_then: int | None = None  # when it was looked back last, in this step
+        self._num_refused: float = math.inf  # blocks, the fewest for which a request waits in this step
         holds.release_late = self._release
 
     @property
@@ -131,15 +133,19 @@ class Later:
 
         They are begun. What the pool has of it stays there until it has blocks, or patience ends.
         """
-        chain, start = self._engine.chain(request), num_local // self._block_size
-        stop = (num_local + num_external) // self._block_size
+        start, stop = num_local // self._block_size, (num_local + num_external) // self._block_size
+        num_blocks = min(stop - start, self._engine.num_free)
+        waiting = self._waiting.get(request.request_id)
+        is_patient = waiting is not None and waiting.pin is not None and waiting.until > self._clock()
+        if is_patient and num_blocks >= self._num_refused:
+            return True  # as one before it in this step, which wants no more
+        chain = self._engine.chain(request)
         if self._is_gapped and (claim := self._allocator.hollow.claim(chain, stop)) is not None:
             self._over.append(claim)  # or what the GPU has lost might cut off what it is about to be given
-        waiting = self._waiting.get(request.request_id)
         if waiting is not None and waiting.until <= self._clock():
             self._unpin(request.request_id)
             return False
-        num_blocks, own = min(stop - start, self._engine.num_free), chain[:start]
+        own = chain[:start]
         if self._num_free_then != self._engine.num_free:  # or nobody has been given blocks since
             self._look_back()
         num_own = self._left.num_due_of(own)  # which it is given: they are not evicted for it
@@ -149,6 +155,8 @@ class Later:
             depth = self._allocator.usable_depth(chain, stop, start)
             pin = self._allocator.pin(chain, start, depth) if depth else None  # and all before that
             self._waiting[request.request_id] = _Waiting(until, pin)
+        if self._num_held > 0 and self._num_ready < num_blocks:
+            self._num_refused = min(self._num_refused, num_blocks)
         return self._num_held > 0 and self._num_ready < num_blocks + num_own
 
     def finish(self, request: Request) -> None:
@@ -181,7 +189,7 @@ class Later:
         self._num_running = num_running
         self._let_go()
         self._look_back()
-        self._num_free_then = None
+        self._num_free_then, self._num_refused = None, math.inf
         now = self._clock()
         for request_id in [name for name, each in self._waiting.items() if each.until <= now]:
             self._unpin(request_id)
