@@ -22,7 +22,7 @@ from offload.operator.client import choose
 from offload.status_command import add_engine_options, directory_of
 from offload.top_view import Flow, flow_between, lines_of
 
-_LEAST_SECONDS = 0.1
+_LEAST_SECONDS, _MOST_SECONDS = 0.1, 86_400.0
 
 
 def add_top_command(commands: Any) -> None:
@@ -76,8 +76,10 @@ class Watched:
 
 
 def _top(options: argparse.Namespace) -> int:
-    if not options.seconds >= _LEAST_SECONDS:
-        raise ConfigError(f"--seconds is {options.seconds}; give a number from {_LEAST_SECONDS} on")
+    if not _LEAST_SECONDS <= options.seconds <= _MOST_SECONDS:
+        raise ConfigError(
+            f"--seconds is {options.seconds:g}; give a number from {_LEAST_SECONDS} to {_MOST_SECONDS:g}"
+        )
     watched = Watched(directory_of(options), options.engine)
     console = Console(highlight=False)
     if options.once:

@@ -104,7 +104,8 @@ def test_a_view_for_scripts(engine: OperatorSocket, capsys: pytest.CaptureFixtur
     ("arguments", "message"),
     [
         (["--engine", "x"], "no engine is named 'x'"),
-        (["--seconds", "0"], r"--seconds is 0\.0; give a number"),
+        (["--seconds", "0"], r"--seconds is 0; give a number from 0\.1 to 86400"),
+        (["--seconds", "inf"], r"--seconds is inf; give a number"),
     ],
 )
 def test_what_is_refused(
