@@ -50,6 +50,20 @@ def test_the_order_of_going() -> None:
     assert driver.choose() is nodes["pinned"]
 
 
+def test_a_life_that_is_over_counts_for_copies_at_once() -> None:
+    """Nobody has been evicted since."""
+    drivers = HintedDriver(), HintedDriver()
+    one, other = (driver.grown(2, KeepHints(ttl=5)) for driver in drivers)
+    for driver in drivers:
+        driver.grown(1)
+    drivers[0].policy.leave(one)  # it is claimed, and asks for slots
+    assert not drivers[0].policy.stays_out(one) and drivers[1].policy.earns_room(1)
+    for driver in drivers:
+        driver.now = 5
+    assert drivers[0].policy.stays_out(one), "others are worth more"
+    assert not drivers[1].policy.earns_room(1), f"{other} is in the place of whatever comes"
+
+
 @pytest.mark.parametrize("hints", [UNWANTED, LOW, HIGH], ids=str)
 def test_of_equals_the_one_used_longest_ago_goes_first(hints: KeepHints) -> None:
     driver = HintedDriver()
