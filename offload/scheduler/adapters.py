@@ -1,7 +1,7 @@
 """LoRA adapters that are loaded again in place: KV of their old weights is neither served nor kept."""
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 from allocator import CpuOffloadingBlockAllocator
 from offload.scheduler.engine import Engine, Request
@@ -71,10 +71,10 @@ class Adapters:
         """That request is over."""
         self._reloading.pop(request_id, None)
 
-    def stored(self, request: Request) -> None:
-        """A store of a chain of ``request`` has begun. O(1)."""
+    def stored(self, request: Request, chain: Sequence[bytes]) -> None:
+        """A store of that chain of ``request``, which may be over, has begun. O(1)."""
         for name in _names(request):
-            self._roots.add(name, self._engine.chain(request)[0])
+            self._roots.add(name, chain[0])
 
     def share_one(self, request: Request, other: Request) -> bool:
         """Whether two requests are of one adapter."""

@@ -355,7 +355,7 @@ class Stores:
 
     def _begin(self, pending: Pending, plan: StorePlan, blocks: list[Any]) -> Order:
         """Copy these blocks, which are held for it, into the slots of ``plan``."""
-        self._adapters.stored(pending.request)
+        self._adapters.stored(pending.request, pending.chain)
         store = Store(plan, is_lasting=self._common.may_last(pending.request))
         store.late = pending.request_id if pending.is_late else None
         job = self._ledger.open(self, store, len(blocks), blocks)

@@ -201,6 +201,21 @@ def test_old_kv_that_only_the_gpu_has_is_not_stored_late(engines: Engines) -> No
     assert third.request_id not in misread
 
 
+def test_what_is_stored_late_is_of_its_adapter(engines: Engines) -> None:
+    """It is over by then."""
+    engine = engines(cpu_slots=200, gpu_blocks=60, chunk=64, store="lazy")
+    computed = driver.watch(engine)
+    request = serve(engine, PROMPT, lora=LORA)
+    for number in range(10):  # the GPU evicts it
+        serve(engine, tokens(BLOCK * BLOCKS + 1, 20 + number))
+    assert depth_of(engine, request) == BLOCKS
+    again = serve(engine, PROMPT, lora=LORA)
+    assert computed[again.request_id] == 1
+    driver.forget_gpu(engine)
+    new = serve(engine, PROMPT, lora=RELOADED)
+    assert computed[new.request_id] == len(PROMPT) and depth_of(engine, request) == 0
+
+
 @pytest.mark.parametrize("model", ["window", "mamba", "mixed"])
 def test_old_kv_beside_new_kv_of_the_same_hashes_is_not_stored_again(engines: Engines, model: str) -> None:
     """The GPU has old full attention where its hits end before: without windows or states."""
@@ -302,7 +317,7 @@ def test_the_roots_that_are_remembered_are_bounded(num_adapters: int) -> None:
         plan = pool.plan_store(request.block_hashes, 1)
         assert plan is not None
         pool.commit(plan)
-        adapters.stored(request)  # type: ignore[arg-type]
+        adapters.stored(request, request.block_hashes)  # type: ignore[arg-type]
         assert len(adapters._roots._line) <= 2 * 2 * 16 + 4
         if number % 100 == 0:
             adapters.check_invariants()
