@@ -18,7 +18,7 @@ from rich.text import Text
 from offload.doctor.command import BY_ITS_WORD
 from offload.doctor.finding import Told, is_understood
 from offload.errors import ConfigError, OperatorError
-from offload.operator.client import choose
+from offload.operator.client import ask_each, choose
 from offload.status_command import add_engine_options, directory_of
 from offload.top_view import Flow, flow_between, lines_of
 
@@ -58,18 +58,14 @@ class Watched:
         Raises:
             OperatorError: there is none, or none answers.
         """
-        found, self.silent = [], []
-        for engine in choose(self._directory, self._name):
-            try:
-                told = engine.ask("status")
-            except OperatorError as error:
-                self.silent.append(str(error))
-                continue
+        engines, found = choose(self._directory, self._name), []
+        answers, self.silent = ask_each(engines, lambda each: (each.name, each.ask("status")))
+        for name, told in answers:
             if not is_understood(told):
-                self.silent.append(f"engine {engine.name} runs another release; run the top of that one")
+                self.silent.append(f"engine {name} runs another release; run the top of that one")
                 continue
-            found.append((told, flow_between(self._before.get(engine.name), told)))
-            self._before[engine.name] = told
+            found.append((told, flow_between(self._before.get(name), told)))
+            self._before[name] = told
         if not found:
             raise OperatorError("; ".join(self.silent))
         return found
