@@ -80,6 +80,8 @@ class Upstream:
         self.received: list[Received] = []
         self.handoffs = Handoffs(hashlib.sha256(name.encode()).hexdigest()[:16], block_size, num_refused)
         self.is_healthy = True
+        self.num_looks = 0
+        """How often somebody asked whether it is."""
         self.adapters: dict[str, str] = {}
         """Paths by the name that requests have as their model."""
         held = held_port()  # also while nobody listens
@@ -346,6 +348,7 @@ class Upstream:
         return web.json_response({"object": "list", "data": data}, headers={"X-Engine": self.name})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
+        self.num_looks += 1
         return web.Response(status=200 if self.is_healthy else 503)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:

@@ -169,7 +169,8 @@ async def test_an_engine_that_was_ill_when_it_was_asked_has_time_to_answer() -> 
         it.decode[0].faults.queue = [Fault("wait", until=gate)]
         asked = asyncio.create_task(it.ask(prompt="x", max_tokens=1))
         await until(lambda: bool(it.decode[0].of()))
-        await asyncio.sleep(0.3)
+        num_looks = it.decode[0].num_looks
+        await until(lambda: it.decode[0].num_looks >= num_looks + 5)
         gate.set()
         assert (await asked).status == 200 and len(it.decode[0].of()) == 1
 
