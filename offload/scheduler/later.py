@@ -155,9 +155,11 @@ class Later:
             depth = self._allocator.usable_depth(chain, stop, start)
             pin = self._allocator.pin(chain, start, depth) if depth else None  # and all before that
             self._waiting[request.request_id] = _Waiting(until, pin)
-        if self._num_held > 0 and self._num_ready < num_blocks:
+        if not self._num_held:
+            return False
+        if self._num_ready < num_blocks:
             self._num_refused = min(self._num_refused, num_blocks)
-        return self._num_held > 0 and self._num_ready < num_blocks + num_own
+        return self._num_ready < num_blocks + num_own
 
     def finish(self, request: Request) -> None:
         """A request is over, in whatever state."""
