@@ -8,10 +8,12 @@ from evictor.ages import NUM_STEPS, Floats
 
 COPY_HITS = 0.043
 """A copy costs as much as so many hits bring, about: at 23 GB/s, and where KV is computed at 1 GB/s."""
-SURE_HITS = 0.075
+SURE_HITS = 0.08
 """That, and what may be wrong about hits that are foretold."""
 _RATE_OVER = 256
 """Times that somebody asked."""
+_RATE_BEFORE = 8
+"""Of these, so many at most from before something was learned: indices of then say little of those of now."""
 
 
 class GoingRate:
@@ -32,6 +34,10 @@ class GoingRate:
         self._num = min(self._num + 1, _RATE_OVER)
         self._value += (index - self._value) / self._num
         return self._value
+
+    def learned(self) -> None:
+        """Indices are others from now on."""
+        self._num = min(self._num, _RATE_BEFORE)
 
     def check_invariants(self) -> None:
         """A rate is a number, and not negative."""

@@ -97,6 +97,7 @@ class HazardPolicy(Generic[L]):
             start = stop
         if self._reuse.is_due():
             self._reuse.learn()
+            self._rate.learned()
             self._unfiled.update(self._filed)
 
     @property

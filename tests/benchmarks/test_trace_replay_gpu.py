@@ -65,6 +65,18 @@ def test_vllms_scheduler_finds_more_where_the_connector_stores_lazily() -> None:
     assert real["lazy"].stored > 0
 
 
+@pytest.mark.parametrize(("gpu_blocks", "pool_blocks"), [(144, 480), (256, 256)])
+def test_what_does_not_fit_in_a_cycle_is_not_copied_for_nothing(gpu_blocks: int, pool_blocks: int) -> None:
+    """From the first pass on, while the policy learns; and as much is found as is of stores at once."""
+    documents = [request(0.0, *range(100 * number, 100 * number + 16)) for number in range(1, 65)]
+    asked = chains_in_blocks(documents, 512) * 4
+    eager, auto = (
+        replay_scheduler(asked, gpu_blocks, pool_blocks, 512, store) for store in ("eager", "auto")
+    )
+    assert auto.in_pool >= 0.9 * eager.in_pool > 0
+    assert auto.stored - eager.stored < 0.15 * auto.accessed
+
+
 def test_who_owns_what_on_the_gpu() -> None:
     """Chains that part and meet again: each block belongs to the last request that used it."""
     random, gpu = Random(5), GpuCache(12)

@@ -124,6 +124,30 @@ def test_what_slots_earned_long_ago_is_forgotten() -> None:
     assert last == pytest.approx(4.0, rel=1e-3)
 
 
+def test_what_slots_earned_before_something_was_learned_counts_little() -> None:
+    rate = GoingRate()
+    for _ in range(300):
+        rate.after(6.0)
+    rate.learned()
+    assert rate.after(0.0) < 5.5
+    for _ in range(40):
+        last = rate.after(0.0)
+    assert last < 1
+
+
+def test_slots_earn_what_they_do_since_something_was_learned() -> None:
+    """Nobody asks for short prompts any more."""
+    policy = HazardPolicy(120)
+    pool = learned(policy)
+    before = [policy._going_rate() for _ in range(300)][-1]
+    for turn in range(3000):
+        serve(pool, chain_of(5000 + turn, *range(19)))
+    rates = [policy._going_rate() for _ in range(25)]
+    now = policy._order[0][0]
+    assert before is not None and now < 0.8 * before, (before, now)
+    assert rates[-1] is not None and rates[-1] - now < 0.3 * (before - now)
+
+
 def test_where_nobody_would_leave_all_pays() -> None:
     policy = HazardPolicy(120)
     pool = learned(policy)
