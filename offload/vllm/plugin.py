@@ -4,6 +4,7 @@ vLLM calls connectors only after it has loaded the model. To refuse bad settings
 also checks every engine configuration as it is made (docs/decisions/0003).
 """
 
+import copy
 import functools
 import logging
 from typing import Any
@@ -26,14 +27,25 @@ def register() -> None:
         EngineArgs.create_engine_config = _with_check(EngineArgs.create_engine_config)
 
 
+class _BesideVllm(logging.Handler):
+    """Gives our lines to vLLM's logger, and says in each whose it is."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        named = copy.copy(record)
+        named.msg = f"kv-offload: {record.msg}"
+        logging.getLogger("vllm").handle(named)
+
+
 def _log_beside_vllm() -> None:
     """Our lines go where vLLM's go, from the same level on, unless a handler for them is set up already.
 
     vLLM sets up the logger of its own name only: of others nothing below a warning would be seen.
     """
-    ours = logging.getLogger("offload")
-    if not ours.hasHandlers():
-        ours.parent = logging.getLogger("vllm")
+    for package in ("offload", "allocator", "evictor"):
+        ours = logging.getLogger(package)
+        if not ours.hasHandlers():
+            ours.parent, ours.propagate = logging.getLogger("vllm"), False
+            ours.addHandler(_BesideVllm())
 
 
 def _with_check(create: Any) -> Any:
