@@ -12,8 +12,6 @@ SURE_HITS = 0.08
 """That, and what may be wrong about hits that are foretold."""
 _RATE_OVER = 256
 """Times that somebody asked."""
-_RATE_BEFORE = 8
-"""Of these, so many at most from before something was learned: indices of then say little of those of now."""
 
 
 class GoingRate:
@@ -26,7 +24,7 @@ class GoingRate:
 
     def __init__(self) -> None:
         """Nobody has asked."""
-        self._num = 0
+        self._num = 0.0
         self._value = 0.0
 
     def after(self, index: float) -> float:
@@ -35,13 +33,13 @@ class GoingRate:
         self._value += (index - self._value) / self._num
         return self._value
 
-    def learned(self) -> None:
-        """Indices are others from now on."""
-        self._num = min(self._num, _RATE_BEFORE)
+    def learned(self, part: float) -> None:
+        """Of all that is known so much is new. Indices from before count that much less."""
+        self._num *= 1 - part
 
     def check_invariants(self) -> None:
         """A rate is a number, and not negative."""
-        assert 0 <= self._num <= _RATE_OVER, f"{self._num} asked, of {_RATE_OVER}"
+        assert 0 <= self._num <= _RATE_OVER, f"{self._num:g} asked, of {_RATE_OVER}"
         assert 0 <= self._value < math.inf, f"slots earn {self._value}"
 
 

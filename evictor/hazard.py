@@ -96,8 +96,7 @@ class HazardPolicy(Generic[L]):
             self._remember(Run.of(chain, start, stop, Past(now, uses, kinds[uses])))
             start = stop
         if self._reuse.is_due():
-            self._reuse.learn()
-            self._rate.learned()
+            self._rate.learned(self._reuse.learn())
             self._unfiled.update(self._filed)
 
     @property

@@ -196,10 +196,11 @@ class ReuseStatistics:
         num_news = len(self._new_hits) + len(self._new_forgotten) + len(self._new_answered)
         return self.tick >= self._due_at or self._num_new_hits >= self._many_hits or num_news > _MAX_NEWS
 
-    def learn(self) -> None:
+    def learn(self) -> float:
         """Take in what is new; the index is made anew when somebody asks for a value.
 
-        Whole arrays; the time does not depend on capacity or history.
+        Returns the part of all known hits that is new: 0 to 1. Whole arrays; the time does not depend on
+        capacity or history.
         """
         tick = self.tick
         self._take_in_news()
@@ -207,8 +208,11 @@ class ReuseStatistics:
         self._index_of, self._is_stale = (tick, self.mean_request), True
         least, most = 2 * self.mean_request, max(128 * self.mean_request, self._capacity / 5)
         self._due_at = tick + max(least, min(tick / 15, most))
+        num_hits = float(self._hits[:FIRST_RUNNING].sum())
+        part_new = min(1.0, self._num_new_hits / max(num_hits, 1.0))
         self._num_new_hits = 0
-        self._many_hits = 2 * self.mean_request + self._hits[:FIRST_RUNNING].sum() / 8
+        self._many_hits = 2 * self.mean_request + num_hits / 8
+        return part_new
 
     def num_under_way(self) -> Floats:
         """Episodes that have not ended, by book."""

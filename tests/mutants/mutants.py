@@ -154,8 +154,8 @@ _ROWS = [
     ("evictor", f"{_HAZARD}.resized", "self.leave(node)", "pass"),
     ("evictor", f"{_HAZARD}.earns_copy", ">= SURE_HITS", ">= 0"),
     ("evictor", "evictor.gittins:GoingRate.after", "/ self._num", ""),
-    ("evictor", "evictor.gittins:GoingRate.learned", "min(self._num, _RATE_BEFORE)", "self._num"),
-    ("evictor", f"{_HAZARD}.used", "self._rate.learned()", "pass"),
+    ("evictor", "evictor.gittins:GoingRate.learned", "self._num *= 1 - part", "pass"),
+    ("evictor", f"{_STATISTICS}.learn", "self._num_new_hits / max(num_hits, 1.0)", "0.0"),
     ("evictor", "evictor.gittins:Lives.index", "* (1 - asked**2)", ""),
     ("evictor", "evictor.gittins:Lives.gain", "gains.max()", "gains[-1]"),
     (
