@@ -228,8 +228,9 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
             self._learn(envelope.facts)
         side = self._scheduler
         if side is not None:
-            report = None if envelope is None else envelope.report
-            side.receive(report, connector_output.invalid_block_ids)
+            side.receive(envelope and envelope.report, connector_output.invalid_block_ids)
+            if self._operator is not None:
+                self._operator.settle(side)
 
     def request_finished(
         self, request: "Request", block_ids: list[int]
@@ -245,8 +246,7 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
 
     def has_pending_push_work(self) -> bool:
         """Facts, completions and events travel on steps: the engine must step while any are to come."""
-        side = self._scheduler
-        if side is None:
+        if (side := self._scheduler) is None:
             return self._kv_cache_manager is not None
         return side.has_pending_work or self._events.is_behind
 

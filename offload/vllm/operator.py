@@ -52,6 +52,7 @@ class Operator:
         self._tiers = [place.about for place in places]
         self._weights = weights
         self._next = 0.0
+        self._shows_jobs = False  # in what was published last
         self._socket: OperatorSocket | None = None
         self._notes: Notes | None = None  # once there is a scheduler's side
         told: dict[str, Any] = self._engine | {"as_of": None, "pool": None, "jobs": None}
@@ -85,8 +86,12 @@ class Operator:
         self._notes = side.notes
         if self._socket is None or time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + _SECONDS
-        self._socket.publish(self._told(side))
+        self._publish(side)
+
+    def settle(self, side: SchedulerSide) -> None:
+        """Workers reported. Where nothing is in flight any more, the engine may be idle from now on."""
+        if self._shows_jobs and not len(side.ledger):
+            self._publish(side)
 
     def close(self) -> None:
         """The engine ends."""
@@ -97,6 +102,12 @@ class Operator:
         """It tells of the process that it is in."""
         assert self._socket is None or self._socket.name.startswith(f"{os.getpid()}-"), "it was forked"
         self._lately.check_invariants()
+
+    def _publish(self, side: SchedulerSide) -> None:
+        assert self._socket is not None, "there is no socket"
+        self._next = time.monotonic() + _SECONDS
+        self._shows_jobs = len(side.ledger) > 0
+        self._socket.publish(self._told(side))
 
     def _name_weights(self, request: Mapping[str, Any]) -> dict[str, object]:
         """On the socket's thread."""

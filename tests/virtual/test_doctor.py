@@ -23,6 +23,7 @@ from offload.worker.transfer import DEADLINE_SECONDS
 from tests.virtual.driver import (
     Engines,
     come_to_rest,
+    finish,
     hold,
     release,
     serve,
@@ -111,6 +112,27 @@ def test_before_its_first_step_it_says_what_it_could_not_see(engines: Engines, d
     operator.close()
     assert not examined.findings
     assert ["yet to be made" in text for text in examined.unseen] == [True]
+
+
+def test_an_engine_that_came_to_rest_shows_nothing_in_flight(engines: Engines, directory: Path) -> None:
+    """Although it says how it stands at the beginning of steps, and it makes none any more."""
+    engine = engines()
+    connector: Any = engine.scheduler.connector
+    config = OffloadConfig(cpu_gib=1, operator_socket=str(directory))
+    operator = connector._operator = Operator(
+        connector._vllm_config, config, connector._places, connector._weights, connector._target
+    )
+    hold(engine, STORE)
+    finish(engine, PROMPT)
+    step_until(engine, lambda: len(engine.side.ledger) > 0)
+    operator._next = 0.0
+    engine.step()
+    [found] = engines_in(directory)
+    assert found.ask("status")["jobs"]["num_in_flight"] > 0
+    come_to_rest(engine)
+    told = found.ask("status")
+    assert told["jobs"]["num_in_flight"] == 0 and told["pool"]["num_used_blocks"] > 0
+    operator.close()
 
 
 @pytest.mark.parametrize(("cpu_slots", "is_found"), [(16, True), (200, False)])
