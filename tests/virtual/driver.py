@@ -4,10 +4,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from vllm.v1.request import Request, RequestStatus
 
 from offload.messages import Route
+from offload.scheduler.side import SchedulerSide
 from offload.testing.virtual import VirtualEngine, VirtualSettings
+from offload.vllm import connector
 
 LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 
@@ -18,6 +21,15 @@ Engines = Callable[..., VirtualEngine]
 
 def make_engine(**settings: Any) -> VirtualEngine:
     return VirtualEngine(VirtualSettings(**settings), random.Random(0))
+
+
+def publish_events(patch: pytest.MonkeyPatch) -> None:
+    """Engines that are made from now on publish KV events of the pool, and of what is below it."""
+
+    def with_events(*arguments: Any, **named: Any) -> SchedulerSide:
+        return SchedulerSide(*arguments, **{**named, "record_events": True})
+
+    patch.setattr(connector, "SchedulerSide", with_events)
 
 
 def tokens(count: int, first: int = 0) -> list[int]:

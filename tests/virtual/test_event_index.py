@@ -9,20 +9,15 @@ from vllm.distributed.kv_events import KVEventBatch
 
 from offload.proxy.kv_index import EngineIndex, Prompt
 from offload.proxy.kv_messages import events_in
-from offload.scheduler.side import SchedulerSide
 from offload.testing.virtual import VirtualEngine
-from offload.vllm import connector
-from tests.virtual.driver import come_to_rest, depth_of, forget_gpu, serve, tokens
+from tests.virtual.driver import come_to_rest, depth_of, forget_gpu, publish_events, serve, tokens
 from tests.virtual.test_event_tokens import LIMITS
 from tests.virtual.test_tiers import BLOCK, POSITIONS, Tiered
 
 
 @pytest.fixture(autouse=True)
 def with_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made(*arguments: Any, **named: Any) -> SchedulerSide:
-        return SchedulerSide(*arguments, **{**named, "record_events": True})
-
-    monkeypatch.setattr(connector, "SchedulerSide", made)
+    publish_events(monkeypatch)
 
 
 def listen(engine: VirtualEngine, medium: str, index: EngineIndex) -> None:

@@ -10,13 +10,12 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.kv_cache_utils import hash_block_tokens
 
-from offload.scheduler.side import SchedulerSide
 from offload.scheduler.tiers.tier import TierLimits
 from offload.settings import Admit
 from offload.testing.virtual import MODELS, VirtualEngine, VirtualSettings, run_seed
 from offload.testing.virtual.parts import make_hash
-from offload.vllm import connector, kv_events
-from tests.virtual.driver import come_to_rest, forget_gpu, serve, tokens
+from offload.vllm import kv_events
+from tests.virtual.driver import come_to_rest, forget_gpu, publish_events, serve, tokens
 from tests.virtual.test_peers import Pair
 from tests.virtual.test_stores import Stored
 from tests.virtual.test_tiers import PROMPT, Tiered
@@ -87,14 +86,11 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> list[Reader]:
     readers: list[Reader] = []
     original = VirtualEngine.__init__
 
-    def with_events(*arguments: Any, **named: Any) -> SchedulerSide:
-        return SchedulerSide(*arguments, **{**named, "record_events": True})
-
     def read(engine: VirtualEngine, *arguments: Any) -> None:
         original(engine, *arguments)
         readers.append(Reader(engine))
 
-    monkeypatch.setattr(connector, "SchedulerSide", with_events)
+    publish_events(monkeypatch)
     monkeypatch.setattr(kv_events, "MAX_HASHES", 40)
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
     monkeypatch.setattr(VirtualEngine, "__init__", read)

@@ -15,13 +15,11 @@ from offload.scheduler import side
 from offload.scheduler.engine import Remains
 from offload.scheduler.later import _PATIENCE_SECONDS, Later
 from offload.scheduler.pool import late_stores
-from offload.scheduler.side import SchedulerSide
 from offload.scheduler.tiers.tier import TierLimits
 from offload.testing.copiers.seeded import CopySchedule, Fault
 from offload.testing.virtual import MODELS, VirtualEngine
 from offload.testing.virtual.resizes import Resizes
 from offload.testing.virtual.run import run_seed
-from offload.vllm import connector
 from tests.seeds import OTHER_SEEDS
 from tests.virtual.driver import (
     LOADING,
@@ -31,6 +29,7 @@ from tests.virtual.driver import (
     depth_of,
     forget_gpu,
     hold,
+    publish_events,
     serve,
     step_until,
     tokens,
@@ -193,11 +192,7 @@ def test_images_of_requests_that_are_over_are_not_kept(
 ) -> None:
     """Their blocks may stay on the GPU for hours. Tokens are kept where events spell what is stored."""
     if is_spelled:
-        monkeypatch.setattr(
-            connector,
-            "SchedulerSide",
-            lambda *args, **named: SchedulerSide(*args, **named | {"record_events": True}),
-        )
+        publish_events(monkeypatch)
     engine = lazy(engines, gpu_blocks=60)
     request = serve(engine, document(1))
     [left] = later_of(engine)._left.line.values()

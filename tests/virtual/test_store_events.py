@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 
-from offload.scheduler.side import SchedulerSide
 from offload.scheduler.tiers.beliefs import FRESH_SECONDS
 from offload.testing.media.faulty import MediumFault
-from offload.vllm import connector, kv_events
+from offload.vllm import kv_events
 from offload.worker.media.base import Verb
-from tests.virtual.driver import come_to_rest, forget_gpu, serve, tokens
+from tests.virtual.driver import come_to_rest, forget_gpu, publish_events, serve, tokens
 from tests.virtual.test_event_storms import watch_events
 from tests.virtual.test_stores import Stored
 from tests.virtual.test_tiers import BLOCK, POSITIONS, PROMPT
@@ -51,10 +50,7 @@ class Told:
 
 @pytest.fixture(params=[1, 3], ids=["one rank", "three ranks"])
 def stored(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stored]:
-    def with_events(*arguments: Any, **named: Any) -> SchedulerSide:
-        return SchedulerSide(*arguments, **{**named, "record_events": True})
-
-    monkeypatch.setattr(connector, "SchedulerSide", with_events)
+    publish_events(monkeypatch)
     monkeypatch.setattr(kv_events, "MAX_HASHES", 4)
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
     stored = Stored(request.param)

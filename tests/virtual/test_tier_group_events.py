@@ -7,14 +7,13 @@ import pytest
 from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.v1.request import Request
 
-from offload.scheduler.side import SchedulerSide
 from offload.scheduler.tiers import spills
 from offload.scheduler.tiers.tier import TierLimits
 from offload.settings import Admit
 from offload.testing.virtual import MODELS
 from offload.testing.virtual import engine as virtual_engine
-from offload.vllm import connector, kv_events
-from tests.virtual.driver import come_to_rest, forget_gpu, serve, tokens
+from offload.vllm import kv_events
+from tests.virtual.driver import come_to_rest, forget_gpu, publish_events, serve, tokens
 from tests.virtual.test_event_storms import watch_events
 from tests.virtual.test_group_events import HYBRIDS, KINDS
 from tests.virtual.test_stores import Stored
@@ -94,10 +93,7 @@ def below(tiered: Tiered, requests: list[Request]) -> Held:
 
 @pytest.fixture(autouse=True)
 def with_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made(*arguments: Any, **named: Any) -> SchedulerSide:
-        return SchedulerSide(*arguments, **{**named, "record_events": True})
-
-    monkeypatch.setattr(connector, "SchedulerSide", made)
+    publish_events(monkeypatch)
     monkeypatch.setattr(kv_events, "MAX_HASHES", 4)
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
 

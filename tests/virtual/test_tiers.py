@@ -11,7 +11,6 @@ from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from offload.errors import OperatorError
 from offload.messages import Route
 from offload.observe.metrics import Metrics
-from offload.scheduler.side import SchedulerSide
 from offload.scheduler.tiers.cold_end import ColdEnd
 from offload.scheduler.tiers.tier import TierLimits
 from offload.settings import Admit
@@ -20,10 +19,10 @@ from offload.testing.virtual import MODELS, VirtualEngine, VirtualSettings
 from offload.testing.virtual import engine as virtual_engine
 from offload.testing.virtual.run import run_seed
 from offload.testing.virtual.tier import FETCH, SPILL, VirtualTier
-from offload.vllm import connector, kv_events
+from offload.vllm import kv_events
 from offload.worker.media.base import MediumJob, Verb
 from tests.seeds import OTHER_SEEDS
-from tests.virtual.driver import come_to_rest, forget_gpu, serve, step_until, tokens, watch
+from tests.virtual.driver import come_to_rest, forget_gpu, publish_events, serve, step_until, tokens, watch
 from tests.virtual.test_event_storms import watch_events
 
 BLOCK = 4
@@ -452,10 +451,7 @@ def test_events_tell_what_the_disk_has(monkeypatch: pytest.MonkeyPatch, algorith
 
     monkeypatch.setattr(virtual_engine, "make_vllm_config", make_vllm_config)
 
-    def with_events(*arguments: Any, **named: Any) -> SchedulerSide:
-        return SchedulerSide(*arguments, **{**named, "record_events": True})
-
-    monkeypatch.setattr(connector, "SchedulerSide", with_events)
+    publish_events(monkeypatch)
     monkeypatch.setattr(kv_events, "MAX_HASHES", 4)
     monkeypatch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "0")
     limits = LIMITS._replace(policy="lru", admit=Admit.ALL, bytes_per_day=1e12)
