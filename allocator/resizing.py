@@ -66,8 +66,14 @@ class Resizing:
 
     @property
     def num_pinned(self) -> int:
-        """Slots of what hints have pinned: nothing gives them up before that is over."""
-        return self._policy.num_pinned if isinstance(self._policy, HintedPolicy) else 0
+        """Slots of what hints have pinned: nothing gives them up before that is over.
+
+        Where positions may be hollow, it is O(segments with such hints), and O(1) array work per position.
+        """
+        if not isinstance(self._policy, HintedPolicy):
+            return 0
+        pinned = self._policy.pinned() if self._policy.num_pinned and self._tree.is_gapped else ()
+        return self._policy.num_pinned - sum(int(np.count_nonzero(node.slots < 0)) for node in pinned)
 
     def num_used_in(self, starts: Slots) -> Slots:
         """As ``num_used``, between each of ``starts`` and the next one. O(pool) array work."""

@@ -60,6 +60,11 @@ class HintedPolicy(Generic[L]):
         self._expire(self._clock())
         return self._num_pinned
 
+    def pinned(self) -> list[L]:
+        """Nodes that are pinned until a time. O(those that have one, or a time to live)."""
+        self._expire(self._clock())
+        return [node for _, node in self._due.items() if node.mark.state is None]
+
     def pins(self, node: L) -> bool:
         """Whether ``node`` is pinned now. O(1)."""
         mark = mark_of(node)
@@ -246,10 +251,8 @@ class HintedPolicy(Generic[L]):
             order.check_invariants()
         if nodes is not None:
             self._check_nodes(nodes)
-        num_protected = self._num_pinned + self._num_high
-        assert num_protected <= self._max_protected or not self._num_high, (
-            f"{num_protected} protected, more than {self._max_protected}"
-        )
+        num, most = self._num_pinned + self._num_high, self._max_protected
+        assert num <= most or not self._num_high, f"{num} protected, more than {most}"
 
     # Private
 
@@ -270,15 +273,12 @@ class HintedPolicy(Generic[L]):
                 f"{seen}: among those of high worth under {mark.high}"
             )
         assert len(marks) == self._num_marks, f"{len(marks)} nodes have hints, not {self._num_marks}"
-        ours = {mark.key: node for node, mark in marks.items() if mark.key is not None}
-        high = {mark.high: node for node, mark in marks.items() if mark.high is not None}
-        due = {mark.due: node for node, mark in marks.items() if mark.due is not None}
-        for order, known in ((self._ours, ours), (self._high, high), (self._due, due)):
+        for order, key in ((self._ours, "key"), (self._high, "high"), (self._due, "due")):
+            known = {at: node for node, mark in marks.items() if (at := getattr(mark, key)) is not None}
             filed = dict(order.items())
             assert filed == known, f"{filed} and {known} differ"
-        assert protected == {True: self._num_pinned, False: self._num_high}, (
-            f"{protected} protected, not as counted"
-        )
+        counted = {True: self._num_pinned, False: self._num_high}
+        assert protected == counted, f"{protected} protected, {counted} counted"
 
     def _first_of_ours(self) -> tuple[int, L | None]:
         key = self._ours.first_key

@@ -77,9 +77,10 @@ class Pool:
         for event in self.allocator.take_events():
             (self.mirror.update if isinstance(event, Stored) else self.mirror.difference_update)(event.hashes)
         if not self.allocator.is_listing:
-            tree = self.allocator._tree
-            resident = [node.hashes[: node.resident] for node in tree.nodes()]
-            assert self.mirror == {each for hashes in resident for each in hashes}
+            nodes = list(self.allocator._tree.nodes())
+            resident = [(node.hashes, node.slots[: node.resident, 0].tolist()) for node in nodes]
+            pairs = [pair for each in resident for pair in zip(*each, strict=False)]
+            assert self.mirror == {prefix_hash for prefix_hash, slot in pairs if slot >= 0}
 
     def settle(self) -> None:
         for _ in range(400):
@@ -313,6 +314,15 @@ def test_what_requests_have_pinned_stays_until_that_is_over(unit_slots: int) -> 
     for _ in range(64):
         pool.step()
     assert pool.allocator.capacity == pool.has_memory.sum() == 16
+
+
+def test_what_only_the_gpu_has_is_no_reason_to_refuse_a_size() -> None:
+    pool, chain = Pool(), hash_chain(list(range(24)), 1)
+    assert pool.allocator.hollow.claim(chain, 24, KeepHints(pinned_until=10.0)) is not None
+    pool.step()
+    pool.target.ask(0.25)
+    pool.settle()
+    assert pool.allocator.capacity == 16 and pool.allocator.known_depth(chain, 24) == 24
 
 
 def test_an_engine_that_makes_no_steps_does_not_say_when_pins_are_over() -> None:
