@@ -186,7 +186,7 @@ class Hollow:
         place = self._tree.find(chain, stop)
         hollow = self.first_lacking(chain, start, max(start, place.depth))
         num_wanted = min(len(hollow), limit)
-        if hollow.start > start or num_wanted <= 0:
+        if num_wanted <= 0:
             return None
         is_tail = hollow.stop == place.depth == place.node.end and not place.node.child
         num_stored = self._planning.room_for(num_wanted, place.node, is_tail=is_tail)

@@ -94,7 +94,7 @@ class PrefixTree:
         As ``resident_part``. Where there are gaps, it is O(1) array work per position behind ``beyond``, too.
         """
         node, depth = place = self.resident_part(place)
-        if self.is_gapped and depth > beyond:
+        if self.is_gapped:
             is_hollow = self.slots_of(place, beyond)[:, 0] < 0
             if is_hollow.any():
                 depth = beyond + int(is_hollow.argmax())
