@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from allocator import ChainError, CpuOffloadingBlockAllocator, Pin, StalePlanError, StorePlan, serve
 from allocator.node import Place
 from allocator.plans import Evicted, Stored
-from evictor import HazardPolicy, HintedPolicy, make_policy
+from evictor import HazardPolicy, HintedPolicy, KeepHints, Worth, make_policy
 from tests.evictor.test_gittins import LONG, SHORT, learned
 from tests.strategies import chain_of, thorough
 
@@ -41,7 +41,7 @@ def test_what_is_claimed_is_known_and_takes_no_slots() -> None:
     allocator.check_invariants()
     assert claim is not None
     allocator.hollow.end(claim)
-    assert allocator.known_depth(CHAIN, 10) == 0
+    assert allocator.known_depth(CHAIN, 10) == allocator.num_evicted == 0
     with pytest.raises(StalePlanError, match="was ended before"):
         allocator.hollow.end(claim)
 
@@ -89,6 +89,7 @@ def test_what_the_gpu_lost_without_a_copy_goes_with_all_behind_it() -> None:
     assert allocator.known_depth(CHAIN, 10) == 5 and allocator.num_free == 17
     allocator.hollow.end(shorter)
     assert allocator.known_depth(CHAIN, 10) == allocator.resident_depth(CHAIN) == 3
+    assert allocator.num_evicted == 4
     allocator.check_invariants()
 
 
@@ -133,6 +134,32 @@ def test_who_is_worth_least_gets_no_slots() -> None:
     assert claim is not None and longer is not None
     fill(allocator, OTHER, 4, 10)  # others go on behind it, and could not without it
     assert allocator.resident_depth(CHAIN) == 4
+    allocator.check_invariants()
+
+
+def test_what_is_claimed_is_kept_as_who_uses_it_asks() -> None:
+    allocator = allocator_of()
+    claims = [allocator.hollow.claim(chain, 10) for chain in (CHAIN, OTHER)]
+    fill(allocator, CHAIN, 0, 10)
+    fill(allocator, OTHER, 0, 10)
+    for claim in claims:
+        assert claim is not None
+        allocator.hollow.heed(claim, KeepHints(Worth.HIGH if claim is claims[0] else Worth.NORMAL))
+        allocator.hollow.end(claim)
+    allocator.evict(10)
+    assert [allocator.resident_depth(chain) for chain in (CHAIN, OTHER)] == [10, 0]
+
+
+def test_what_has_no_slot_is_not_counted_as_pinned() -> None:
+    allocator = allocator_of()
+    claim = allocator.hollow.claim(CHAIN, 10)
+    assert claim is not None and allocator.resizing.num_pinned == 0
+    allocator.hollow.heed(claim, KeepHints(pinned_until=5.0))
+    assert allocator.resizing.num_pinned == 0
+    fill(allocator, CHAIN, 2, 8)
+    assert allocator.resizing.num_pinned == 6
+    assert allocator.hollow.empty(CHAIN, 0, 10, 2) == 2
+    assert allocator.resizing.num_pinned == 4
     allocator.check_invariants()
 
 
@@ -267,12 +294,13 @@ def test_the_later_of_two_stores_gives_back_what_it_does_not_fill(is_longer_firs
 
 
 def test_slots_that_are_closed_are_given_up_by_what_is_claimed() -> None:
-    allocator = allocator_of()
+    allocator = allocator_of(record_events=True)
     serve(allocator, CHAIN)
     assert allocator.hollow.claim(CHAIN, 10) is not None
     allocator.resizing.close(np.arange(4, 20))
     assert allocator.resizing.empty(99) and allocator.resizing.num_withdrawn == 16
     assert allocator.num_resident == 4 and allocator.lookup(CHAIN).depth == 4
+    assert allocator.take_events()[1:] == [Evicted(CHAIN[4:])]
     allocator.check_invariants()
 
 
@@ -291,7 +319,7 @@ def test_a_store_that_fails_cuts_off_nothing_behind_it() -> None:
 
 
 def test_a_pool_that_shrinks_empties_what_is_claimed() -> None:
-    allocator = allocator_of()
+    allocator = allocator_of(record_events=True)
     serve(allocator, CHAIN)
     assert allocator.hollow.claim(CHAIN, 10) is not None
     allocator.resizing.close(allocator.pin(CHAIN, 0, 1).slots[:, 0])
@@ -299,6 +327,7 @@ def test_a_pool_that_shrinks_empties_what_is_claimed() -> None:
     assert not allocator.resizing.empty(99)  # a load reads one of them
     assert allocator.hollow.lacking(CHAIN, 0, 10).tolist() == [False] * 5 + [True] * 5
     assert allocator.known_depth(CHAIN, 10) == 10
+    assert allocator.take_events()[1:] == [Evicted(CHAIN[5:])]
     allocator.check_invariants()
 
 

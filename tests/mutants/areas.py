@@ -108,7 +108,11 @@ AREAS = {
             "offload.scheduler.ended",
             "offload.vllm.engine",
         ],
-        ["tests/virtual/test_later.py", "tests/offload/scheduler/test_later_machine.py"],
+        [
+            "tests/virtual/test_hints.py",
+            "tests/virtual/test_later.py",
+            "tests/offload/scheduler/test_later_machine.py",
+        ],
     ),
     "hollow": Area(["allocator.hollow"], ["tests/allocator/test_hollow.py"]),
     "hybrid": Area(

@@ -55,6 +55,32 @@ def test_a_pin_and_a_time_to_live_end_by_the_engines_clock(engines: Callable[...
     assert [depth_of(engine, request) for request in recent[1:]] == [DOCUMENT] * 4
 
 
+def ask_meanwhile(engine: VirtualEngine, hints: dict[str, Any]) -> Any:
+    """With these hints, while one without computes the same; it is over later, and others come after it."""
+    prompt = tokens(4 * DOCUMENT)
+    plain = engine.add(prompt, 4)
+    step_until(engine, lambda: plain.num_output_tokens > 1)
+    hinted = engine.add(prompt, 4, hints=hints)
+    step_until(engine, plain.is_finished)
+    assert not hinted.is_finished()
+    for number in range(1, 12):
+        ask(engine, number)
+    return plain
+
+
+def test_hints_reach_what_only_the_gpu_has(engines: Callable[..., VirtualEngine]) -> None:
+    """The other one's hints, none, were told first; and nothing was known when the hints came."""
+    engine = engines(**POOL, store="lazy", eviction_policy="lru")
+    plain = ask_meanwhile(engine, {"cpu_offload_priority": "high"})
+    assert depth_of(engine, plain) == DOCUMENT
+
+
+def test_pins_reach_what_only_the_gpu_has(engines: Callable[..., VirtualEngine]) -> None:
+    engine = engines(**POOL, store="lazy", eviction_policy="lru")
+    ask_meanwhile(engine, {"cpu_offload_pin_seconds": 1000})
+    assert engine.side.allocator.resizing.num_pinned == DOCUMENT
+
+
 @pytest.mark.parametrize("policy", ["hazard", "lru"])
 @pytest.mark.parametrize("num_again", [0, 2], ids=["", "some of which the GPU has, too"])
 @pytest.mark.parametrize("store", ["eager", "lazy"])

@@ -27,6 +27,7 @@ from tests.virtual.driver import (
     Engines,
     come_to_rest,
     depth_of,
+    finish,
     forget_gpu,
     hold,
     publish_events,
@@ -358,6 +359,35 @@ def test_prompts_whose_last_block_the_gpu_has_twice_cost_nothing(engines: Engine
             step_until(engine, engine.add(tokens(4 * BLOCK, first=777), 1).is_finished)
     come_to_rest(engine)
     assert [found(engine, request) for request in requests] == [DOCUMENT] * 160
+
+
+def copied_after_use(engines: Engines) -> tuple[VirtualEngine, list[Request]]:
+    """A request has been copied, of which the next one over has used the beginning, and has no more."""
+    engine = lazy(engines, 100)
+    prompts = [document(98, 10)[:-1] + document(97, 9), document(98, 10), document(99, 20)]
+    requests = [finish(engine, prompt) for prompt in prompts]
+    hold(engine, STORE)
+    later = later_of(engine)
+    later._take_turn(next(iter(later._left.line.values())))
+    assert later._num_held and len(later._left.line) == 2
+    come_to_rest(engine)
+    return engine, requests
+
+
+def test_what_is_copied_is_evicted_before_those_behind_its_user(engines: Engines) -> None:
+    engine, requests = copied_after_use(engines)
+    blocks = engine.scheduler.kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks()
+    hashes = [get_block_hash(block.block_hash) for block in blocks if block.block_hash is not None]
+    first, second, third = (hashes.index(request.block_hashes[-1]) for request in requests)
+    assert first < third and second < third
+
+
+def test_who_comes_after_what_was_copied_is_stored_in_time(engines: Engines) -> None:
+    engine, requests = copied_after_use(engines)
+    for number in range(16):
+        serve(engine, document(number))
+    assert [found(engine, request) for request in requests] == [19, 10, 20]
+    come_to_rest(engine)
 
 
 def test_where_requests_may_be_preempted_blocks_are_stored_as_they_fill(engines: Engines) -> None:
