@@ -174,14 +174,13 @@ class Later:
         self._has_twice.pop(request_id, None)
 
     def forget(self, is_meant: Callable[[Request], bool] | None = None) -> None:
-        """What these requests have left is worthless; None: what all have, and no copy is awaited.
-
-        What is due stays that: it has had its turn, and is evicted as before.
-        """
+        """What these requests have left is worthless; None: what all have, and no copy is awaited."""
         for left in list(self._left.line.values()):
             if is_meant is None or (left.pending is not None and is_meant(left.pending.request)):
                 self._left.forget(left)
         if is_meant is None:
+            for left in list(self._left.due.values()):
+                self._left.forget(left)
             for request_id in list(self._waiting):
                 self._stop_waiting(request_id)
 
