@@ -1,6 +1,7 @@
 """The pool is given more memory, or less, while the engine runs."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,6 +19,7 @@ _STEP_SLOTS = 4096  # that are evicted, closed, or asked for in a step
 _STEP_BITES = 128  # in which they are evicted, at most
 _STEP_NODES = 128  # segments that are looked at in a step
 _LOOK_STEPS = 16  # from one look at closed units to the next, once all segments were looked at
+_TELL_SECONDS = 0.1  # from one time that steps say how much is pinned to the next
 _LATE_SECONDS = 60.0  # without a word of ranks that take memory, or give it back
 _PATIENCE_SECONDS = 5.0  # in which room is made for large units, before what is in them goes
 
@@ -87,6 +89,7 @@ class PoolResizing:
             allocator.resizing.close(self._slots_of(out))
         self._wanted = num_open
         self._under_way: dict[int, _UnderWay] = {}
+        self._tells_at = -math.inf
         self._heard_at = clock()  # when ranks told something, or were told something and had nothing to do
         self._is_late = False  # what is under way, so long that nobody waits for it
         self._next: list[Resize] = []
@@ -114,7 +117,9 @@ class PoolResizing:
 
     def step(self) -> list[Resize]:
         """What ranks are to do. O(1) while nothing changes, else O(pool) array work."""
-        self._target.tell_pinned(self._allocator.resizing.num_pinned)
+        if (now := self._clock()) >= self._tells_at:
+            self._target.tell_pinned(self._allocator.resizing.num_pinned)
+            self._tells_at = now + _TELL_SECONDS
         asked = self._target.take()
         if asked is not None:
             self._wanted = max(1, -(-asked // self._unit_slots))
