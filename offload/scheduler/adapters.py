@@ -42,7 +42,8 @@ class Adapters:
 
         These come from the GPU's own prefix cache, which vLLM does not empty for an adapter: they are right
         if the pool has them too, with slots. Not with windows or states: there a hit may end before old
-        blocks of full attention, which then lie beside new ones of the same hashes.
+        blocks of full attention, which then lie beside new ones of the same hashes. A prompt of one block is
+        computed though the GPU has it: if that is old, others are given it, and the new one proves nothing.
         """
         names = _names(request)
         if not names or self._reloaded.isdisjoint(names):
@@ -51,7 +52,12 @@ class Adapters:
             return False
         if self._engine.groups.has_bags:
             return not num_local and not self._is_reloading(names)
-        has_all = not self._allocator.hollow.lacking(self._engine.chain(request), 0, num_local).any()
+        chain = self._engine.chain(request)
+        if not num_local and len(chain):
+            own = self._engine.groups.prefix(self._engine.tables(request.request_id), range(1))
+            if not self._engine.gives(chain[0], own[0]):
+                return False
+        has_all = not self._allocator.hollow.lacking(chain, 0, num_local).any()
         return has_all and not self._is_reloading(names)
 
     def admit(self, request: Request) -> bool:

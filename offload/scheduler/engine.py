@@ -216,6 +216,9 @@ class Engine(Protocol):
     def has(self, prefix_hash: bytes) -> bool:
         """Whether its prefix cache has the block of full attention with that hash."""
 
+    def gives(self, prefix_hash: bytes, block: Any) -> bool:
+        """Whether its prefix cache gives no block of full attention with that hash but this one to others."""
+
     @property
     def num_cached_blocks(self) -> int:
         """Prefix hashes that the prefix cache has."""

@@ -290,6 +290,10 @@ class MemoryEngine:
         """Whether the prefix cache has that block."""
         return prefix_hash in self._cached
 
+    def gives(self, prefix_hash: bytes, block: MemoryBlock) -> bool:
+        """Whether the prefix cache gives no other block than this one for that hash."""
+        return self._cached.get(prefix_hash, block) is block
+
     @property
     def num_cached_blocks(self) -> int:
         """Prefix hashes that the prefix cache has."""

@@ -277,6 +277,11 @@ class VllmEngine:
         """Whether its prefix cache has the block of full attention with that hash."""
         return self._pool.get_cached_block(prefix_hash, self._group_ids[:1]) is not None
 
+    def gives(self, prefix_hash: bytes, block: Any) -> bool:
+        """Whether its prefix cache gives no block of full attention with that hash but this one to others."""
+        found = self._pool.get_cached_block(prefix_hash, self._group_ids[:1])
+        return not found or found[0] is block
+
     @property
     def num_cached_blocks(self) -> int:
         """Prefix hashes that the prefix cache has; it may have several blocks of one."""

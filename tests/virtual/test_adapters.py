@@ -183,6 +183,20 @@ def test_old_kv_that_the_gpu_still_has_is_not_stored_again(engine: VirtualEngine
     assert depth_of(engine, right) == BLOCKS + 2
 
 
+def test_old_kv_of_a_block_that_was_computed_anew_is_not_stored_again(engine: VirtualEngine) -> None:
+    """A prompt of one block is computed whatever the GPU has, which gives the old one to others after it."""
+    block = PROMPT[:BLOCK]
+    serve(engine, block, lora=LORA)
+    serve(engine, tokens(5, 3), lora=RELOADED)
+    anew = serve(engine, block, lora=LORA)
+    engine.adapters.clear()  # the next request attends to old KV, as vLLM has it
+    mixed = serve(engine, PROMPT, lora=LORA)
+    assert depth_of(engine, anew) == depth_of(engine, mixed) == 0
+    driver.forget_gpu(engine)
+    right = serve(engine, PROMPT, lora=LORA)
+    assert depth_of(engine, right) == BLOCKS
+
+
 def test_old_kv_that_only_the_gpu_has_is_not_stored_late(engines: Engines) -> None:
     """That a request which runs has it, too, does not say that it is right."""
     engine = engines(cpu_slots=200, gpu_blocks=60, chunk=64, store="lazy")
