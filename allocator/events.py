@@ -3,6 +3,9 @@
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from allocator.bags import BagState, Checkpoint
 from allocator.node import Node, Place, Removed
 from allocator.plans import BagEvicted, BagStored, Event, Evicted, Stored, StorePlan
@@ -45,6 +48,13 @@ class EventLog:
                 self.record(Stored(plan.hashes, plan.parent_hash, plan.note))
             if plan.bag is not None:
                 self.record(BagStored(plan.stop, self._hashes_of_bag(plan), plan.note))
+
+    def filled(self, plan: StorePlan, is_new: npt.NDArray[np.bool_]) -> None:
+        """Of the positions of ``plan`` these became resident; the others were. O(1) array work for each."""
+        edges = np.flatnonzero(np.diff(is_new, prepend=False, append=False)) if self.is_on else is_new[:0]
+        for first, last in edges.reshape(-1, 2).tolist():
+            parent = plan.hashes[first - 1] if first else plan.parent_hash
+            self.record(Stored(plan.hashes[first:last], parent, plan.note, len(plan.hashes) - last))
 
     def evicted(self, removed: Removed) -> None:
         """These left, all of them resident, and their bags with them."""

@@ -88,11 +88,13 @@ class Stored(NamedTuple):
         hashes: of each, in chain order.
         parent_hash: the hash before the first of them.
         note: of their plan.
+        num_behind: how many positions of that plan come after them, which the note is of, too.
     """
 
     hashes: list[bytes]
     parent_hash: bytes | None
     note: object = None
+    num_behind: int = 0
 
 
 class Evicted(NamedTuple):

@@ -144,10 +144,9 @@ class StorePlans:
         self._tree.set_slots(place, plan.start + np.flatnonzero(is_hollow), slots[is_hollow])
         self._pool.move(slots[is_hollow], SlotState.FILLING, SlotState.RESIDENT)
         self._pool.move(slots[~is_hollow], SlotState.FILLING, SlotState.FREE)
-        settled = [plan] if is_hollow.any() else None
-        self._log.settled(settled or ())
+        self._log.filled(plan, is_hollow)
         self.end_claim(claim)  # what it has kept may leave with it
-        return settled
+        return [plan] if is_hollow.any() else None
 
     def _settle(self, plan: StorePlan) -> bool:
         """Make a landed plan resident, if what is before it is, and if it is wanted still."""

@@ -251,7 +251,7 @@ class KvEventStream:
         spelling = None
         if isinstance(event.note, Spelling):  # that of a plan may begin before its positions
             num = self._unit_tokens // self._position_tokens
-            num_behind = len(event.hashes) - begun - len(hashes)
+            num_behind = event.num_behind + len(event.hashes) - begun - len(hashes)
             spelling = event.note.ending(len(hashes) * num, num_behind * num)
         return _Part(self._prefix_groups, self._unit_tokens, hashes, True, parent, spelling)
 
@@ -315,7 +315,7 @@ class KvEvents:
         match event:
             case Stored():
                 hashes = [each[:size] for each in event.hashes]
-                return Stored(hashes, _cut(event.parent_hash, size), event.note)
+                return event._replace(hashes=hashes, parent_hash=_cut(event.parent_hash, size))
             case ShortStored():
                 return event._replace(name=event.name[:size], parent=_cut(event.parent, size))
             case BagStored():

@@ -293,6 +293,23 @@ def test_the_later_of_two_stores_gives_back_what_it_does_not_fill(is_longer_firs
     allocator.check_invariants()
 
 
+@pytest.mark.parametrize("is_on", [True, False])
+def test_no_position_is_told_twice(is_on: bool) -> None:
+    """Of a store that finds some of its positions filled the others are told, each stretch with its note."""
+    allocator = allocator_of(record_events=is_on)
+    claim = allocator.hollow.claim(CHAIN, 10)
+    short = allocator.hollow.plan(CHAIN, 4, 6, 2)
+    long = allocator.hollow.plan(CHAIN, 2, 9, 7, lambda start, stop: (start, stop))
+    assert claim is not None and short is not None and long is not None
+    assert allocator.commit(short) and allocator.commit(long)
+    told = [
+        Stored(CHAIN[4:6], CHAIN[3]),
+        Stored(CHAIN[2:4], CHAIN[1], (2, 9), 5),
+        Stored(CHAIN[6:9], CHAIN[5], (2, 9)),
+    ]
+    assert allocator.take_events() == (told if is_on else [])
+
+
 def test_slots_that_are_closed_are_given_up_by_what_is_claimed() -> None:
     allocator = allocator_of(record_events=True)
     serve(allocator, CHAIN)
@@ -567,6 +584,7 @@ class HollowMachine(RuleBasedStateMachine):
     def events_tell_what_has_slots(self) -> None:
         for event in self.allocator.take_events():
             if isinstance(event, Stored):
+                assert self.told.isdisjoint(event.hashes)
                 self.told.update(event.hashes)
             elif isinstance(event, Evicted):
                 assert self.told.issuperset(event.hashes)

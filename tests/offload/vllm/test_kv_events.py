@@ -11,6 +11,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
 from allocator import Event, Evicted, Stored
 from offload.scheduler.groups import Group, Kind
+from offload.scheduler.spelling import Spelling
 from offload.vllm import kv_events
 from offload.vllm.groups import EventGroup
 from offload.vllm.kv_events import KvEventStream
@@ -98,6 +99,16 @@ def test_a_storm_is_spread_over_steps_in_order(
     for step in steps:
         assert sum(len(event.block_hashes) for event in step) <= 50  # type: ignore[attr-defined]
         assert len(step) <= 50 // 32 + 1
+
+
+@pytest.mark.parametrize("most", [50, 34])
+def test_a_part_of_a_plan_is_spelled_as_its_place_in_it(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a step publishes a part of that part."""
+    monkeypatch.setattr(kv_events, "MAX_HASHES", most)
+    spelling = Spelling(range(9 * BLOCK), BLOCK)  # of nine positions, of which these are the fourth to sixth
+    steps = drained(KvEventStream(PLAIN, BLOCK), [Stored(hashes(3), None, spelling, num_behind=3)])
+    token_ids = [one for step in steps for event in step for one in event.token_ids]  # type: ignore[attr-defined]
+    assert token_ids == list(range(3 * BLOCK, 6 * BLOCK))
 
 
 def test_what_comes_meanwhile_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
