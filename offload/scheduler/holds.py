@@ -238,10 +238,10 @@ class Holds:
     # Giving up
 
     def give_up(self, why: str, num_blocks: int | None = None) -> None:
-        """Release the last blocks of the queue, or all."""
-        if self._backlog.num_queued:
+        """Release the last blocks of the queue, or all. Late ones are the next to be reused again."""
+        if (first := self._backlog.first) is not None:  # as all of them: they are late, or none is
             num_blocks = self._backlog.num_queued if num_blocks is None else num_blocks
-            self.release(self._backlog.give_up(num_blocks, why), why)
+            self.release(self._backlog.give_up(num_blocks, why), why, is_late=first.is_late)
 
     def release(self, blocks: list[Any], why: str | None, *, is_late: bool = False) -> None:
         """Release blocks that were queued, the first to be reused first; none is lost without ``why``.

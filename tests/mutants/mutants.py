@@ -282,7 +282,7 @@ _ROWS = [
     (
         "scheduler",
         f"{_HOLDS}.give_up",
-        "self.release(self._backlog.give_up(num_blocks, why), why)",
+        "self.release(self._backlog.give_up(num_blocks, why), why, is_late=first.is_late)",
         "self._backlog.give_up(num_blocks, why)",
     ),
     ("scheduler", f"{_HOLDS}.release_held", "job.blocks, []", "job.blocks, job.blocks"),

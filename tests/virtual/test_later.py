@@ -187,6 +187,25 @@ def test_a_large_restore_waits_until_what_it_evicts_is_stored(engines: Engines, 
     come_to_rest(engine)
 
 
+def test_what_gives_way_is_evicted_next(engines: Engines) -> None:
+    """It is lost in any case: what waits behind it for its turn is not evicted in its place."""
+    engine = lazy(engines, 60)
+    for number in range(7):
+        serve(engine, document(number))
+    hold(engine, STORE)
+    for number in range(7, 10):
+        finish(engine, document(number))
+    for number in range(10, 14):
+        engine.add(document(number), 6)
+    backlog = engine.side.stores.backlog
+    step_until(engine, lambda: backlog.num_queued > 0)
+    queued = {block.block_id for block in backlog.queued_blocks()}
+    engine.side.stores.holds.give_up("gave_way")
+    free = engine.scheduler.kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks()
+    assert {block.block_id for block in free[: len(queued)]} == queued
+    come_to_rest(engine)
+
+
 @pytest.mark.parametrize("is_spelled", [False, True])
 def test_images_of_requests_that_are_over_are_not_kept(
     engines: Engines, is_spelled: bool, monkeypatch: pytest.MonkeyPatch
