@@ -203,6 +203,18 @@ def test_slots_are_behind_one_of_many_branches(num_cut: int) -> None:
     assert allocator.hollow.leads_on(tips[0], 4)
 
 
+def test_slots_of_what_was_cut_off_are_behind_nothing() -> None:
+    """Though they are yet to be given back."""
+    allocator = allocator_of()
+    assert allocator.hollow.claim(CHAIN, 10) is not None
+    fill(allocator, CHAIN, 4, 10)
+    assert allocator.hollow.claim(CHAIN, 4) is not None
+    assert allocator.hollow.leads_on(CHAIN, 4)
+    [node] = [node for node in allocator._tree.nodes() if node.start == 4]
+    allocator._ranking.cut(Place(node, 4))
+    assert not allocator.hollow.leads_on(CHAIN, 4)
+
+
 def test_what_fits_pays() -> None:
     allocator = learned(HazardPolicy(120))
     allocator.evict(30)
