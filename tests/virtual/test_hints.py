@@ -68,17 +68,31 @@ def ask_meanwhile(engine: VirtualEngine, hints: dict[str, Any]) -> Any:
     return plain
 
 
-def test_hints_reach_what_only_the_gpu_has(engines: Callable[..., VirtualEngine]) -> None:
+@pytest.mark.parametrize("store", ["eager", "lazy"])
+def test_hints_reach_what_only_the_gpu_has(store: str, engines: Callable[..., VirtualEngine]) -> None:
     """The other one's hints, none, were told first; and nothing was known when the hints came."""
-    engine = engines(**POOL, store="lazy", eviction_policy="lru")
+    engine = engines(**POOL, store=store, eviction_policy="lru")
     plain = ask_meanwhile(engine, {"cpu_offload_priority": "high"})
     assert depth_of(engine, plain) == DOCUMENT
 
 
-def test_pins_reach_what_only_the_gpu_has(engines: Callable[..., VirtualEngine]) -> None:
-    engine = engines(**POOL, store="lazy", eviction_policy="lru")
+@pytest.mark.parametrize("store", ["eager", "lazy"])
+def test_pins_reach_what_only_the_gpu_has(store: str, engines: Callable[..., VirtualEngine]) -> None:
+    engine = engines(**POOL, store=store, eviction_policy="lru")
     ask_meanwhile(engine, {"cpu_offload_pin_seconds": 1000})
     assert engine.side.allocator.resizing.num_pinned == DOCUMENT
+
+
+@pytest.mark.parametrize("store", ["eager", "lazy"])
+def test_hints_stay_though_others_have_the_same_on_the_gpu_later(
+    store: str, engines: Callable[..., VirtualEngine]
+) -> None:
+    engine = engines(**POOL, store=store, eviction_policy="lru")
+    ask(engine, 0, {"cpu_offload_pin_seconds": 1000})
+    kept = ask(engine, 0)
+    for number in range(1, 12):
+        ask(engine, number)
+    assert depth_of(engine, kept) == DOCUMENT == engine.side.allocator.resizing.num_pinned
 
 
 @pytest.mark.parametrize("policy", ["hazard", "lru"])
