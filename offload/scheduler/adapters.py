@@ -42,8 +42,8 @@ class Adapters:
 
         These come from the GPU's own prefix cache, which vLLM does not empty for an adapter: they are right
         if the pool has them too, with slots. Not with windows or states: there a hit may end before old
-        blocks of full attention, which then lie beside new ones of the same hashes. A prompt of one block is
-        computed though the GPU has it: if that is old, others are given it, and the new one proves nothing.
+        blocks of full attention, which then lie beside new ones of the same hashes. O(1), or O(blocks of the
+        request) where its adapter was ever loaded again.
         """
         names = _names(request)
         if not names or self._reloaded.isdisjoint(names):
@@ -52,13 +52,9 @@ class Adapters:
             return False
         if self._engine.groups.has_bags:
             return not num_local and not self._is_reloading(names)
-        chain = self._engine.chain(request)
-        if not num_local and len(chain):
-            own = self._engine.groups.prefix(self._engine.tables(request.request_id), range(1))
-            if not self._engine.gives(chain[0], own[0]):
-                return False
-        has_all = not self._allocator.hollow.lacking(chain, 0, num_local).any()
-        return has_all and not self._is_reloading(names)
+        if self._is_reloading(names) or self._others_are_given_others(request, num_local):
+            return False
+        return not self._allocator.hollow.lacking(self._engine.chain(request), 0, num_local).any()
 
     def admit(self, request: Request) -> bool:
         """``request`` is scheduled. Returns whether its adapter is loaded again.
@@ -93,6 +89,19 @@ class Adapters:
             assert names <= self._reloaded, f"{request_id} loads {names} again, known are {self._reloaded}"
             held = self._roots.names & names
             assert not held, f"chains of {held} were stored while {request_id} loads it again"
+
+    def _others_are_given_others(self, request: Request, num_local: int) -> bool:
+        """Whether requests are given other blocks of those hashes that this one computes, maybe old ones.
+
+        So it is with the last block of a prompt that the GPU had whole, which is computed all the same. The
+        new one would prove nothing of what others are given.
+        """
+        engine, chain = self._engine, self._engine.chain(request)
+        tables = engine.tables(request.request_id)
+        num_there = min(engine.groups.num_positions(tables), len(chain))
+        own = engine.groups.prefix(tables, range(num_local, num_there))[:: engine.groups.columns]
+        are_given = all(map(engine.gives, chain[num_local:num_there], own))
+        return not are_given or any(map(engine.has, chain[num_there:]))
 
     def _is_reloading(self, names: frozenset[Hashable]) -> bool:
         return not all(map(names.isdisjoint, self._reloading.values()))

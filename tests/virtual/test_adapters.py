@@ -197,6 +197,24 @@ def test_old_kv_of_a_block_that_was_computed_anew_is_not_stored_again(engine: Vi
     assert depth_of(engine, right) == BLOCKS
 
 
+def test_old_kv_behind_what_was_computed_anew_is_not_stored_again(engine: VirtualEngine) -> None:
+    """The GPU has lost the first block alone. It gives the old second one to others behind the new first.
+
+    So what was computed anew must not get into the pool: it would say that what others are given is right.
+    """
+    prompt = PROMPT[: 2 * BLOCK + 1]
+    old = serve(engine, prompt, lora=LORA)
+    serve(engine, tokens(5, 3), lora=RELOADED)
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    found = pool.get_cached_block(old.block_hashes[0], [0])
+    assert found is not None and pool._maybe_evict_cached_block(found[0])
+    anew = serve(engine, prompt, lora=LORA)
+    assert depth_of(engine, anew) == 0
+    driver.forget_gpu(engine)
+    right = serve(engine, PROMPT, lora=LORA)
+    assert depth_of(engine, right) == BLOCKS
+
+
 def test_old_kv_that_only_the_gpu_has_is_not_stored_late(engines: Engines) -> None:
     """That a request which runs has it, too, does not say that it is right."""
     engine = engines(cpu_slots=200, gpu_blocks=60, chunk=64, store="lazy")
