@@ -22,7 +22,7 @@ def ask_forgetful(engine: Engine) -> tuple[Answer, dict[str, float]]:
 
 def pauses_logged(engine: EngineProcess) -> list[str]:
     """Without what vLLM's log has in front of each line."""
-    said = [line.partition("] ")[2] for line in engine.log().splitlines()]
+    said = [line.partition("] kv-offload: ")[2] for line in engine.log().splitlines()]
     return [line for line in said if line.startswith(("restores ", "stores "))]
 
 
