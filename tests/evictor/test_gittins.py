@@ -10,6 +10,7 @@ from allocator.node import Place
 from evictor import HazardPolicy, HintedPolicy, KeepHints, LruPolicy, Worth
 from evictor.ages import NUM_STEPS
 from evictor.gittins import COPY_HITS, GoingRate, Lives
+from evictor.reuse import ReuseStatistics
 from tests.strategies import chain_of
 
 LONG, SHORT = chain_of(5000, *range(19)), chain_of(3, 1, 2)
@@ -150,6 +151,19 @@ def test_slots_earn_what_they_do_since_most_hits_were_learned() -> None:
     now = policy._order[0][0]
     assert rate is not None and before is not None
     assert abs(rate - now) < 0.3 * abs(before - now), (before, rate, now)
+
+
+def test_part_of_all_hits_that_is_new() -> None:
+    """The pool is large: nothing is forgotten meanwhile."""
+    reuse, parts = ReuseStatistics(10**9, 0.0), []
+    for num_hits in (0, 1, 1, 2, 0):
+        for _ in range(num_hits):
+            [kind, *_], began = reuse.kinds(10, 0), reuse.tick
+            reuse.begin(kind, 10)
+            reuse.request(10, 0.0)
+            reuse.hit(kind, began, 10)
+        parts.append(reuse.learn())
+    assert parts == pytest.approx([0, 1, 1 / 2, 1 / 2, 0], abs=1e-6)
 
 
 def test_where_nobody_would_leave_all_pays() -> None:
