@@ -72,8 +72,10 @@ class Resizing:
         """
         if not isinstance(self._policy, HintedPolicy):
             return 0
-        pinned = self._policy.pinned() if self._policy.num_pinned and self._tree.is_gapped else ()
-        return self._policy.num_pinned - sum(int(np.count_nonzero(node.slots < 0)) for node in pinned)
+        num_pinned = self._policy.num_pinned
+        if not num_pinned or not self._tree.is_gapped:
+            return num_pinned
+        return num_pinned - sum(int(np.count_nonzero(node.slots < 0)) for node in self._policy.pinned())
 
     def num_used_in(self, starts: Slots) -> Slots:
         """As ``num_used``, between each of ``starts`` and the next one. O(pool) array work."""
