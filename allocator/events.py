@@ -51,7 +51,9 @@ class EventLog:
 
     def filled(self, plan: StorePlan, is_new: npt.NDArray[np.bool_]) -> None:
         """Of the positions of ``plan`` these became resident; the others were. O(1) array work for each."""
-        edges = np.flatnonzero(np.diff(is_new, prepend=False, append=False)) if self.is_on else is_new[:0]
+        if not self.is_on:
+            return
+        edges = np.flatnonzero(np.diff(is_new, prepend=False, append=False))
         for first, last in edges.reshape(-1, 2).tolist():
             parent = plan.hashes[first - 1] if first else plan.parent_hash
             self.record(Stored(plan.hashes[first:last], parent, plan.note, len(plan.hashes) - last))
