@@ -55,14 +55,19 @@ def test_vllms_scheduler_and_the_connector_find_nearly_the_same(seed: int) -> No
     assert abs(difference) <= 0.02 * real.accessed
 
 
-FITTING = [request(0.0, *range(100 * number, 100 * number + 8)) for number in range(1, 41)]
-"""Documents that fit both together, and neither alone, where these have 200 blocks each."""
+def documents(num: int, num_blocks: int) -> list[list[bytes]]:
+    each = [range(100 * number, 100 * number + num_blocks) for number in range(1, num + 1)]
+    return chains_in_blocks([request(0.0, *ids) for ids in each], 512)
+
+
+FITTING = documents(40, 8)
+"""They fit both together, and neither alone, where these have 200 blocks each."""
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_vllms_scheduler_finds_more_where_the_connector_stores_lazily(seed: int) -> None:
-    random, documents = Random(seed), chains_in_blocks(FITTING, 512)
-    asked = [random.choice(documents) for _ in range(160)]
+    random = Random(seed)
+    asked = [random.choice(FITTING) for _ in range(160)]
     real = {store: replay_scheduler(asked, 200, 200, 512, store) for store in ("eager", "lazy")}
     eager, lazy = (each.on_gpu + each.in_pool for each in real.values())
     assert lazy > 1.2 * eager > 0
@@ -72,7 +77,7 @@ def test_vllms_scheduler_finds_more_where_the_connector_stores_lazily(seed: int)
 
 def test_in_turn_they_are_found_no_less_than_where_it_stores_at_once() -> None:
     """A slot for one is a slot less for another, which comes back as surely."""
-    asked = chains_in_blocks(FITTING, 512) * 4
+    asked = FITTING * 4
     real = {store: replay_scheduler(asked, 200, 200, 512, store) for store in ("eager", "lazy")}
     assert real["lazy"].in_pool >= real["eager"].in_pool > 0
     assert real["eager"].stored == served("eager", asked, 200, 200).stored
@@ -81,8 +86,7 @@ def test_in_turn_they_are_found_no_less_than_where_it_stores_at_once() -> None:
 @pytest.mark.parametrize(("gpu_blocks", "pool_blocks"), [(144, 480), (256, 256)])
 def test_what_does_not_fit_in_a_cycle_is_not_copied_for_nothing(gpu_blocks: int, pool_blocks: int) -> None:
     """From the first pass on, while the policy learns; and as much is found as is of stores at once."""
-    documents = [request(0.0, *range(100 * number, 100 * number + 16)) for number in range(1, 65)]
-    asked = chains_in_blocks(documents, 512) * 4
+    asked = documents(64, 16) * 4
     eager, auto = (
         replay_scheduler(asked, gpu_blocks, pool_blocks, 512, store) for store in ("eager", "auto")
     )
