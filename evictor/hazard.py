@@ -11,8 +11,8 @@ import numpy as np
 
 from evictor.gittins import COPY_HITS, SURE_HITS, GoingRate
 from evictor.hints import KeepHints
-from evictor.history import History, Past, Run
-from evictor.kinds import NUM_BOOKS, NUM_USES, base_of, books_of, ending_of, gap_of, with_ending, with_turn
+from evictor.history import MANY_USES, History, Past, Run, joined_runs
+from evictor.kinds import NUM_BOOKS, base_of, books_of, ending_of, gap_of, with_ending, with_turn
 from evictor.levels import level_of
 from evictor.order import Key, Order
 from evictor.policy import Admission, L, Newcomer
@@ -21,7 +21,6 @@ from evictor.untracked import untrack
 
 _HISTORY_CAPACITIES = 4
 _MIN_HISTORY = 1 << 17
-_MANY_USES = NUM_USES - 1  # or more: then how many does not matter, so that parts of a chain become alike
 
 _Filed = tuple[float, int, int]
 
@@ -91,7 +90,7 @@ class HazardPolicy(Generic[L]):
         if path:
             self._use(path, kinds)
         start = depth
-        for stop, uses in _joined(runs):
+        for stop, uses in joined_runs(runs):
             self._reuse.begin(kinds[uses], stop - start)
             self._remember(Run.of(chain, start, stop, Past(now, uses, kinds[uses])))
             start = stop
@@ -302,7 +301,7 @@ class HazardPolicy(Generic[L]):
                 kind, last_use, num_positions = state.kind, state.last_use, 0
             num_positions += size
             state.last_use = now
-            if state.uses < _MANY_USES:
+            if state.uses < MANY_USES:
                 state.uses += 1
             state.kind = kinds[state.uses]
             state.is_fresh = False
@@ -377,18 +376,6 @@ class HazardPolicy(Generic[L]):
         self._unfiled.clear()
         if is_step:
             self._next_step = min(self._steps_at.values(), default=math.inf)
-
-
-def _joined(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Where runs end, and their uses with this one; neighbours with as many are one."""
-    joined: list[tuple[int, int]] = []
-    for stop, uses in runs:
-        now = min(uses + 1, _MANY_USES)
-        if joined and joined[-1][1] == now:
-            joined[-1] = stop, now
-        else:
-            joined.append((stop, now))
-    return joined
 
 
 def _queue_of(state: _State) -> int:

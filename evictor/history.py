@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evictor.kinds import ending_of, with_ending
+from evictor.kinds import NUM_USES, ending_of, with_ending
+
+MANY_USES = NUM_USES - 1
+"""Uses, or more: then how many does not matter, so that parts of a chain become alike."""
 
 _NUM_MARKS = 32
 
@@ -311,3 +314,15 @@ def _marks(keys: Sequence[Hashable]) -> bytes:
         return b"".join([key[: _MARK.size] for key in keys])  # type: ignore[index]
     data = b"".join(keys)  # type: ignore[arg-type]
     return np.ndarray(len(keys), np.int64, data, strides=(width,)).tobytes()
+
+
+def joined_runs(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Where runs end, and their uses with this one; neighbours with as many are one."""
+    joined: list[tuple[int, int]] = []
+    for stop, uses in runs:
+        now = min(uses + 1, MANY_USES)
+        if joined and joined[-1][1] == now:
+            joined[-1] = stop, now
+        else:
+            joined.append((stop, now))
+    return joined

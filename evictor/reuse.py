@@ -39,12 +39,12 @@ from evictor.kinds import (
     endings_of,
 )
 from evictor.moments import Moments
+from evictor.shrinkage import by_turn, prior_of, shrunk
 
 _FIRST_TICKS = 1 / 8  # capacities, to which the first class of ages reaches
 _FIRST_SECONDS = 1.0  # the same in books by turn
 _LONG_AGO = 1e9  # seconds, in place of those that nobody knows
 
-_PRIOR_HAZARD = 0.15  # from half a capacity, or 4 s, to twice that, and so on; even below: the order of LRU
 _PRIOR_REQUESTS = 15.0  # whose evidence weighs as much as that
 _GROUP_REQUESTS = 25.0  # whose evidence of a kind weighs as much as that of all kinds with as many uses
 
@@ -250,16 +250,16 @@ class ReuseStatistics:
         hits, at_risk = self._hits, self._at_risk(tick)
         weight = _PRIOR_REQUESTS * mean_request
         base_hits, base_risk = hits[:NUM_BASE], at_risk[:NUM_BASE]
-        everything = _shrunk(base_hits.sum(0), base_risk.sum(0), _prior(self._ticks), weight)
+        everything = shrunk(base_hits.sum(0), base_risk.sum(0), prior_of(self._ticks), weight)
         weight = _GROUP_REQUESTS * mean_request
         shape = NUM_USES, NUM_NEW * NUM_KNOWN, NUM_AGES
         base_hits, base_risk = base_hits.reshape(shape), base_risk.reshape(shape)
-        hazard = _shrunk(base_hits.sum(1), base_risk.sum(1), everything, weight)
-        hazards = [_shrunk(base_hits, base_risk, hazard[:, np.newaxis], weight)]
-        prior = _prior(self._seconds)
+        hazard = shrunk(base_hits.sum(1), base_risk.sum(1), everything, weight)
+        hazards = [shrunk(base_hits, base_risk, hazard[:, np.newaxis], weight)]
+        prior = prior_of(self._seconds)
         for first in (FIRST_RUNNING, FIRST_ENDED):
             cells = slice(first, first + NUM_CELLS)
-            hazards.append(_by_turn(hits[cells], at_risk[cells], prior, weight))
+            hazards.append(by_turn(hits[cells], at_risk[cells], prior, weight))
         self._foretell(hits[FIRST_ENDED:], at_risk[FIRST_ENDED:], prior, weight)
         is_known = at_risk.max(axis=1) > 0
         is_known[:NUM_BASE] = True
@@ -279,9 +279,9 @@ class ReuseStatistics:
         shape = NUM_ENDINGS, NUM_GAPS * NUM_USES, NUM_AGES
         hits, at_risk = hits.reshape(shape).sum(1), at_risk.reshape(shape).sum(1)
         all_hits, all_risk = hits.sum(0), at_risk.sum(0)
-        pooled = _shrunk(all_hits, all_risk, prior, weight)
-        apart = _shrunk(hits, at_risk, pooled, weight)
-        apart[0] = _shrunk(all_hits, all_risk, pooled, weight)  # as one ending that all have in common
+        pooled = shrunk(all_hits, all_risk, prior, weight)
+        apart = shrunk(hits, at_risk, pooled, weight)
+        apart[0] = shrunk(all_hits, all_risk, pooled, weight)  # as one ending that all have in common
         apart = np.clip(apart, _NO_CHANCE, 1 - _NO_CHANCE)
         alive = np.zeros_like(apart)
         np.cumsum(np.log1p(-apart[:, :-1]), axis=1, out=alive[:, 1:])
@@ -371,24 +371,3 @@ class ReuseStatistics:
         under_way = np.maximum((older[:, 1:] + older[:, :-1]) / 2, 0)
         at_risk: Floats = ended_later + self._hits + self._forgotten / 2 + under_way
         return at_risk
-
-
-def _prior(ages: Ages) -> Floats:
-    """Hazards where nothing is known."""
-    prior: Floats = _PRIOR_HAZARD * np.minimum(1.0, ages.widths / ages.starts[3])
-    return prior
-
-
-def _shrunk(hits: Floats, at_risk: Floats, towards: Floats, weight: float) -> Floats:
-    """Hazards, mixed with what is believed without these counts; ``weight`` in positions."""
-    weight = max(weight, 1.0)
-    return np.minimum((hits + weight * towards) / (at_risk + weight), 1.0)
-
-
-def _by_turn(hits: Floats, at_risk: Floats, towards: Floats, weight: float) -> Floats:
-    """Hazards of books by turn, or by ending; mixed with those of all gaps, and of all uses."""
-    shape = NUM_ENDINGS, NUM_GAPS, NUM_USES, NUM_AGES
-    hits, at_risk = hits.reshape(shape), at_risk.reshape(shape)
-    for axes in ((1, 2), (1,), ()):
-        towards = _shrunk(hits.sum(axes, keepdims=True), at_risk.sum(axes, keepdims=True), towards, weight)
-    return towards
