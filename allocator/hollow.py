@@ -146,9 +146,9 @@ class Hollow:
                 return min(node.end, stop)
         return start
 
-    def earns_emptying(self, num_asked: int) -> bool:
-        """Whether slots pay of what the GPU keeps for as long as requests ask for so many positions."""
-        return self._policy.earns_room(num_asked)
+    def earns_emptying(self, claim: Pin, num_asked: int) -> bool:
+        """Whether slots of what is claimed earn more elsewhere while the GPU has it; see ``earns_room``."""
+        return claim.node is not None and self._policy.earns_room(claim.node, num_asked)
 
     def leads_on(self, chain: Sequence[bytes], stop: int) -> bool:
         """Whether there are slots behind the first ``stop`` positions of ``chain``, or may be.

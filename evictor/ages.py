@@ -26,6 +26,7 @@ class Ages:
         """Where each begins."""
         self.widths = np.diff(edges)
         """How long each is."""
+        self._edges = edges
         self._steps = [
             (low + (high - low) * step / NUM_STEPS if low == 0 else low * (high / low) ** (step / NUM_STEPS))
             for low, high in pairwise(edges)
@@ -36,6 +37,12 @@ class Ages:
     def classes_of(self, ages: Floats | Ints) -> Ints:
         """Of each age, its class. What is older than all of them is of the last."""
         return np.searchsorted(self.starts, ages, "right") - 1
+
+    def place_of(self, age: float) -> tuple[int, float]:
+        """The class of that age, and the part of it that is younger. The last one has all the rest."""
+        number = min(bisect_right(self._edges, age), NUM_AGES) - 1
+        start, stop = self._edges[number], self._edges[number + 1]
+        return number, min(1.0, (age - start) / (stop - start))
 
     def at(self, index: Sequence[float], age: float) -> tuple[float, float]:
         """The value at that age, and the age from which on it is another. O(log classes).

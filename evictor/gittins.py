@@ -6,12 +6,17 @@ import numpy as np
 
 from evictor.ages import NUM_STEPS, Floats
 
-COPY_HITS = 0.043
-"""A copy costs as much as so many hits bring, about: at 23 GB/s, and where KV is computed at 1 GB/s."""
 SURE_HITS = 0.08
-"""That, and what may be wrong about hits that are foretold."""
+"""A copy costs as much as 0.043 hits bring, about: at 23 GB/s, and where KV is computed at 1 GB/s. The rest
+is for what may be wrong about hits that are foretold."""
+ROOM_HITS = 0.03
+"""What a slot has to earn elsewhere while the GPU has the position, too, before that is copied again."""
 _RATE_OVER = 256
 """Times that somebody asked."""
+
+
+Place = tuple[int, float]
+"""An age: its class, and the part of the class that is younger."""
 
 
 class GoingRate:
@@ -32,6 +37,10 @@ class GoingRate:
         self._num = min(self._num + 1, _RATE_OVER)
         self._value += (index - self._value) / self._num
         return self._value
+
+    def least(self, index: float) -> float:
+        """The rate as it was, or that index, whichever is less. Nobody has asked by that."""
+        return min(index, self._value) if self._num else index
 
     def learned(self, part: float) -> None:
         """Of all that is known so much is new. Indices from before count that much less."""
@@ -79,6 +88,13 @@ class Lives:
         index: Floats = np.append(steps.reshape(-1, best.shape[1]), best[-1:], axis=0).T
         return index
 
+    def outlook(self, kind: int, since: Place, until: Place) -> tuple[float, float]:
+        """Of what is alive at one age: the part that is at another, and how long one is held until then."""
+        alive, held = self._at(kind, since)
+        alive_then, held_then = self._at(kind, until)
+        alive = max(alive, 1e-12)
+        return alive_then / alive, (held_then - held) / alive
+
     def gain(self, kind: int, age: int, rate: float) -> float:
         """Hits of a position of that kind and age, beyond ``rate`` for the time it is held; 0 at least.
 
@@ -87,3 +103,9 @@ class Lives:
         alive, held = self.alive[age:, kind], self.held[age:, kind]
         gains = alive[0] - alive - rate * (held - held[0])
         return float(gains.max()) / max(float(alive[0]), 1e-12)
+
+    def _at(self, kind: int, place: Place) -> tuple[float, float]:
+        """How many are alive then, and for how long one was held, as if they died evenly within an age."""
+        age, part = place
+        alive, held = self.alive[age : age + 2, kind].tolist(), self.held[age : age + 2, kind].tolist()
+        return alive[0] + (alive[1] - alive[0]) * part, held[0] + (held[1] - held[0]) * part

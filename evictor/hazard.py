@@ -9,7 +9,7 @@ from typing import Generic
 
 import numpy as np
 
-from evictor.gittins import COPY_HITS, SURE_HITS, GoingRate
+from evictor.gittins import ROOM_HITS, SURE_HITS, GoingRate
 from evictor.hints import KeepHints
 from evictor.history import MANY_USES, History, Past, Run, joined_runs
 from evictor.kinds import NUM_BOOKS, base_of, books_of, ending_of, gap_of, with_ending, with_turn
@@ -192,9 +192,13 @@ class HazardPolicy(Generic[L]):
         book = self._reuse.book_of(state.kind)
         return rate is None or self._reuse.gain(book, state.last_use, rate) >= SURE_HITS
 
-    def earns_room(self, num_asked: int) -> bool:
-        first = self._first()
-        return first is None or first[0] * num_asked >= COPY_HITS
+    def earns_room(self, node: L, num_asked: int) -> bool:
+        first, state = self._first(), node.rank
+        if first is None:
+            return True
+        alive, held = self._reuse.outlook(self._reuse.book_of(state.kind), state.last_use, num_asked)
+        # who is asked for by then is, soon again, and where others are not, no copy pays for them
+        return self._rate.least(first[0]) * held >= ROOM_HITS * alive**2
 
     def stays_out(self, node: L) -> bool:
         return False

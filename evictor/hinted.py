@@ -211,10 +211,10 @@ class HintedPolicy(Generic[L]):
         """A request's own word goes before what is learned."""
         return mark_of(node) is not None or self._inner.earns_copy(node)
 
-    def earns_room(self, num_asked: int) -> bool:
+    def earns_room(self, node: L, num_asked: int) -> bool:
         """What requests ask to go first need not be worth anything."""
         self._expire(self._clock())
-        return self._first_of_ours()[0] > Worth.LOW and self._inner.earns_room(num_asked)
+        return self._first_of_ours()[0] > Worth.LOW and self._inner.earns_room(node, num_asked)
 
     def stays_out(self, node: L) -> bool:
         self._expire(self._clock())

@@ -140,10 +140,11 @@ class EvictionPolicy(Admission[L], Protocol[L]):
         They earn what others do in the same time, and what a copy costs. True where that is not known.
         """
 
-    def earns_room(self, num_asked: int) -> bool:
-        """Whether a slot earns what a copy costs while requests ask for so many positions.
+    def earns_room(self, node: L, num_asked: int) -> bool:
+        """Whether slots of ``node`` earn more elsewhere while the GPU has its positions, too.
 
-        It is one that the next candidate need not give up then. True where that is not known.
+        It has them until they are asked for, or else until requests have asked for so many since their last
+        use: then they may have to be copied again. True where that is not known.
         """
 
     def stays_out(self, node: L) -> bool:

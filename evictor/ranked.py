@@ -92,7 +92,7 @@ class RankedPolicy(Generic[L]):
     def earns_copy(self, node: L) -> bool:
         return True
 
-    def earns_room(self, num_asked: int) -> bool:
+    def earns_room(self, node: L, num_asked: int) -> bool:
         return True
 
     def stays_out(self, node: L) -> bool:

@@ -178,14 +178,18 @@ class ReuseStatistics:
 
         ``book`` and ``last_use``: as for ``value``.
         """
-        if self._is_stale:
-            self._make_index()
-        if book < FIRST_RUNNING:
-            ages, age = self._ticks, float(self.tick - last_use)
-        else:
-            ages, age = self._seconds, self.moments.at(self.tick) - self.moments.at(last_use)
-            rate *= self._ticks_per_second
-        return self._lives.gain(int(self._rows[book]), int(ages.classes_of(np.array(age))), rate)
+        ages, age, pace = self._age_of(book, last_use)
+        return self._lives.gain(int(self._rows[book]), ages.place_of(age)[0], rate * pace)
+
+    def outlook(self, book: int, last_use: int, num_ticks: int) -> tuple[float, float]:
+        """What becomes of such a position until so many ticks after its last use.
+
+        The part of them that nobody asks for, and the ticks until then, or until somebody does.
+        """
+        ages, age, pace = self._age_of(book, last_use)
+        until = ages.place_of(max(age, num_ticks / pace))
+        alive, held = self._lives.outlook(int(self._rows[book]), ages.place_of(age), until)
+        return alive, held * pace
 
     def is_due(self) -> bool:
         """Whether enough has happened to learn from it: rarer and rarer, then at a steady pace.
@@ -243,6 +247,15 @@ class ReuseStatistics:
         assert values.shape[1] == NUM_AGES * NUM_STEPS + 1, f"indices of {values.shape}"
         assert np.isfinite(values).all(), "a value is not finite"
         assert (values >= 0).all(), "a value is negative"
+
+    def _age_of(self, book: int, last_use: int) -> tuple[Ages, float, float]:
+        """The classes of ages by which a book goes, the age by these, and how many ticks a unit of it has."""
+        if self._is_stale:
+            self._make_index()
+        if book < FIRST_RUNNING:
+            return self._ticks, float(self.tick - last_use), 1.0
+        age = self.moments.at(self.tick) - self.moments.at(last_use)
+        return self._seconds, age, self._ticks_per_second
 
     def _make_index(self) -> None:
         """Of what was known when it was learned. Whole arrays."""

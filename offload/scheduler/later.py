@@ -217,8 +217,6 @@ class Later:
         num_lacking = num_slots - self._allocator.num_free
         if pending.keep is not None and pending.keep.worth < Worth.NORMAL:
             return
-        if self._is_gapped and not self._allocator.hollow.earns_emptying(self._engine.num_blocks):
-            return
         if num_lacking > 0 and self._has_twice and self._engine.num_free >= self._window:
             num_lacking -= self._empty_running(num_lacking)
         if num_lacking <= 0 or not self._left.has_twice:
@@ -356,6 +354,8 @@ class Later:
         """Have so many slots free, of what requests that run were given. Returns how many that makes free."""
         hollow, num_emptied = self._allocator.hollow, 0
         for name, each in list(islice(reversed(self._has_twice.items()), _LOOKED_BACK)):
+            if not self._left.earns_room(each.claim):
+                continue
             num_emptied += hollow.empty(each.chain, 0, each.stop, num_slots - num_emptied)
             if num_emptied >= num_slots:
                 break

@@ -12,8 +12,8 @@ from offload.scheduler.backlog import Pending
 from offload.scheduler.common import Common
 from offload.scheduler.groups import GpuBlocks
 
-_LOOKED_AT = 256
-"""Requests of which one call asks what the GPU still has."""
+_LOOKED_AT = 32
+"""Requests of which one call asks whether they give up slots."""
 _MOST_TIMES = 8
 """So many times the GPU's blocks are remembered, of all requests together."""
 
@@ -214,13 +214,21 @@ class Leavings:
         depth = self._judge(left, start, stop)
         return stop if depth >= stop or self._hollow.leads_on(left.chain, stop) else depth
 
+    def earns_room(self, claim: Pin | None) -> bool:
+        """Whether slots of what the GPU has earn more elsewhere than another copy costs, if it is needed."""
+        if claim is None:
+            return not self._is_gapped
+        return self._hollow.earns_emptying(claim, self._engine.num_blocks)
+
     def shed(self, num_slots: int) -> None:
-        """Have so many slots free, of what the GPU has, too, and evicts last.
+        """Have so many slots free, of what the GPU has, too, and evicts last, where that pays.
 
         Its first positions go first if the pool may lack them, else its last ones.
         """
         shed = self._hollow.empty if self._is_gapped else self._allocator.shedding.shed
         for left in list(islice(reversed(self.has_twice.values()), _LOOKED_AT)):
+            if not self.earns_room(left.claim):
+                continue
             start, stop = self.refresh(left)
             num_slots -= shed(left.chain, start, stop, num_slots) if stop else 0
             if num_slots <= 0:

@@ -237,7 +237,16 @@ def test_slots_pay_where_the_policy_says_so() -> None:
     assert allocator.num_free == 0
     assert allocator.hollow.paying(LONG, 4, 20) == 4 and allocator.hollow.paying(SHORT, 1, 3) == 3
     assert allocator.hollow.paying(LONG, 4, 21) == 21, "nobody knows it as a whole"
-    assert allocator.hollow.earns_emptying(1 << 40) and not allocator.hollow.earns_emptying(1)
+
+
+def test_slots_are_given_up_where_the_policy_says_so() -> None:
+    allocator = learned(HazardPolicy(120))
+    claim = allocator.hollow.claim(LONG, allocator.known_depth(LONG, 20))
+    assert claim is not None
+    earns = allocator.hollow.earns_emptying
+    assert earns(claim, 1 << 30) and not earns(claim, 1)
+    allocator.reset()
+    assert not earns(claim, 1 << 30), "nothing is left of it"
 
 
 def test_slots_pay_for_a_part_of_what_many_ask_for() -> None:

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from allocator import CpuOffloadingBlockAllocator, serve
-from allocator.node import Place
+from allocator.node import Node
 from evictor import HazardPolicy, HintedPolicy, KeepHints, LruPolicy, Worth
-from evictor.ages import NUM_STEPS
-from evictor.gittins import COPY_HITS, GoingRate, Lives
+from evictor.ages import NUM_AGES, NUM_STEPS, Ages
+from evictor.gittins import ROOM_HITS, GoingRate, Lives
+from evictor.kinds import FIRST_RUNNING, books_of, with_turn
 from evictor.reuse import ReuseStatistics
 from tests.strategies import chain_of
 
@@ -72,6 +73,72 @@ def test_who_is_never_asked_for_gains_nothing() -> None:
     assert lives.gain(0, 0, 0.0) == 1 and lives.gain(0, 1, 0.0) == 0 == lives.gain(1, 0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("since", "until"), [((0, 0.0), (5, 1.0)), ((1, 0.5), (3, 0.25)), ((2, 0.0), (2, 1.0))]
+)
+def test_what_lives_on_is_held_as_long(
+    hazards: tuple[np.ndarray, np.ndarray], since: tuple[int, float], until: tuple[int, float]
+) -> None:
+    """As many die in every part of an age."""
+    lives = Lives(*hazards)
+    for kind, (hazard, widths) in enumerate(zip(*hazards, strict=True)):
+        first, last = (born_by(hazard, widths, *place) for place in (since, until))
+        expected = last[0] / first[0], (last[1] - first[1]) / first[0]
+        assert lives.outlook(kind, since, until) == pytest.approx(expected, abs=1e-9)
+
+
+def born_by(hazard: np.ndarray, widths: np.ndarray, age: int, part: float) -> tuple[float, float]:
+    """How many of those that are born are alive then, and for how long one was held."""
+    alive, held = 1.0, 0.0
+    parts = np.append(np.ones(age), part)
+    for chance, width, lived in zip(hazard[: age + 1], widths[: age + 1], parts, strict=True):
+        held += alive * (1 - chance / 2) * width * lived
+        alive *= 1 - chance * lived
+    return alive, held
+
+
+def test_who_is_alive_at_no_age_is_held_no_longer() -> None:
+    lives = Lives(np.array([[1.0, 0.5]]), np.ones((1, 2)))
+    assert lives.outlook(0, (1, 0.0), (1, 1.0)) == (0, 0)
+
+
+def test_places_of_ages() -> None:
+    ages = Ages(4.0)
+    assert [ages.place_of(each) for each in (0, 3, 4, 6, 12)] == [
+        (0, 0),
+        (0, 0.75),
+        (1, 0),
+        (1, 0.5),
+        (2, 0.5),
+    ]
+    assert ages.place_of(1e12) == (NUM_AGES - 1, 1)
+
+
+@pytest.mark.parametrize("is_by_turn", [False, True])
+@pytest.mark.parametrize("num_ticks", [40, 200])
+def test_what_is_asked_for_in_time_is_not_copied_again(is_by_turn: bool, num_ticks: int) -> None:
+    """Ten positions a second. Some are asked for after one second, always; others never are."""
+    reuse = ReuseStatistics(80, 0.0)
+    soon, never = kinds = (reuse.kinds(10, 0)[0], reuse.kinds(10, 0)[-1])
+    if is_by_turn:
+        soon, never = kinds = (with_turn(soon, 1, 1), with_turn(soon, 2, 1))
+    for second in range(1, 500):
+        reuse.begin(soon, 10)
+        reuse.begin(never, 10)
+        began = reuse.tick
+        reuse.request(10, float(second))
+        reuse.hit(soon, began, 10)
+        if reuse.is_due():
+            reuse.learn()
+    books = [books_of(kind)[-1] for kind in kinds]
+    assert [book >= FIRST_RUNNING for book in books] == [is_by_turn] * 2
+    alive, held = reuse.outlook(books[0], reuse.tick, num_ticks)
+    assert alive < 0.01 and 10 < held < 20
+    alive, held = reuse.outlook(books[1], reuse.tick, num_ticks)
+    assert alive > 0.99 and 0.99 * num_ticks < held <= num_ticks
+    assert reuse.outlook(books[0], reuse.tick - 400, num_ticks) == (1, 0), "nobody has it any more"
+
+
 # Policies
 
 
@@ -88,10 +155,18 @@ def learned(policy: HazardPolicy | HintedPolicy | LruPolicy) -> CpuOffloadingBlo
     return pool
 
 
-def earns(pool: CpuOffloadingBlockAllocator, chain: list[bytes]) -> bool:
-    place: Place = pool._tree.find(chain, len(chain))
+def node_of(pool: CpuOffloadingBlockAllocator, chain: list[bytes]) -> Node:
+    place = pool._tree.find(chain, len(chain))
     assert place.depth == len(chain)
-    return pool._policy.earns_copy(place.node)
+    return place.node
+
+
+def earns(pool: CpuOffloadingBlockAllocator, chain: list[bytes]) -> bool:
+    return pool._policy.earns_copy(node_of(pool, chain))
+
+
+def earns_room(pool: CpuOffloadingBlockAllocator, chain: list[bytes], num_asked: int) -> bool:
+    return pool._policy.earns_room(node_of(pool, chain), num_asked)
 
 
 def test_a_copy_pays_for_what_is_asked_for_again() -> None:
@@ -99,15 +174,42 @@ def test_a_copy_pays_for_what_is_asked_for_again() -> None:
     assert earns(pool, SHORT) and not earns(pool, LONG)
 
 
-def test_room_pays_while_much_is_asked_for() -> None:
-    """The next candidate is worth a copy after so many positions, and not before."""
+@pytest.fixture
+def rate_of_slots() -> tuple[CpuOffloadingBlockAllocator, float]:
+    """A pool that has learned, and what a slot of it earns."""
     policy = HazardPolicy(120)
     pool = learned(policy)
-    pool.evict(60)
     first = policy._first()
     assert first is not None and first[0] > 0
-    after = math.ceil(COPY_HITS / first[0])
-    assert policy.earns_room(after + 1) and not policy.earns_room(after - 1)
+    return pool, policy._rate.least(first[0])
+
+
+def test_room_pays_while_much_is_asked_for(rate_of_slots: tuple[CpuOffloadingBlockAllocator, float]) -> None:
+    """What never comes back has to be copied again, in return for what its slots earn meanwhile."""
+    pool, rate = rate_of_slots
+    after = ROOM_HITS / rate
+    assert earns_room(pool, LONG, int(1.1 * after)) and not earns_room(pool, LONG, int(0.9 * after))
+
+
+def test_room_pays_of_what_is_asked_for_before_it_has_to_be_copied_again(
+    rate_of_slots: tuple[CpuOffloadingBlockAllocator, float],
+) -> None:
+    """All short prompts are, in 575 positions, as far as classes of ages tell."""
+    pool, rate = rate_of_slots
+    assert earns_room(pool, SHORT, 1000) and not earns_room(pool, LONG, 1000)
+    assert not earns_room(pool, SHORT, 100)
+    state, reuse = node_of(pool, SHORT).rank, pool._policy._reuse
+    alive, held = reuse.outlook(reuse.book_of(state.kind), state.last_use, 900)
+    assert ROOM_HITS * alive**2 < rate * held < ROOM_HITS * alive
+    assert earns_room(pool, SHORT, 900)
+
+
+def test_room_is_worth_what_it_earns_now_or_earned_of_late_whichever_is_less() -> None:
+    """Asking that changes nothing."""
+    rate = GoingRate()
+    assert rate.least(3.0) == 3
+    assert rate.after(2.0) == 2 and [rate.least(3.0), rate.least(1.0)] == [2, 1]
+    assert rate.after(4.0) == 3
 
 
 def test_what_slots_earn_is_a_mean_from_the_first_on() -> None:
@@ -171,25 +273,23 @@ def test_where_nobody_would_leave_all_pays() -> None:
     pool = learned(policy)
     pins = [pool.pin(chain, 0, len(chain)) for chain in (LONG, SHORT)]
     pool.evict(120)
-    assert earns(pool, LONG) and policy.earns_room(1)
+    assert earns(pool, LONG) and earns_room(pool, LONG, 1)
     for pin in pins:
         pool.unpin(pin)
 
 
 def test_policies_that_learn_nothing_have_all_copied() -> None:
     pool = learned(LruPolicy())
-    assert earns(pool, LONG) and earns(pool, SHORT) and pool._policy.earns_room(1)
+    assert earns(pool, LONG) and earns(pool, SHORT) and earns_room(pool, LONG, 1)
 
 
 @pytest.mark.parametrize("worth", [Worth.LOW, Worth.HIGH])
 def test_what_requests_ask_for_goes_before_what_is_learned(worth: Worth) -> None:
     pool = learned(HintedPolicy(HazardPolicy(120), 60, lambda: 0.0))
-    assert not earns(pool, LONG) and pool._policy.earns_room(1 << 40)
+    assert not earns(pool, LONG) and earns_room(pool, LONG, 1 << 30)
     chain, hints = chain_of(7000, *range(19)), KeepHints(worth=worth)
     pool.touch(chain, hints)
     plan = pool.plan_store(chain, 20, hints=hints, must=True)
     assert plan is not None and pool.commit(plan)
     assert earns(pool, chain)
-    assert pool._policy.earns_room(1 << 40) is (worth is Worth.HIGH), (
-        "it would go first, and is worth nothing"
-    )
+    assert earns_room(pool, LONG, 1 << 30) is (worth is Worth.HIGH), "it would go first, and is worth nothing"

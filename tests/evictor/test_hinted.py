@@ -57,11 +57,11 @@ def test_a_life_that_is_over_counts_for_copies_at_once() -> None:
     for driver in drivers:
         driver.grown(1)
     drivers[0].policy.leave(one)  # it is claimed, and asks for slots
-    assert not drivers[0].policy.stays_out(one) and drivers[1].policy.earns_room(1)
+    assert not drivers[0].policy.stays_out(one) and drivers[1].policy.earns_room(other, 1)
     for driver in drivers:
         driver.now = 5
     assert drivers[0].policy.stays_out(one), "others are worth more"
-    assert not drivers[1].policy.earns_room(1), f"{other} is in the place of whatever comes"
+    assert not drivers[1].policy.earns_room(other, 1), f"{other} is in the place of whatever comes"
 
 
 @pytest.mark.parametrize("hints", [UNWANTED, LOW, HIGH], ids=str)
