@@ -197,7 +197,7 @@ class HazardPolicy(Generic[L]):
         if first is None:
             return True
         alive, held = self._reuse.outlook(self._reuse.book_of(state.kind), state.last_use, num_asked)
-        # who is asked for by then is, soon again, and where others are not, no copy pays for them
+        # squared: what is asked for in time often is once more, and what is not is seldom worth a copy
         return self._rate.least(first[0]) * held >= ROOM_HITS * alive**2
 
     def stays_out(self, node: L) -> bool:

@@ -1,6 +1,7 @@
 """What a position earns: the index, and what a copy of it brings beyond what its slot costs."""
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 import pytest
@@ -102,6 +103,11 @@ def test_who_is_alive_at_no_age_is_held_no_longer() -> None:
     assert lives.outlook(0, (1, 0.0), (1, 1.0)) == (0, 0)
 
 
+def test_who_is_one_of_few_that_are_left_is_held_as_long_as_others() -> None:
+    lives = Lives(np.array([[0.5, 0.0, 0.0]]), np.array([[1.0, 4.0, 8.0]]))
+    assert lives.outlook(0, (1, 0.0), (1, 1.0)) == (1, 4) and lives.outlook(0, (1, 0.5), (2, 0.5)) == (1, 6)
+
+
 def test_places_of_ages() -> None:
     ages = Ages(4.0)
     assert [ages.place_of(each) for each in (0, 3, 4, 6, 12)] == [
@@ -114,10 +120,8 @@ def test_places_of_ages() -> None:
     assert ages.place_of(1e12) == (NUM_AGES - 1, 1)
 
 
-@pytest.mark.parametrize("is_by_turn", [False, True])
-@pytest.mark.parametrize("num_ticks", [40, 200])
-def test_what_is_asked_for_in_time_is_not_copied_again(is_by_turn: bool, num_ticks: int) -> None:
-    """Ten positions a second. Some are asked for after one second, always; others never are."""
+def soon_or_never(*, is_by_turn: bool) -> tuple[ReuseStatistics, list[int]]:
+    """Ten positions a second. What is of the first book is always asked for after one, of the other never."""
     reuse = ReuseStatistics(80, 0.0)
     soon, never = kinds = (reuse.kinds(10, 0)[0], reuse.kinds(10, 0)[-1])
     if is_by_turn:
@@ -132,11 +136,26 @@ def test_what_is_asked_for_in_time_is_not_copied_again(is_by_turn: bool, num_tic
             reuse.learn()
     books = [books_of(kind)[-1] for kind in kinds]
     assert [book >= FIRST_RUNNING for book in books] == [is_by_turn] * 2
-    alive, held = reuse.outlook(books[0], reuse.tick, num_ticks)
+    return reuse, books
+
+
+@pytest.mark.parametrize("is_by_turn", [False, True])
+@pytest.mark.parametrize("num_ticks", [40, 200])
+def test_what_is_asked_for_in_time_is_not_copied_again(is_by_turn: bool, num_ticks: int) -> None:
+    reuse, [soon, never] = soon_or_never(is_by_turn=is_by_turn)
+    alive, held = reuse.outlook(soon, reuse.tick, num_ticks)
     assert alive < 0.01 and 10 < held < 20
-    alive, held = reuse.outlook(books[1], reuse.tick, num_ticks)
+    alive, held = reuse.outlook(never, reuse.tick, num_ticks)
     assert alive > 0.99 and 0.99 * num_ticks < held <= num_ticks
-    assert reuse.outlook(books[0], reuse.tick - 400, num_ticks) == (1, 0), "nobody has it any more"
+    assert reuse.outlook(soon, reuse.tick - 400, num_ticks) == (1, 0), "nobody has it any more"
+
+
+def test_what_nobody_asks_for_is_held_as_long_by_either_clock() -> None:
+    held = []
+    for is_by_turn in (False, True):
+        reuse, [_, never] = soon_or_never(is_by_turn=is_by_turn)
+        held.append([reuse.outlook(never, reuse.tick, num_ticks)[1] for num_ticks in (30, 100, 400)])
+    assert held[0] == pytest.approx(held[1], rel=0.01)
 
 
 # Policies
@@ -169,6 +188,11 @@ def earns_room(pool: CpuOffloadingBlockAllocator, chain: list[bytes], num_asked:
     return pool._policy.earns_room(node_of(pool, chain), num_asked)
 
 
+def outlook(pool: CpuOffloadingBlockAllocator, chain: list[bytes], num_asked: int) -> tuple[float, float]:
+    state, reuse = node_of(pool, chain).rank, pool._policy._reuse
+    return reuse.outlook(reuse.book_of(state.kind), state.last_use, num_asked)
+
+
 def test_a_copy_pays_for_what_is_asked_for_again() -> None:
     pool = learned(HazardPolicy(120))
     assert earns(pool, SHORT) and not earns(pool, LONG)
@@ -198,10 +222,27 @@ def test_room_pays_of_what_is_asked_for_before_it_has_to_be_copied_again(
     pool, rate = rate_of_slots
     assert earns_room(pool, SHORT, 1000) and not earns_room(pool, LONG, 1000)
     assert not earns_room(pool, SHORT, 100)
-    state, reuse = node_of(pool, SHORT).rank, pool._policy._reuse
-    alive, held = reuse.outlook(reuse.book_of(state.kind), state.last_use, 900)
+    alive, held = outlook(pool, SHORT, 900)
     assert ROOM_HITS * alive**2 < rate * held < ROOM_HITS * alive
     assert earns_room(pool, SHORT, 900)
+
+
+def test_from_when_on_room_pays(rate_of_slots: tuple[CpuOffloadingBlockAllocator, float]) -> None:
+    """What is asked for in time counts twice: it stays on the GPU, and may be asked for once more."""
+    pool, rate = rate_of_slots
+    first = bisect_left(range(1000), True, key=lambda num: earns_room(pool, SHORT, num))
+    for num_asked in (first - 1, first):
+        alive, held = outlook(pool, SHORT, num_asked)
+        assert (rate * held / ROOM_HITS >= alive * alive) is (num_asked == first)
+
+
+def test_room_pays_nothing_where_slots_earned_nothing_of_late(
+    rate_of_slots: tuple[CpuOffloadingBlockAllocator, float],
+) -> None:
+    pool, _ = rate_of_slots
+    assert earns_room(pool, LONG, 1 << 30)
+    pool._policy._rate.after(0.0)
+    assert not earns_room(pool, LONG, 1 << 30)
 
 
 def test_room_is_worth_what_it_earns_now_or_earned_of_late_whichever_is_less() -> None:
