@@ -9,7 +9,7 @@ from evictor.ages import NUM_STEPS, Floats
 SURE_HITS = 0.08
 """A copy costs as much as 0.043 hits bring, about: at 23 GB/s, and where KV is computed at 1 GB/s. The rest
 is for what may be wrong about hits that are foretold."""
-ROOM_HITS = 0.03
+ROOM_HITS = 0.038
 """What a slot has to earn elsewhere while the GPU has the position, too, before that is copied again."""
 _RATE_OVER = 256
 """Times that somebody asked."""
