@@ -147,7 +147,10 @@ class Hollow:
         return start
 
     def earns_emptying(self, claim: Pin, num_asked: int) -> bool:
-        """Whether slots of what is claimed earn more elsewhere while the GPU has it; see ``earns_room``."""
+        """Whether slots of what is claimed earn more elsewhere while the GPU has it; see ``earns_room``.
+
+        What it ends with is asked for all of it.
+        """
         return claim.node is not None and self._policy.earns_room(claim.node, num_asked)
 
     def leads_on(self, chain: Sequence[bytes], stop: int) -> bool:

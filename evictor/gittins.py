@@ -39,8 +39,8 @@ class GoingRate:
         return self._value
 
     def least(self, index: float) -> float:
-        """The rate as it was, or that index, whichever is less. Nobody has asked by that."""
-        return min(index, self._value) if self._num else index
+        """The rate as ``after`` would say, or that index, whichever is less. Nobody has asked by that."""
+        return min(index, self._value + (index - self._value) / min(self._num + 1, _RATE_OVER))
 
     def learned(self, part: float) -> None:
         """Of all that is known so much is new. Indices from before count that much less."""
@@ -107,5 +107,7 @@ class Lives:
     def _at(self, kind: int, place: Place) -> tuple[float, float]:
         """How many are alive then, and for how long one was held, as if they died evenly within an age."""
         age, part = place
-        alive, held = self.alive[age : age + 2, kind].tolist(), self.held[age : age + 2, kind].tolist()
-        return alive[0] + (alive[1] - alive[0]) * part, held[0] + (held[1] - held[0]) * part
+        first, last = self.alive[age : age + 2, kind].tolist()
+        held, held_until = self.held[age : age + 2, kind].tolist()
+        alive = first + (last - first) * part
+        return alive, held + (held_until - held) * part * (first + alive) / max(first + last, 1e-12)

@@ -187,7 +187,8 @@ class ReuseStatistics:
         The part of them that nobody asks for, and the ticks until then, or until somebody does.
         """
         ages, age, pace = self._age_of(book, last_use)
-        until = ages.place_of(max(age, num_ticks / pace))
+        num_more = max(0, num_ticks - (self.tick - last_use))
+        until = ages.place_of(age + num_more / pace)
         alive, held = self._lives.outlook(int(self._rows[book]), ages.place_of(age), until)
         return alive, held * pace
 

@@ -192,6 +192,7 @@ class Later:
         self._let_go()
         self._look_back()
         self._num_free_then, self._num_refused = None, math.inf
+        self._left.refused.clear()
         now = self._clock()
         for request_id in [name for name, each in self._waiting.items() if each.until <= now]:
             self._unpin(request_id)

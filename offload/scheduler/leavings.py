@@ -12,8 +12,10 @@ from offload.scheduler.backlog import Pending
 from offload.scheduler.common import Common
 from offload.scheduler.groups import GpuBlocks
 
-_LOOKED_AT = 32
-"""Requests of which one call asks whether they give up slots."""
+_LOOKED_AT = 256
+"""Requests that one call looks at."""
+_ASKED = 32
+"""Requests that one call asks whether they give up slots."""
 _MOST_TIMES = 8
 """So many times the GPU's blocks are remembered, of all requests together."""
 
@@ -76,6 +78,8 @@ class Leavings:
         """Of the line: some of it was in the pool when it was left."""
         self.num_due = 0
         """Blocks of those that are due."""
+        self.refused: set[Pin] = set()
+        """Claims of what has kept its slots in this step, though slots were lacking."""
         self._owners: Ids = np.zeros(common.engine.num_blocks, dtype=np.int64)  # serials, by GPU block
         self._num_left = 0
         self._num_remembered = 0  # blocks of all of them
@@ -215,10 +219,16 @@ class Leavings:
         return stop if depth >= stop or self._hollow.leads_on(left.chain, stop) else depth
 
     def earns_room(self, claim: Pin | None) -> bool:
-        """Whether slots of what the GPU has earn more elsewhere than another copy costs, if it is needed."""
+        """Whether slots of what the GPU has earn more elsewhere than another copy costs, if it is needed.
+
+        Who has been refused is refused until ``refused`` is cleared.
+        """
         if claim is None:
             return not self._is_gapped
-        return self._hollow.earns_emptying(claim, self._engine.num_blocks)
+        if claim in self.refused or not self._hollow.earns_emptying(claim, self._engine.num_blocks):
+            self.refused.add(claim)
+            return False
+        return True
 
     def shed(self, num_slots: int) -> None:
         """Have so many slots free, of what the GPU has, too, and evicts last, where that pays.
@@ -226,7 +236,13 @@ class Leavings:
         Its first positions go first if the pool may lack them, else its last ones.
         """
         shed = self._hollow.empty if self._is_gapped else self._allocator.shedding.shed
+        num_asked = 0
         for left in list(islice(reversed(self.has_twice.values()), _LOOKED_AT)):
+            if left.claim in self.refused:
+                continue
+            num_asked += 1
+            if num_asked > _ASKED:
+                break
             if not self.earns_room(left.claim):
                 continue
             start, stop = self.refresh(left)

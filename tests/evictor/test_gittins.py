@@ -93,9 +93,17 @@ def born_by(hazard: np.ndarray, widths: np.ndarray, age: int, part: float) -> tu
     alive, held = 1.0, 0.0
     parts = np.append(np.ones(age), part)
     for chance, width, lived in zip(hazard[: age + 1], widths[: age + 1], parts, strict=True):
-        held += alive * (1 - chance / 2) * width * lived
+        held += alive * (1 - chance * lived / 2) * width * lived
         alive *= 1 - chance * lived
     return alive, held
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("part", [0.5, 0.9, 0.99, 0.9999])
+def test_nobody_is_held_for_longer_than_there_is(chance: float, part: float) -> None:
+    lives = Lives(np.array([[chance, 0.5]]), np.array([[8.0, 16.0]]))
+    alive, held = lives.outlook(0, (0, part), (0, 1.0))
+    assert 0 <= alive <= 1 and 4 * (1 - part) - 1e-9 <= held <= 8 * (1 - part) + 1e-9
 
 
 def test_who_is_alive_at_no_age_is_held_no_longer() -> None:
@@ -148,6 +156,19 @@ def test_what_is_asked_for_in_time_is_not_copied_again(is_by_turn: bool, num_tic
     alive, held = reuse.outlook(never, reuse.tick, num_ticks)
     assert alive > 0.99 and 0.99 * num_ticks < held <= num_ticks
     assert reuse.outlook(soon, reuse.tick - 400, num_ticks) == (1, 0), "nobody has it any more"
+
+
+@pytest.mark.parametrize("is_by_turn", [False, True])
+@pytest.mark.parametrize(("num_asked", "seconds"), [(1, 3600.0), (100, 0.01), (399, 3600.0), (4399, 0.1)])
+def test_how_long_the_gpu_has_something_depends_on_what_is_asked_for(
+    is_by_turn: bool, num_asked: int, seconds: float
+) -> None:
+    """And not on the time that passes: after a pause, or a burst."""
+    reuse, [_, never] = soon_or_never(is_by_turn=is_by_turn)
+    last_use = reuse.tick
+    reuse.request(num_asked, 500.0 + seconds)
+    _, held = reuse.outlook(never, last_use, 400)
+    assert held == pytest.approx(max(0, 400 - num_asked), rel=0.05)
 
 
 def test_what_nobody_asks_for_is_held_as_long_by_either_clock() -> None:
@@ -241,7 +262,8 @@ def test_room_pays_nothing_where_slots_earned_nothing_of_late(
 ) -> None:
     pool, _ = rate_of_slots
     assert earns_room(pool, LONG, 1 << 30)
-    pool._policy._rate.after(0.0)
+    for _ in range(256):
+        pool._policy._rate.after(0.0)
     assert not earns_room(pool, LONG, 1 << 30)
 
 
@@ -249,8 +271,10 @@ def test_room_is_worth_what_it_earns_now_or_earned_of_late_whichever_is_less() -
     """Asking that changes nothing."""
     rate = GoingRate()
     assert rate.least(3.0) == 3
-    assert rate.after(2.0) == 2 and [rate.least(3.0), rate.least(1.0)] == [2, 1]
+    assert rate.after(2.0) == 2 and [rate.least(3.0), rate.least(1.0)] == [2.5, 1]
     assert rate.after(4.0) == 3
+    rate.learned(1.0)
+    assert rate.least(5.0) == 5, "nothing of before counts"
 
 
 def test_what_slots_earn_is_a_mean_from_the_first_on() -> None:

@@ -158,9 +158,9 @@ _ROWS = [
     ("evictor", f"{_STATISTICS}.learn", "self._num_new_hits / max(num_hits, 1.0)", "0.0"),
     ("evictor", "evictor.gittins:Lives.index", "* (1 - asked**2)", ""),
     ("evictor", f"{_HAZARD}.earns_room", "alive**2", "alive"),
-    ("evictor", "evictor.gittins:GoingRate.least", "min(index, self._value)", "index"),
+    ("evictor", "evictor.gittins:GoingRate.least", "min(index, self._value", "max(index, self._value"),
     ("evictor", "evictor.gittins:Lives.outlook", "(held_then - held) / alive", "held_then - held"),
-    ("evictor", f"{_STATISTICS}.outlook", "num_ticks / pace", "num_ticks"),
+    ("evictor", f"{_STATISTICS}.outlook", "num_more / pace", "num_more"),
     ("evictor", "evictor.gittins:Lives.gain", "gains.max()", "gains[-1]"),
     (
         "evictor",

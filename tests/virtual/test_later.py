@@ -676,6 +676,26 @@ def test_what_was_restored_keeps_its_slots_beside_what_never_comes_back(
     come_to_rest(engine)
 
 
+def test_who_keeps_slots_hides_nobody_behind(
+    engines: Engines, is_gapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is asked once in a step, a few at a time."""
+    engine = lazy(engines, 60, cpu_slots=90)
+    for each in (*range(13), *range(13)):
+        serve(engine, document(each))
+    left, hollow = later_of(engine)._left, engine.side.allocator.hollow
+    asked: list[object] = []
+    monkeypatch.setattr("offload.scheduler.leavings._ASKED", 2)
+    monkeypatch.setattr(hollow, "earns_emptying", lambda claim, _: asked.append(claim))
+    num_twice = len(left.has_twice)
+    for _ in range(num_twice if is_gapped else 0):
+        left.shed(1)
+    assert not is_gapped or len(set(asked)) == len(asked) == num_twice > 4
+    serve(engine, document(0))
+    assert not left.refused
+    come_to_rest(engine)
+
+
 def test_who_is_not_copied_is_told_why(engines: Engines, is_gapped: bool) -> None:
     engine = lazy(engines, 60, cpu_slots=60)
     asked = []
