@@ -63,8 +63,9 @@ class Later:
     than has been copied. It also grows by what a restore is about to take at once. The restore waits, for a
     while, until that is stored. Where running requests may be preempted, ``is_pressed`` says so.
 
-    When the pool is full, what the GPU has, too, goes first. For models whose positions are one block, and
-    nothing else. No step looks at more than a few requests, each with O(1) array work per position.
+    When the pool is full, what the GPU has, too, goes first where that pays. For models whose positions are
+    one block, and nothing else. No step looks at more than a few requests, each with O(1) array work per
+    position.
     """
 
     def __init__(
