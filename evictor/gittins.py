@@ -6,7 +6,7 @@ import numpy as np
 
 from evictor.ages import NUM_STEPS, Floats
 
-SURE_HITS = 0.08
+SURE_HITS = 0.065
 """A copy costs as much as 0.043 hits bring, about: at 23 GB/s, and where KV is computed at 1 GB/s. The rest
 is for what may be wrong about hits that are foretold."""
 ROOM_HITS = 0.038
