@@ -649,7 +649,7 @@ def begun_alike(num_heads: int, numbers: Iterable[int]) -> list[list[int]]:
 def test_second_copies_keep_slots_that_earn_less_elsewhere(engines: Engines, is_gapped: bool) -> None:
     """All that comes back fits the pool, and not the GPU. It is restored in turn, and not copied again.
 
-    So it is once that has been learned.
+    So it is once that has been learned. What never comes back may be copied.
     """
     engine = lazy(engines, 60, cpu_slots=90)
     for number in range(20):
@@ -659,7 +659,7 @@ def test_second_copies_keep_slots_that_earn_less_elsewhere(engines: Engines, is_
         serve(engine, document(1000 + number, 2 * DOCUMENT))
     assert counts["local_tokens"] + counts["restored_tokens"] == 13 * DOCUMENT * BLOCK
     if is_gapped:
-        assert counts["stored_bytes"] == 0
+        assert counts["stored_bytes"] <= 2 * DOCUMENT * engine.side._common.slot_bytes
     come_to_rest(engine)
 
 
