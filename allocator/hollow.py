@@ -149,7 +149,7 @@ class Hollow:
     def earns_emptying(self, claim: Pin, num_asked: int) -> bool:
         """Whether slots of what is claimed earn more elsewhere while the GPU has it; see ``earns_room``.
 
-        What it ends with is asked for all of it.
+        Its last segment decides for all of it.
         """
         return claim.node is not None and self._policy.earns_room(claim.node, num_asked)
 

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Place = tuple[int, float]
+"""An age: its class, and the part of the class that is younger."""
 
 NUM_AGES = 14
 NUM_STEPS = 4
@@ -38,7 +40,7 @@ class Ages:
         """Of each age, its class. What is older than all of them is of the last."""
         return np.searchsorted(self.starts, ages, "right") - 1
 
-    def place_of(self, age: float) -> tuple[int, float]:
+    def place_of(self, age: float) -> Place:
         """The class of that age, and the part of it that is younger. The last one has all the rest."""
         number = min(bisect_right(self._edges, age), NUM_AGES) - 1
         start, stop = self._edges[number], self._edges[number + 1]

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from evictor.ages import NUM_STEPS, Floats
+from evictor.ages import NUM_STEPS, Floats, Place
 
 SURE_HITS = 0.065
 """A copy costs as much as 0.043 hits bring, about: at 23 GB/s, and where KV is computed at 1 GB/s. The rest
@@ -13,10 +13,6 @@ ROOM_HITS = 0.038
 """What a slot has to earn elsewhere while the GPU has the position, too, before that is copied again."""
 _RATE_OVER = 256
 """Times that somebody asked."""
-
-
-Place = tuple[int, float]
-"""An age: its class, and the part of the class that is younger."""
 
 
 class GoingRate:

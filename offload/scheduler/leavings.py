@@ -236,13 +236,8 @@ class Leavings:
         Its first positions go first if the pool may lack them, else its last ones.
         """
         shed = self._hollow.empty if self._is_gapped else self._allocator.shedding.shed
-        num_asked = 0
-        for left in list(islice(reversed(self.has_twice.values()), _LOOKED_AT)):
-            if left.claim in self.refused:
-                continue
-            num_asked += 1
-            if num_asked > _ASKED:
-                break
+        latest = islice(reversed(self.has_twice.values()), _LOOKED_AT)
+        for left in list(islice((each for each in latest if each.claim not in self.refused), _ASKED)):
             if not self.earns_room(left.claim):
                 continue
             start, stop = self.refresh(left)
