@@ -11,6 +11,7 @@ import pytest
 from offload.messages import LOAD, STORE
 from offload.testing.virtual import run_seed
 from offload.testing.virtual.history import WrongBytesError
+from tests.seeds import seeds_of_runs
 from tests.virtual.driver import (
     LOADING,
     Engines,
@@ -34,7 +35,7 @@ DRAFTERS = ["ngram", *WITH_LAYERS]
 @pytest.mark.parametrize("first", range(0, 40, 10))
 def test_random_runs_with_drafts(first: int) -> None:
     counts = Counter[str]()
-    for seed in range(first, first + 10):
+    for seed in seeds_of_runs(first, first + 10):
         counts += run_seed(seed, turns=150, kind="draft").counts
     assert counts["loads"] and 0 < counts["right drafts"] < counts["drafts"], counts
 

@@ -21,7 +21,7 @@ from offload.testing.virtual.run import run_seed
 from offload.testing.virtual.tier import FETCH, SPILL, VirtualTier
 from offload.vllm import kv_events
 from offload.worker.media.base import MediumJob, Verb
-from tests.seeds import OTHER_SEEDS
+from tests.seeds import OTHER_SEEDS, seeds_of_runs
 from tests.virtual.driver import come_to_rest, forget_gpu, publish_events, serve, step_until, tokens, watch
 from tests.virtual.test_event_storms import watch_events
 
@@ -605,11 +605,13 @@ def random_history(seed: int) -> VirtualTier:
 
 def test_random_histories_with_a_tier() -> None:
     moved = Counter[Verb]()
-    for seed in range(32):
+    seeds = seeds_of_runs(0, 32)
+    for seed in seeds:
         for medium in random_history(seed).media:
             moved.update(medium.moved)
     if OTHER_SEEDS == 0:
-        assert all(moved[verb] > 100 for verb in (Verb.PUT, Verb.GET)), f"too little has happened: {moved}"
+        least = min(moved[verb] for verb in (Verb.PUT, Verb.GET))
+        assert least > 3 * len(seeds), f"too little has happened: {moved}"
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ from offload.scheduler import costs
 from offload.testing.virtual import RunFailedError, VirtualEngine, VirtualSettings, draw_settings, run_seed
 from offload.testing.virtual.history import WrongBytesError
 from offload.worker import allowance, transfer
+from tests.seeds import seeds_of_runs
 from tests.virtual.driver import make_engine, step_until, table_of, tokens
 
 
 @pytest.mark.parametrize("first", range(0, 48, 8))
 def test_random_runs(first: int) -> None:
-    for seed in range(first, first + 8):
+    for seed in seeds_of_runs(first, first + 8):
         run_seed(seed, turns=200)
 
 
@@ -31,14 +32,14 @@ def test_random_runs_with_stores_held_back(first: int, monkeypatch: pytest.Monke
         held.append(len(engine._held))
 
     monkeypatch.setattr(transfer.TransferEngine, "_begin_held", counted)
-    for seed in range(first, first + 10):
+    for seed in seeds_of_runs(first, first + 10):
         run_seed(seed, turns=150)
     assert any(held)
 
 
 @pytest.mark.parametrize("first", [3000, 3010])
 def test_random_runs_with_a_runner_that_samples_late(first: int) -> None:
-    for seed in range(first, first + 10):
+    for seed in seeds_of_runs(first, first + 10):
         settings = draw_settings(random.Random(seed))
         run_seed(seed, turns=150, settings=replace(settings, samples_late=True))
 
