@@ -8,6 +8,7 @@ from math import inf
 from operator import itemgetter, neg
 from typing import NamedTuple
 
+from offload.scheduler.choices import Choices
 from offload.scheduler.common import Common
 from offload.scheduler.engine import Request
 from offload.scheduler.offer import Offer, Why
@@ -134,16 +135,18 @@ class Aside:
     - while restores are under way of others that lack little: for half of the time at most that it takes to
       compute what it lacks, of which a step, however long, takes a half;
     - in a step in which such others go on, for they have it for themselves: after that time in two at most;
-    - when it is first asked, while such others wait behind it, and the pool has their KV.
+    - when it is first asked, while such others wait behind it, and the GPU has their KV, or the pool where a
+      restore may pay.
 
     Nobody steps aside for who is behind it by vLLM's priority, or who came later than with it, or a second
     time before it was admitted. So where restores never end, each prompt waits for those of a moment only.
     What was admitted runs, and vLLM divides a step's tokens among those that run.
     """
 
-    def __init__(self, common: Common, step_tokens: int) -> None:
-        """Nobody is known. ``step_tokens``: a step computes at most."""
+    def __init__(self, common: Common, choices: Choices, step_tokens: int) -> None:
+        """Nobody is known. ``choices``: of restores. ``step_tokens``: a step computes at most."""
         self._common = common
+        self._choices = choices
         self._least_tokens = max(_FEW, step_tokens // 8)
         self._new: dict[str, Request] = {}  # have not been asked
         self._came: dict[str, float] = {}  # by the clock, those that were not admitted
@@ -236,8 +239,14 @@ class Aside:
     # Private
 
     def _lacks_little(self, request: Request, turn: _Turn) -> bool:
-        depth = self._common.allocator.hollow.depth(self._common.engine.chain(request))
-        return request.num_tokens - depth * self._common.block_size <= turn.most
+        """Whether it has to compute few tokens, by what the pool knows. O(log n)."""
+        engine, size = self._common.engine, self._common.block_size
+        chain = engine.chain(request)
+        num_there = self._common.allocator.hollow.depth(chain) * size
+        if request.num_tokens - num_there > turn.most:
+            return False
+        num_local = bisect_left(chain, True, key=lambda prefix_hash: not engine.has(prefix_hash)) * size
+        return request.num_tokens - num_local <= turn.most or self._choices.may_restore(num_local, num_there)
 
     def _lets_pass(self, turn: _Turn) -> bool:
         is_patient = turn.is_patient(self._common.clock())

@@ -4,7 +4,7 @@ from math import inf
 
 from offload.messages import LOAD, STORE
 from offload.restore_config import RestoreWhen
-from offload.scheduler.choice import Choice, Prospect, Verdict, choose
+from offload.scheduler.choice import SLOWEST, Choice, Prospect, Verdict, choose
 from offload.scheduler.common import Common
 from offload.scheduler.costs import LinkCost
 from offload.scheduler.engine import Request
@@ -52,6 +52,19 @@ class Choices:
         """It waits for its turn."""
         if self._when is RestoreWhen.AUTO:
             self._gpu.arrived(request)
+
+    def may_restore(self, first: int, stop: int) -> bool:
+        """Whether a restore of tokens ``first`` to ``stop`` may be made once somebody asks for it.
+
+        What costs tell, whatever waits: never where ``choose`` computes them in any case.
+        """
+        if self._when is not RestoreWhen.AUTO:
+            return not self.is_off
+        prefill, link = self._common.costs.prefill, self._known_link
+        if not (prefill.is_known and link.is_known):
+            return True
+        seconds = link.seconds(int((stop - first) * self._token_bytes))
+        return seconds <= SLOWEST * prefill.seconds(first, stop)
 
     def make(
         self,
@@ -131,7 +144,7 @@ class Choices:
             first,
             stop,
             request.num_tokens,
-            groups.columns * common.block_bytes / size,
+            self._token_bytes,
             groups.bag_slots * common.block_bytes,
             self.queue.seconds,
             self._gpu.backlog(request.request_id),
@@ -156,6 +169,11 @@ class Choices:
         if each and not common.engine.groups.has_bags:
             tried = min(tried, prospect.first + max(int(seconds / each), common.block_size))
         return choice._replace(stop=tried, verdict=Verdict.TRIED)
+
+    @property
+    def _token_bytes(self) -> float:
+        """That a restored token moves."""
+        return self._common.engine.groups.columns * self._common.block_bytes / self._common.block_size
 
     @property
     def _known_link(self) -> LinkCost:

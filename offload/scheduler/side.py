@@ -127,7 +127,7 @@ class SchedulerSide:
         self.stores = Stores(common, self.adapters, config, step_tokens=step_tokens)
         first_part = amounts.first_part_blocks(block_bytes // num_ranks)
         self.restores = Restores(common, config.restore_when, first_part=first_part, step_tokens=step_tokens)
-        self.aside = Aside(common, step_tokens)
+        self.aside = Aside(common, self.restores.choices, step_tokens)
         self.flows: list[Flow[Any]] = [self.restores, self.stores]
         self._sources: list[Source] = []
         self.below: list[Below] = []

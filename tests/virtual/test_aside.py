@@ -210,6 +210,29 @@ def test_who_comes_later_is_not_waited_for(make: Engines) -> None:
     batch.run()
 
 
+def test_who_comes_behind_and_is_computed_anyway_does_not_pass(make: Engines) -> None:
+    """The pool has the KV of three, and restores none."""
+    batch = Batch(make(restore="never"), [1, 2, 3])
+    batch.step()
+    assert batch.requests[0].num_computed_tokens == 48
+    batch.run()
+    assert batch.first[0] < min(batch.first[place] for place in (1, 2, 3))
+
+
+def test_who_comes_behind_and_is_on_the_gpu_passes_though_nothing_is_restored(make: Engines) -> None:
+    """The GPU has what the pool has, too."""
+    engine = make(restore="never")
+    batch = Batch(engine, [], order=[])
+    for place in (1, 2, 3):
+        serve(engine, PROMPTS[place][:LENGTH])
+    for place in range(4):
+        batch.add(place)
+    batch.step()
+    assert not batch.requests[0].num_computed_tokens
+    batch.run()
+    assert all(batch.first[place] < batch.first[0] for place in (1, 2, 3))
+
+
 def test_who_lacks_little_lets_nobody_pass(make: Engines) -> None:
     engine = make()
     Batch(engine, [1, 2, 3], order=[])

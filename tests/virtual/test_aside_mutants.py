@@ -9,6 +9,7 @@ import pytest
 
 from offload.scheduler import aside
 from offload.scheduler.aside import Aside
+from offload.scheduler.choices import Choices
 from tests.virtual import test_aside as tests
 from tests.virtual.driver import Engines
 
@@ -73,6 +74,18 @@ def it_counts_that_nobody_has_arrived(patch: Patch) -> None:
     patch.setattr(aside._Least, "least", lambda *_: -inf)
 
 
+def restores_are_believed_to_pay(patch: Patch) -> None:
+    patch.setattr(Choices, "may_restore", lambda *_: True)
+
+
+def no_restore_is_believed_to_pay(patch: Patch) -> None:
+    patch.setattr(Choices, "may_restore", lambda *_: False)
+
+
+def what_the_gpu_has_does_not_count(patch: Patch) -> None:
+    patch.setattr(aside, "bisect_left", lambda *_, **__: 0)
+
+
 Check = Callable[[Engines], None]
 
 
@@ -103,6 +116,12 @@ MUTANTS: list[tuple[Callable[[Patch], None], Check]] = [
     (those_behind_are_not_looked_at, in_order),
     (priorities_are_ignored, by_priority),
     (who_lacks_little_steps_aside, tests.test_who_lacks_little_lets_nobody_pass),
+    (restores_are_believed_to_pay, tests.test_who_comes_behind_and_is_computed_anyway_does_not_pass),
+    (no_restore_is_believed_to_pay, in_order),
+    (
+        what_the_gpu_has_does_not_count,
+        tests.test_who_comes_behind_and_is_on_the_gpu_passes_though_nothing_is_restored,
+    ),
     (it_counts_that_nobody_has_arrived, tests.test_nobody_waits_where_all_are_lost),
 ]
 

@@ -142,6 +142,18 @@ def test_what_is_configured_goes_before_what_is_measured(when: RestoreWhen, stop
     assert desk.counts == ({"always": 1} if stop else {"computed": 1})
 
 
+@pytest.mark.parametrize(("seconds", "may"), [(0.0005, True), (0.0039, True), (0.0041, False)])
+def test_a_restore_may_be_made_unless_it_takes_far_longer_than_computing(seconds: float, may: bool) -> None:
+    desk = Desk()
+    assert desk.choices.may_restore(0, STOP), "nothing is known"
+    desk.measure(seconds)
+    assert desk.choices.may_restore(0, STOP) is may is desk.choices.may_restore(500, STOP)
+    for when in (RestoreWhen.ALWAYS, RestoreWhen.NEVER):
+        fixed = Desk(when)
+        fixed.measure(seconds)
+        assert fixed.choices.may_restore(0, STOP) is (when is RestoreWhen.ALWAYS)
+
+
 @pytest.mark.parametrize(("how", "verdict"), [("wanted", "asked"), ("coming", "fetched")])
 def test_what_is_wanted_or_comes_from_below_is_loaded_whatever_it_costs(how: str, verdict: str) -> None:
     desk = Desk()
