@@ -135,8 +135,8 @@ class Aside:
     - while restores are under way of others that lack little: for half of the time at most that it takes to
       compute what it lacks, of which a step, however long, takes a half;
     - in a step in which such others go on, for they have it for themselves: after that time in two at most;
-    - when it is first asked, while such others wait behind it, and the GPU has their KV, or the pool where a
-      restore may pay.
+    - when it is first asked, while such others wait behind it, and the pool has their KV: what the GPU has as
+      well, or what a restore may pay for.
 
     Nobody steps aside for who is behind it by vLLM's priority, or who came later than with it, or a second
     time before it was admitted. So where restores never end, each prompt waits for those of a moment only.
@@ -239,13 +239,18 @@ class Aside:
     # Private
 
     def _lacks_little(self, request: Request, turn: _Turn) -> bool:
-        """Whether it has to compute few tokens, by what the pool knows. O(log n)."""
+        """Whether it has to compute few tokens, by what the pool knows. O(log n).
+
+        With bags the GPU may lack the state behind what it has, so there only a restore counts.
+        """
         engine, size = self._common.engine, self._common.block_size
         chain = engine.chain(request)
         num_there = self._common.allocator.hollow.depth(chain) * size
         if request.num_tokens - num_there > turn.most:
             return False
-        num_local = bisect_left(chain, True, key=lambda prefix_hash: not engine.has(prefix_hash)) * size
+        num_local = 0
+        if not engine.groups.has_bags:
+            num_local = bisect_left(chain, True, key=lambda prefix_hash: not engine.has(prefix_hash)) * size
         return request.num_tokens - num_local <= turn.most or self._choices.may_restore(num_local, num_there)
 
     def _lets_pass(self, turn: _Turn) -> bool:

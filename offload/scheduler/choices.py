@@ -63,8 +63,8 @@ class Choices:
         prefill, link = self._common.costs.prefill, self._known_link
         if not (prefill.is_known and link.is_known):
             return True
-        seconds = link.seconds(int((stop - first) * self._token_bytes))
-        return seconds <= SLOWEST * prefill.seconds(first, stop)
+        num_bytes = int((stop - first) * self._token_bytes + self._fixed_bytes)
+        return link.seconds(num_bytes) <= SLOWEST * prefill.seconds(first, stop)
 
     def make(
         self,
@@ -139,13 +139,13 @@ class Choices:
     def _choose(self, request: Request, first: int, stop: int, num_restoring: int) -> Choice:
         common = self._common
         waited = self._gpu.waited(request.request_id)
-        groups, size = common.engine.groups, common.block_size
+        size = common.block_size
         prospect = Prospect(
             first,
             stop,
             request.num_tokens,
             self._token_bytes,
-            groups.bag_slots * common.block_bytes,
+            self._fixed_bytes,
             self.queue.seconds,
             self._gpu.backlog(request.request_id),
             _PATIENCE * self._longest.seconds - waited,
@@ -174,6 +174,11 @@ class Choices:
     def _token_bytes(self) -> float:
         """That a restored token moves."""
         return self._common.engine.groups.columns * self._common.block_bytes / self._common.block_size
+
+    @property
+    def _fixed_bytes(self) -> int:
+        """That a restore moves beside."""
+        return self._common.engine.groups.bag_slots * self._common.block_bytes
 
     @property
     def _known_link(self) -> LinkCost:

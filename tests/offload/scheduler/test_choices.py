@@ -154,6 +154,14 @@ def test_a_restore_may_be_made_unless_it_takes_far_longer_than_computing(seconds
         assert fixed.choices.may_restore(0, STOP) is (when is RestoreWhen.ALWAYS)
 
 
+@pytest.mark.parametrize(("bag_slots", "may"), [(99, True), (101, False)])
+def test_what_a_checkpoint_moves_counts(bag_slots: int, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.measure(0.002)
+    monkeypatch.setattr(desk.choices._common.engine.groups, "bag_slots", bag_slots)
+    assert desk.choices.may_restore(0, STOP) is may
+
+
 @pytest.mark.parametrize(("how", "verdict"), [("wanted", "asked"), ("coming", "fetched")])
 def test_what_is_wanted_or_comes_from_below_is_loaded_whatever_it_costs(how: str, verdict: str) -> None:
     desk = Desk()
