@@ -15,7 +15,7 @@ from typing import Any
 from hypothesis.internal.conjecture import providers
 
 OTHER_SEEDS = int(os.environ.get("KV_OFFLOAD_SEED") or 0)
-FEWER_SEEDS = bool(os.environ.get("KV_OFFLOAD_FEWER_SEEDS"))
+FEWER_SEEDS = bool(int(os.environ.get("KV_OFFLOAD_FEWER_SEEDS") or 0))
 
 
 def seeds_of_runs(start: int, stop: int) -> range:
