@@ -610,8 +610,8 @@ def test_random_histories_with_a_tier() -> None:
         for medium in random_history(seed).media:
             moved.update(medium.moved)
     if OTHER_SEEDS == 0:
-        least = min(moved[verb] for verb in (Verb.PUT, Verb.GET))
-        assert least > 3 * len(seeds), f"too little has happened: {moved}"
+        enough = 100 * len(seeds) / 32
+        assert all(moved[verb] > enough for verb in (Verb.PUT, Verb.GET)), f"too little has happened: {moved}"
 
 
 @pytest.mark.parametrize(
