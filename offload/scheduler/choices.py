@@ -4,7 +4,7 @@ from math import inf
 
 from offload.messages import LOAD, STORE
 from offload.restore_config import RestoreWhen
-from offload.scheduler.choice import SLOWEST, Choice, Prospect, Verdict, choose
+from offload.scheduler.choice import Choice, Prospect, Verdict, choose
 from offload.scheduler.common import Common
 from offload.scheduler.costs import LinkCost
 from offload.scheduler.engine import Request
@@ -56,15 +56,14 @@ class Choices:
     def may_restore(self, first: int, stop: int) -> bool:
         """Whether a restore of tokens ``first`` to ``stop`` may be made once somebody asks for it.
 
-        What costs tell, whatever waits: never where ``choose`` computes them in any case.
+        As chosen where its request may wait for ever, and others keep the GPU busy.
         """
         if self._when is not RestoreWhen.AUTO:
             return not self.is_off
-        prefill, link = self._common.costs.prefill, self._known_link
-        if not (prefill.is_known and link.is_known):
-            return True
-        num_bytes = int((stop - first) * self._token_bytes + self._fixed_bytes)
-        return link.seconds(num_bytes) <= SLOWEST * prefill.seconds(first, stop)
+        prospect = Prospect(
+            first, stop, stop, self._token_bytes, self._fixed_bytes, backlog=inf, patience=inf
+        )
+        return choose(self._common.costs.prefill, self._known_link, prospect).verdict is not Verdict.COMPUTED
 
     def make(
         self,
