@@ -10,6 +10,7 @@ import pytest
 from offload.scheduler import aside
 from offload.scheduler.aside import Aside
 from offload.scheduler.choices import Choices
+from offload.vllm.engine import VllmEngine
 from tests.virtual import test_aside as tests
 from tests.virtual.driver import Engines
 
@@ -83,7 +84,7 @@ def no_restore_is_believed_to_pay(patch: Patch) -> None:
 
 
 def what_the_gpu_has_does_not_count(patch: Patch) -> None:
-    patch.setattr(aside, "bisect_left", lambda *_, **__: 0)
+    patch.setattr(VllmEngine, "has", lambda *_: False)
 
 
 Check = Callable[[Engines], None]
