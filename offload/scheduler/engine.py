@@ -213,6 +213,9 @@ class Engine(Protocol):
     def num_intact(self, blocks: Sequence[Any], hashes: Sequence[bytes]) -> int:
         """How many leading ones of these blocks the prefix cache has under these hashes. O(these), in C."""
 
+    def is_intact(self, block: Any, prefix_hash: bytes) -> bool:
+        """Whether the prefix cache has this block under that hash. O(1)."""
+
     def has(self, prefix_hash: bytes) -> bool:
         """Whether its prefix cache has the block of full attention with that hash."""
 

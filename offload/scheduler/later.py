@@ -117,7 +117,7 @@ class Later:
             return
         tables = self._engine.tables(request.request_id)
         ids = self._engine.ids(self._engine.groups.prefix(tables, range(num_blocks)))
-        for serial in self._left.owners(ids[num_storable:]):
+        for serial in self._left.owners(ids[num_storable:]) if num_storable < num_blocks else ():
             if serial in self._left.line:
                 self._take_turn(self._left.line[serial])
         self._left.own(ids, 0)
@@ -271,9 +271,9 @@ class Later:
         """What has been evicted of those that are due is due no more."""
         self._num_free_then = self._engine.num_free
         for index, left in enumerate(list(islice(self._left.due.values(), _LOOKED_AT))):
-            num_owned = left.num_owned
-            self._left.refresh(left)
-            if left.num_owned == num_owned and (index >= _LOOKED_BACK or not self._num_held):
+            if not self._left.is_whole(left):
+                self._left.refresh(left)
+            elif index >= _LOOKED_BACK or not self._num_held:
                 break  # what is evicted after it is there, too
 
     def _take_turns(self, num_more: int = 0, ended: Pending | None = None, own: Sequence[bytes] = ()) -> None:
@@ -285,7 +285,7 @@ class Later:
         num_held = min(self._num_held, int(self._engine.num_blocks * _MOST_COPIED))
         window = self._window + max(num_more, num_held) - self._count_unused()
         line = self._left.line
-        for left in list(islice(line.values(), _LOOKED_AT)):
+        for left in list(islice(line.values(), _LOOKED_AT)) if self._left.num_due < window else ():
             while self._left.num_due < window and left.serial in line:
                 num_others = left.num_owned - self._left.num_of(left, own)
                 if num_others <= 0:

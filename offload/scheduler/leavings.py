@@ -121,11 +121,10 @@ class Leavings:
 
     def own(self, ids: Ids, serial: int) -> None:
         """These blocks belong to that one from now on; 0: to a request that runs."""
-        serials, counts = np.unique(self._owners[ids], return_counts=True)
+        before = self._owners[ids]
         self._owners[ids] = serial
-        for loser, num in zip(serials.tolist(), counts.tolist(), strict=True):
-            if loser:
-                self._lose(self._find(loser), num)
+        for loser, num in _counts(before[before > 0]):
+            self._lose(self._find(loser), num)
 
     def owners(self, ids: Ids) -> list[int]:
         """Serials of those that these blocks belong to, each once; 0: some belong to nobody."""
@@ -149,6 +148,10 @@ class Leavings:
         """How many of the blocks that are due have a hash of ``chain``."""
         return sum(self.num_of(left, chain) for left in self.due.values()) if chain else 0
 
+    def is_whole(self, left: Left) -> bool:
+        """Whether the GPU has evicted none of it: it evicts its last block first. O(1)."""
+        return bool(left.blocks) and self._engine.is_intact(left.blocks[-1], left.chain[left.stop - 1])
+
     def refresh(self, left: Left) -> tuple[int, int]:
         """The positions that it owns and the GPU still has, from the first to behind the last one.
 
@@ -157,10 +160,11 @@ class Leavings:
         owned = self._owners[left.ids] == left.serial
         low = start = int(owned.argmax()) if left.num_owned else 0
         high = len(owned) if left.num_owned else 0
+        if self.is_whole(left):
+            low = high
         while low < high:
             middle = (low + high) // 2
-            at = left.first + middle
-            if self._engine.num_intact(left.part(at, at + 1), left.chain[at : at + 1]):
+            if self._engine.is_intact(left.blocks[middle], left.chain[left.first + middle]):
                 low = middle + 1
             else:
                 high = middle
@@ -321,3 +325,14 @@ class Leavings:
         if self._is_gapped:
             return not self._hollow.lacking(left.chain, 0, left.stop).all()
         return self._allocator.known_depth(left.chain, left.stop) > 0
+
+
+def _counts(serials: Ids) -> list[tuple[int, int]]:
+    """Each of these numbers, and how often it is there. Of one number, as nearly always, without sorting."""
+    if not len(serials):
+        return []
+    first = int(serials[0])
+    if (serials == first).all():
+        return [(first, len(serials))]
+    found, counts = np.unique(serials, return_counts=True)
+    return list(zip(found.tolist(), counts.tolist(), strict=True))

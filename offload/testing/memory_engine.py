@@ -262,6 +262,10 @@ class MemoryEngine:
         pairs = zip(blocks, hashes, strict=True)
         return sum(1 for _ in takewhile(lambda pair: pair[0].prefix_hash == pair[1], pairs))
 
+    def is_intact(self, block: MemoryBlock, prefix_hash: bytes) -> bool:
+        """Whether the cache has this block under that hash."""
+        return block.prefix_hash == prefix_hash
+
     def is_ending(self) -> bool:
         """It does not."""
         return False

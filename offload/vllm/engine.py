@@ -102,6 +102,7 @@ class VllmEngine:
         self._pool = kv_cache_manager.block_pool
         self.groups = groups
         self._group_ids = cached_groups(kv_cache_manager.kv_cache_config)
+        self._group_key: bytes = kv_cache_utils.make_block_hash_with_group_id(b"", self._group_ids[0])
         self._hash_stride: int = self.groups.position_tokens // self._pool.hash_block_size
         self.num_blocks: int = self._pool.num_gpu_blocks
         self.num_spare: int = kv_cache_manager.watermark_blocks
@@ -269,9 +270,13 @@ class VllmEngine:
 
     def num_intact(self, blocks: Sequence[Any], hashes: Sequence[bytes]) -> int:
         """How many leading ones of these blocks the prefix cache has under these hashes. O(these), in C."""
-        of_group = kv_cache_utils.make_block_hash_with_group_id(b"", self._group_ids[0])
-        same = list(map(eq, map(_block_hash, blocks), map(add, hashes, repeat(of_group))))
+        same = list(map(eq, map(_block_hash, blocks), map(add, hashes, repeat(self._group_key))))
         return same.index(False) if False in same else len(same)
+
+    def is_intact(self, block: Any, prefix_hash: bytes) -> bool:
+        """Whether the prefix cache has this block under that hash. O(1)."""
+        is_intact: bool = block.block_hash == prefix_hash + self._group_key
+        return is_intact
 
     def has(self, prefix_hash: bytes) -> bool:
         """Whether its prefix cache has the block of full attention with that hash."""
