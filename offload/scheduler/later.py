@@ -271,9 +271,9 @@ class Later:
         """What has been evicted of those that are due is due no more."""
         self._num_free_then = self._engine.num_free
         for index, left in enumerate(list(islice(self._left.due.values(), _LOOKED_AT))):
-            if not self._left.is_whole(left):
-                self._left.refresh(left)
-            elif index >= _LOOKED_BACK or not self._num_held:
+            num_owned = left.num_owned
+            self._left.refresh(left)
+            if left.num_owned == num_owned and (index >= _LOOKED_BACK or not self._num_held):
                 break  # what is evicted after it is there, too
 
     def _take_turns(self, num_more: int = 0, ended: Pending | None = None, own: Sequence[bytes] = ()) -> None:

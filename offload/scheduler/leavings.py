@@ -148,20 +148,14 @@ class Leavings:
         """How many of the blocks that are due have a hash of ``chain``."""
         return sum(self.num_of(left, chain) for left in self.due.values()) if chain else 0
 
-    def is_whole(self, left: Left) -> bool:
-        """Whether the GPU has evicted none of it: it evicts its last block first. O(1)."""
-        return bool(left.blocks) and self._engine.is_intact(left.blocks[-1], left.chain[left.stop - 1])
-
     def refresh(self, left: Left) -> tuple[int, int]:
         """The positions that it owns and the GPU still has, from the first to behind the last one.
 
         The GPU evicts the last of them first. 0 and 0: there are none, and it is forgotten.
         """
         owned = self._owners[left.ids] == left.serial
-        low = start = int(owned.argmax()) if left.num_owned else 0
+        low = start = max(0, owned.tobytes().find(1))  # argmax would let other threads go first
         high = len(owned) if left.num_owned else 0
-        if self.is_whole(left):
-            low = high
         while low < high:
             middle = (low + high) // 2
             if self._engine.is_intact(left.blocks[middle], left.chain[left.first + middle]):
