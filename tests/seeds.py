@@ -4,8 +4,9 @@ Without it, or with 0, every run of every test draws the same. With another numb
 draws otherwise in tests and in what they call, and so does Hypothesis: for `make soak`, and to see that no
 test passes by luck.
 
-With ``KV_OFFLOAD_FEWER_SEEDS`` long random runs take every fourth of their seeds. `make test` does that on
-the oldest and the newest vLLM, beside all of them on the one in between.
+With ``KV_OFFLOAD_FEWER_SEEDS`` long random runs take every fourth of their seeds, and one hybrid model goes
+on from disk instead of three. `make test` does that on the oldest and the newest vLLM, beside all of it on
+the one in between.
 """
 
 import os

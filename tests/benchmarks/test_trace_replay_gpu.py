@@ -158,7 +158,7 @@ def test_a_prompt_as_large_as_the_gpus_cache() -> None:
 
 
 def test_rows_and_table(tmp_path: Path, run: Run) -> None:
-    path = write(tmp_path / "a_trace.jsonl", list(conversations(0)))
+    path = write(tmp_path / "a_trace.jsonl", list(conversations(0, turns=40)))
     sizes = ["--gpu", "0.1,0.5", "--gpu-pools", "1,3", "--gpu-window", "0.1,0.3", "--draws", "1"]
     found, meta, out, _ = run(trace_replay, "--trace", str(path), *sizes, "--gpu-scheduler")
     assert meta["settings"]["gpu"] == [0.1, 0.5] and "of the gap" in out
