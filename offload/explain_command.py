@@ -59,7 +59,8 @@ def lines_of(told: dict[str, Any]) -> list[str]:
         f"{told['arrived_seconds_ago']:.1f} s ago",
         f"tokens   {told['prompt_tokens']:,} of prompt{answer}: {sources or 'it waits for its turn'}",
         f"waited   {told['held_seconds']:.3f} s for others, tiers and peers, "
-        f"{told['restoring_seconds']:.3f} s for its restore{worth}",
+        f"{told['restoring_seconds']:.3f} s for its restore, "
+        f"{told['aside_seconds']:.3f} s while others went first{worth}",
     ]
     if told["preemptions"]:
         again, times = told["again_tokens"], told["preemptions"]

@@ -12,6 +12,7 @@ from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import CopySchedule
 from offload.testing.virtual import VirtualEngine
 from tests.virtual.driver import (
+    Counts,
     come_to_rest,
     forget_gpu,
     forget_gpu_while_held,
@@ -121,6 +122,15 @@ def test_who_lacks_the_end_of_its_prompt_lets_others_pass_too(make: Engines) -> 
     batch = Batch(make(), [1, 2, 3], depth=24)
     batch.run()
     assert all(batch.first[place] < batch.first[0] for place in (1, 2, 3))
+
+
+def test_time_for_others_is_not_time_lost_to_kv(make: Engines) -> None:
+    batch = Batch(make(), [1, 2, 3])
+    counts = Counts(batch.engine)
+    batch.run()
+    (first,) = batch.engine.side.notes.of(lambda each: each == batch.requests[0].request_id, 2)
+    assert first.aside > 0 == first.held and first.num_restored == 0
+    assert first.gain is None and not counts["lost_seconds"]
 
 
 def test_restores_that_take_long_are_not_waited_for(make: Engines) -> None:

@@ -39,7 +39,9 @@ class Note:
         num_admissions: how often it was given blocks.
         offer: the last that it was made.
         held_since: since when it is told to ask again; None: it is not.
-        held: seconds that it was.
+        is_aside: that is so that others go first; not for KV.
+        held: seconds that it was told so for KV.
+        aside: seconds that others went first.
         opened: when a restore for it began; None: none is under way.
         order: what that copies.
         restoring: seconds that restores for it took.
@@ -72,7 +74,9 @@ class Note:
     num_admissions: int = 0
     offer: Offer | None = None
     held_since: float | None = None
+    is_aside: bool = False
     held: float = 0.0
+    aside: float = 0.0
     opened: float | None = None
     order: Order | None = None
     restoring: float = 0.0
@@ -147,6 +151,7 @@ class Note:
         return {
             "held_seconds": round(self.held, 6),
             "restoring_seconds": round(self.restoring, 6),
+            "aside_seconds": round(self.aside, 6),
             "saved_seconds": None if self.gain is None else round(self.gain, 6),
         }
 

@@ -12,7 +12,7 @@ from offload.scheduler.engine import Engine, Request
 from offload.scheduler.fetched import Fetched
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.jobs import JobLedger
-from offload.scheduler.offer import Offer
+from offload.scheduler.offer import Offer, Why
 from offload.scheduler.restore import Restore
 from offload.scheduler.why.absence import Absence
 from offload.scheduler.why.note import MOST_NOTES, POOL, Note
@@ -76,8 +76,10 @@ class Notes:
             last = self._engine.chain(request)[position : position + 1]
             note.has_last = bool(last) and self._engine.has(last[0])
         if offer.tokens is None:
-            if note.held_since is None:
-                note.held_since = self._clock()
+            is_aside = offer.why is Why.ASIDE
+            if note.held_since is None or note.is_aside is not is_aside:
+                self._end_hold(note)
+                note.held_since, note.is_aside = self._clock(), is_aside
             return
         note.offer = offer
         self._end_hold(note)
@@ -215,7 +217,8 @@ class Notes:
         over = [note.request_id for note in self._live.values() if note.ended is not None]
         assert not over, f"{over} are over, and noted among those that run"
         for note in self._live.values():
-            assert note.held >= 0 and note.restoring >= 0, f"{note} has waited for less than no time"
+            waited = note.held, note.aside, note.restoring
+            assert min(waited) >= 0, f"{note} has waited for less than no time"
             assert (
                 note.num_local + note.num_restored <= max(note.num_prompt, 0) or note.num_admissions != 1
             ), f"{note} was given more than its prompt"
@@ -234,9 +237,14 @@ class Notes:
         return note
 
     def _end_hold(self, note: Note) -> None:
-        if note.held_since is not None:
-            note.held += self._clock() - note.held_since
-            note.held_since = None
+        if note.held_since is None:
+            return
+        seconds = self._clock() - note.held_since
+        if note.is_aside:
+            note.aside += seconds
+        else:
+            note.held += seconds
+        note.held_since = None
 
     def _end_restore(self, note: Note, now: float) -> None:
         if note.opened is not None:
