@@ -49,8 +49,9 @@ class Ended:
         orders: list[Order] = []
         if self._backlog.is_overdue:
             self._holds.give_up("overdue")
-        while self._num_left and (pending := self._backlog.first) is not None:
-            if not (self._holds.leave_room and self._breaker.allows):
+        while self._num_left and self._holds.leave_room and self._breaker.allows:
+            pending = self._backlog.first
+            if pending is None:
                 break
             self._num_left -= 1
             orders += self._open(pending)

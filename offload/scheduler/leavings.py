@@ -16,6 +16,8 @@ _LOOKED_AT = 256
 """Requests that one call looks at."""
 _ASKED = 32
 """Requests that one call asks whether they give up slots."""
+_PIECE = 256
+"""Blocks that are looked at together."""
 _MOST_TIMES = 8
 """So many times the GPU's blocks are remembered, of all requests together."""
 
@@ -153,9 +155,8 @@ class Leavings:
 
         The GPU evicts the last of them first. 0 and 0: there are none, and it is forgotten.
         """
-        owned = self._owners[left.ids] == left.serial
-        low = start = max(0, owned.tobytes().find(1))  # argmax would let other threads go first
-        high = len(owned) if left.num_owned else 0
+        low = start = self._first_owned(left)
+        high = stop = len(left.ids) if left.num_owned else 0
         while low < high:
             middle = (low + high) // 2
             if self._engine.is_intact(left.blocks[middle], left.chain[left.first + middle]):
@@ -165,7 +166,7 @@ class Leavings:
         if low == start:
             self.forget(left)
             return 0, 0
-        if low < len(owned):
+        if low < stop:
             self._disown(left, low)
         return left.first + start, left.first + low
 
@@ -276,6 +277,18 @@ class Leavings:
     def _find(self, serial: int) -> Left:
         found = self.line.get(serial)
         return self.due[serial] if found is None else found
+
+    def _first_owned(self, left: Left) -> int:
+        """Which of its blocks is the first that it owns; 0: it owns none.
+
+        In pieces: longer arrays, and ``argmax``, would let go of the interpreter's lock in every step.
+        """
+        for first in range(0, len(left.ids), _PIECE) if left.num_owned else ():
+            owned = self._owners[left.ids[first : first + _PIECE]] == left.serial
+            at = owned.tobytes().find(1)
+            if at >= 0:
+                return first + at
+        return 0
 
     def _disown(self, left: Left, num_blocks: int) -> None:
         """Nothing of it is left behind its first ``num_blocks``."""

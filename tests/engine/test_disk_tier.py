@@ -147,7 +147,7 @@ def test_ranks_with_the_same_kv_write_it_once(tmp_path: Path) -> None:
     assert difference(first, cold) < TOLERANCE
 
 
-@pytest.mark.parametrize("kind", KINDS[-1:] if FEWER_SEEDS else KINDS)
+@pytest.mark.parametrize("kind", ["qwen3_next"] if FEWER_SEEDS else KINDS)
 def test_a_hybrid_model_goes_on_at_a_checkpoint_from_disk(kind: str, tmp_path: Path) -> None:
     if kind in MAMBA2 and Version(vllm.__version__).release < (0, 32):
         pytest.skip("vLLM's CPU backend has no float32 convolution for Mamba2 before 0.32")

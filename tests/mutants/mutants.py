@@ -231,7 +231,7 @@ _ROWS = [
     ("later", f"{_LEAVINGS}.leave", "self._hollow.heed(left.claim, pending.keep)", "pass"),
     ("later", f"{_LEAVINGS}.own", "self._lose(self._find(loser), num)", "pass"),
     ("later", "offload.scheduler.leavings:_counts", "(serials == first).all()", "True"),
-    ("later", f"{_LEAVINGS}.refresh", "max(0, owned.tobytes().find(1))", "0"),
+    ("later", f"{_LEAVINGS}._first_owned", "return first + at", "return 0"),
     ("later", f"{_LEAVINGS}._disown", "self._owners[gone] = 0", "pass"),
     ("later", f"{_LEAVINGS}._disown", "self._claim(left)", "pass"),
     ("later", f"{_LEAVINGS}._lose", "self.num_due -= num_blocks", "pass"),
