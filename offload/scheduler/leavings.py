@@ -285,7 +285,7 @@ class Leavings:
         """
         for first in range(0, len(left.ids), _PIECE) if left.num_owned else ():
             owned = self._owners[left.ids[first : first + _PIECE]] == left.serial
-            at = owned.tobytes().find(1)
+            at: int = owned.tobytes().find(1)
             if at >= 0:
                 return first + at
         return 0
