@@ -36,6 +36,8 @@ def add_resize_command(commands: Any) -> None:
 def _resize(options: argparse.Namespace) -> int:
     if not 0 <= options.wait < math.inf:
         raise ConfigError(f"--wait is {options.wait}; give a number of seconds from 0 on")
+    if not 0 < options.gib < math.inf:
+        raise ConfigError(f"GIB is {options.gib:g}; give the memory of each pool in GiB, such as 8")
     directory = directory_of(options)
     until = time.monotonic() + options.wait
     rows: list[dict[str, Any]] = []

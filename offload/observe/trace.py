@@ -71,7 +71,9 @@ def _parse(line: str, where: str) -> TraceRequest:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"{where}: {line.strip()[:80]!r} is not JSON ({error})") from None
+        raise TraceError(
+            f"{where}: {line.strip()[:80]!r} is not JSON ({error}); give a file that record_trace has written"
+        ) from None
     if not isinstance(fields, dict):
         raise TraceError(f"{where}: {line.strip()[:80]!r} must be a JSON object")
     timestamp = _number(fields, "timestamp", where, int | float, 0)

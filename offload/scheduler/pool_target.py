@@ -108,8 +108,8 @@ class PoolTarget:
             if not bounds.unit_slots and self._fixed_because is None:
                 self._fixed_because = (
                     "ranks share its memory, or it is smaller than a piece that can be given back, or it is "
-                    "pinned in large pieces; for the last, set cpu_gib_max, and the engine pins it in small "
-                    "ones"
+                    "pinned in large pieces; for the last, set cpu_gib_max or shrink_under_pressure, and the "
+                    "engine pins it in small ones"
                 )
 
     def ask(self, gib: object) -> dict[str, object]:

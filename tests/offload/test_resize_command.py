@@ -58,6 +58,13 @@ def test_it_says_how_far_it_is(
     engine.close()
 
 
+@pytest.mark.parametrize("gib", ["0", "nan", "inf"])
+def test_no_pool_is_of_such_a_size(directory: Path, capsys: pytest.CaptureFixture[str], gib: str) -> None:
+    """Said before anybody is asked: no engine runs here."""
+    assert main(["resize", gib, "--operator-socket", str(directory)]) == 1
+    assert f"GIB is {gib}; give the memory of each pool in GiB" in capsys.readouterr().err
+
+
 def test_no_time_is_negative(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["resize", "1", "--operator-socket", str(directory), "--wait", "-3"]) == 1
     assert "--wait is -3.0; give a number of seconds from 0 on" in capsys.readouterr().err
