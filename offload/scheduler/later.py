@@ -117,7 +117,7 @@ class Later:
             return
         tables = self._engine.tables(request.request_id)
         ids = self._engine.ids(self._engine.groups.prefix(tables, range(num_blocks)))
-        for serial in self._left.owners(ids[num_storable:]) if num_storable < num_blocks else ():
+        for serial in self._left.owners(ids[num_storable:]):
             if serial in self._left.line:
                 self._take_turn(self._left.line[serial])
         self._left.own(ids, 0)
@@ -284,8 +284,10 @@ class Later:
         """
         num_held = min(self._num_held, int(self._engine.num_blocks * _MOST_COPIED))
         window = self._window + max(num_more, num_held) - self._count_unused()
+        if self._left.num_due >= window:
+            return
         line = self._left.line
-        for left in list(islice(line.values(), _LOOKED_AT)) if self._left.num_due < window else ():
+        for left in list(islice(line.values(), _LOOKED_AT)):
             while self._left.num_due < window and left.serial in line:
                 num_others = left.num_owned - self._left.num_of(left, own)
                 if num_others <= 0:

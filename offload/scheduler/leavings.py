@@ -130,8 +130,7 @@ class Leavings:
 
     def owners(self, ids: Ids) -> list[int]:
         """Serials of those that these blocks belong to, each once; 0: some belong to nobody."""
-        serials: list[int] = np.unique(self._owners[ids]).tolist()
-        return serials
+        return [serial for serial, _ in _counts(self._owners[ids])]
 
     def num_of(self, left: Left, chain: Sequence[bytes]) -> int:
         """How many of its blocks have a hash of ``chain``. O(log n) and array work."""
@@ -283,7 +282,7 @@ class Leavings:
 
         In pieces: longer arrays, and ``argmax``, would let go of the interpreter's lock in every step.
         """
-        for first in range(0, len(left.ids), _PIECE) if left.num_owned else ():
+        for first in range(0, len(left.ids), _PIECE):
             owned = self._owners[left.ids[first : first + _PIECE]] == left.serial
             at: int = owned.tobytes().find(1)
             if at >= 0:
