@@ -1,5 +1,8 @@
 """What the GPU has lost may leave the pool's tree at any time: nobody goes by what was there before."""
 
+from typing import Any, ClassVar
+
+import numpy as np
 import pytest
 
 from offload.config import StoreWhen
@@ -55,3 +58,33 @@ def test_no_store_begins_before_its_blocks(monkeypatch: pytest.MonkeyPatch) -> N
     assert stores.ended.store() == [] and not stores.backlog.num_queued
     assert allocator.known_depth(chain, 12) == 3
     serving.drain()
+
+
+class Watched(np.ndarray[Any, Any]):
+    """How many elements are taken of it at once. What always lets go of the interpreter's lock is refused."""
+
+    taken: ClassVar[list[int]] = []
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.taken.append(np.size(found))
+        return found
+
+    def argmax(self, *args: Any, **named: Any) -> Any:
+        raise AssertionError("others may go first")
+
+    sort = argmax  # of ``np.unique``, too
+
+
+def test_a_step_looks_at_what_is_due_without_letting_others_go_first() -> None:
+    """NumPy lets go of the interpreter's lock from 500 elements on."""
+    serving = Serving(Sizes(num_blocks=1500, num_slots=3000, store=StoreWhen.LAZY, step_tokens=8 * BLOCK))
+    serve(serving, list(range(700 * BLOCK + 1)))
+    later = serving.side.stores.later
+    assert later is not None
+    later._take_turn(next(iter(later._left.line.values())))
+    serving.drain()
+    assert later._left.num_due == 700
+    later._left._owners = later._left._owners.view(Watched)
+    later.step(0)
+    assert 0 < max(Watched.taken) <= 500
