@@ -58,7 +58,7 @@ def test_it_says_how_far_it_is(
     engine.close()
 
 
-@pytest.mark.parametrize("gib", ["0", "nan", "inf"])
+@pytest.mark.parametrize("gib", ["0", "-1", "nan", "inf"])
 def test_no_pool_is_of_such_a_size(directory: Path, capsys: pytest.CaptureFixture[str], gib: str) -> None:
     """Said before anybody is asked: no engine runs here."""
     assert main(["resize", gib, "--operator-socket", str(directory)]) == 1
