@@ -4,7 +4,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from offload.config import OffloadConfig
@@ -21,6 +21,7 @@ from offload.pool_config import SharedMemoryConfig
 from offload.provenance import own_version
 from offload.proxy.command import add_proxy_command
 from offload.resize_command import add_resize_command
+from offload.restore_config import RestoreWhen
 from offload.settings import GIB
 from offload.sizing.command import add_size_command
 from offload.status_command import add_status_command
@@ -121,9 +122,26 @@ def _check(options: argparse.Namespace) -> None:
         else:
             print(f"store    {_store(tier)}")
     print(f"vLLM     {vllm}")
+    for remark in _remarks(config, memory):
+        print(f"note     {remark}")
     print(_NEW_WEIGHTS + ("" if arguments else _NO_ENGINE), end="")
     if settings is not None:
         print(f"flag     --kv-transfer-config {shlex.quote(flag_value(settings))}")
+
+
+def _remarks(config: OffloadConfig, memory_gib: float) -> Iterator[str]:
+    """What is hardly meant, though an engine would start with it."""
+    if config.most_gib > memory_gib:
+        yield (
+            f"cpu_gib_max is {config.most_gib:g}, and this machine has {memory_gib:.1f} GiB: until it has "
+            f"more, the pool cannot grow so far"
+        )
+    is_read = config.eager_because is not None or config.tiers
+    if config.restore is RestoreWhen.NEVER and not is_read:
+        yield (
+            'restore is "never", and nobody else reads the pool: blocks are copied into it, and none is '
+            'used; leave restore out, which is "auto"'
+        )
 
 
 def _pool(pool: SharedMemoryConfig, num_bytes: int) -> str:

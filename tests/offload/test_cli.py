@@ -41,6 +41,26 @@ def test_the_default_is_a_pool_that_is_named(capsys: pytest.CaptureFixture[str])
     assert flag["kv_connector_extra_config"] == {"cpu_gib": 8}
 
 
+@pytest.mark.parametrize(
+    ("settings", "remark"),
+    [
+        ({"cpu_gib_max": 1e6}, "cpu_gib_max is 1e+06, and this machine has"),
+        ({"cpu_gib_max": 0.75}, None),
+        ({"restore": "never"}, 'restore is "never", and nobody else reads the pool'),
+        ({"restore": "never", "listen": "127.0.0.1:7000"}, None),
+        ({"restore": "auto"}, None),
+    ],
+)
+def test_what_is_hardly_meant_is_remarked_on(
+    settings: dict[str, Any], remark: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "--config", json.dumps({"cpu_gib": 0.5, **settings})]) == 0
+    remarks = re.findall(
+        r"^note     (.*(?:cpu_gib_max|restore is).*)$", capsys.readouterr().out, re.MULTILINE
+    )
+    assert [each[: len(remark or "")] for each in remarks] == ([] if remark is None else [remark])
+
+
 NAMES = [
     "it's a trace",
     '"quoted"',
