@@ -6,6 +6,7 @@ from offload.doctor.finding import Told, by_label
 from offload.settings import GIB
 
 _BAR = 20
+_NOT_WRONG = "nothing that the engine tells; kv-offload doctor looks at the machine, too"
 
 
 class Flow(NamedTuple):
@@ -92,7 +93,7 @@ def lines_of(told: Told, flow: Flow, wrong: list[str]) -> list[tuple[str, str]]:
     if told["peers"]:
         num_connected = sum(each["state"] == "connected" for each in told["peers"])
         lines.append(("peers", f"{num_connected} of {len(told['peers'])} connected"))
-    doctor = f"{', '.join(wrong)}; kv-offload doctor says what to do" if wrong else "nothing found"
+    doctor = f"{', '.join(wrong)}; kv-offload doctor says what to do" if wrong else _NOT_WRONG
     return [*lines, ("wrong", doctor)]
 
 

@@ -11,6 +11,7 @@ _FAILURES = 8
 """Fewer in some minutes are dealt with, and cost a miss each."""
 _LEAST_BLOCKS = 64
 _DROPPED_SHARE = 0.1
+"""Of those that are stored, as the alert has it."""
 _FOUND_SHARE = 0.1
 _BIGGER = 4
 """Times the GPU's cache: a pool to begin with."""
@@ -94,7 +95,7 @@ def stores_dropped(told: Told) -> Iterator[Finding]:
     names = ("unstored_blocks_gave_way", "unstored_blocks_overdue")
     dropped = lately(told, *names)
     stored = lately(told, "stored_bytes") * pool["num_blocks"] / pool["num_bytes"]
-    if dropped >= _LEAST_BLOCKS and dropped > _DROPPED_SHARE * (dropped + stored):
+    if dropped >= _LEAST_BLOCKS and dropped > _DROPPED_SHARE * stored:
         yield Finding(
             "stores-dropped",
             f"{dropped:,.0f} blocks were not stored in {minutes(told)}, beside {stored:,.0f} that were: the "
