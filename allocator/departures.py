@@ -19,6 +19,8 @@ class Cause(Enum):
     """They were not wanted any more, or their bytes were wrong."""
     SHRUNK = auto()
     """The pool was made smaller."""
+    UNSTORED = auto()
+    """Only the GPU had them, and lost them."""
 
 
 class Departure(NamedTuple):
@@ -73,10 +75,14 @@ class Departures:
         finally:
             self._is_shrinking = False
 
-    def note(self, first_hash: bytes, *, is_evicted: bool) -> None:
-        """All from that position on has left; ``is_evicted``: for what comes, else as it is not wanted."""
+    def note(self, first_hash: bytes, *, is_evicted: bool, is_hollow: bool = False) -> None:
+        """All from that position on has left; ``is_evicted``: for what comes, else as it is not wanted.
+
+        ``is_hollow``: that position had no slot.
+        """
         cause = Cause.EVICTED if is_evicted else Cause.DROPPED
         cause = Cause.SHRUNK if self._is_shrinking else cause
+        cause = Cause.UNSTORED if is_hollow else cause
         self._by_first[first_hash] = Departure(cause, self.now, self.whom)
         self._by_first.move_to_end(first_hash)
         if len(self._by_first) > self._most:

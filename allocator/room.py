@@ -175,7 +175,8 @@ class Room:
     def _give(self, removed: Removed, *, is_evicted: bool) -> None:
         self._log.evicted(removed)
         if len(removed.slots):
-            self.departures.note(removed.hashes[0], is_evicted=is_evicted)
+            is_hollow = self._tree.is_gapped and int(removed.slots[0, 0]) < 0
+            self.departures.note(removed.hashes[0], is_evicted=is_evicted, is_hollow=is_hollow)
         slots = flat(removed.slots)
         self.num_evicted += len(slots) if self._tree.is_gapped else len(removed.slots)
         self._pool.move(slots, SlotState.RESIDENT, SlotState.FREE)

@@ -76,6 +76,24 @@ def test_what_nobody_can_go_on_behind_was_not_evicted() -> None:
     pool.check_invariants()
 
 
+def test_what_only_the_gpu_had() -> None:
+    """It was never in the pool. Of what was, the rest of a chain is told apart."""
+    pool = CpuOffloadingBlockAllocator(10)
+    claims = [pool.hollow.claim(chain, len(chain)) for chain in (ONE, OTHER)]
+    plan = pool.hollow.plan(ONE, 0, 4, 4)
+    assert plan is not None and pool.commit(plan)
+    pool.departures.begin("r1", 3.0)
+    for claim in claims:
+        assert claim is not None
+        pool.hollow.end(claim)
+    assert pool.resident_depth(ONE) == 4
+    assert pool.departures.of(ONE[4]) == pool.departures.of(OTHER[0]) == Departure(Cause.UNSTORED, 3.0, "r1")
+    pool.departures.begin("r2", 4.0)
+    pool.evict(10)
+    assert pool.departures.of(ONE[0]) == Departure(Cause.EVICTED, 4.0, "r2")
+    pool.check_invariants()
+
+
 def test_what_left_a_pool_that_was_made_smaller(pool: CpuOffloadingBlockAllocator) -> None:
     pool.departures.begin("", 3.0)
     pool.resizing.evict(4)

@@ -68,8 +68,9 @@ _ROWS = [
     # area, function, old text, new text
     ("why", f"{_ABSENCE}._why_absent", "len(neighbour.chain) > position", "True"),
     ("why", f"{_DEPARTURES}.note", "Cause.SHRUNK if self._is_shrinking", "Cause.SHRUNK if False"),
+    ("why", f"{_DEPARTURES}.note", "Cause.UNSTORED if is_hollow", "Cause.UNSTORED if False"),
     ("why", f"{_DEPARTURES}.shrinking", "self._is_shrinking = False", "pass"),
-    ("why", f"{_ABSENCE}._why_lost", "if first <= position", "if False"),
+    ("why", "offload.scheduler.why.absence:_lost", "if first <= position", "if False"),
     ("why", f"{_ABSENCE}._why", "if known > position", "if known >= position"),
     ("why", f"{_NOTES}.restored", "from_pool -= num_fetched", "pass"),
     ("why", f"{_NOTES}.finished", "self.prompts.finish(note)", "pass"),

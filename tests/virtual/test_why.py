@@ -223,6 +223,24 @@ def test_the_pool_was_reset(engine: VirtualEngine) -> None:
     assert (missing.reason, missing.by) == (Reason.RESET, first.request_id)
 
 
+@pytest.mark.parametrize("is_forgotten", [False, True], ids=["its request is known", "it is not"])
+def test_only_the_gpu_had_it(engines: Engines, is_forgotten: bool) -> None:
+    """It was never in the pool, so it was not evicted from there."""
+    engine = engines(gpu_blocks=60, cpu_slots=8, chunk=64, store="lazy")
+    first = serve(engine, PROMPT)
+    for number in range(5):
+        serve(engine, tokens(10 * BLOCK + 1, 100 + number))
+    if is_forgotten:
+        engine.side.notes.prompts._by_mark.clear()
+    missing = ask(engine)
+    assert missing.from_token == 8 * BLOCK, "the pool has its beginning"
+    if is_forgotten:
+        assert missing.reason is Reason.ONLY_ON_GPU and missing.at is not None
+    else:
+        assert missing.reason is Reason.NEVER_STORED
+        assert (missing.by, missing.detail) == (first.request_id, "not_admitted")
+
+
 # It was never stored
 
 

@@ -27,6 +27,7 @@ _BY_CAUSE = {
     Cause.EVICTED: Reason.EVICTED,
     Cause.DROPPED: Reason.DROPPED,
     Cause.SHRUNK: Reason.SHRUNK,
+    Cause.UNSTORED: Reason.ONLY_ON_GPU,
 }
 _FOUND = (Why.RESIDENT, Why.ABSENT, Why.GPU_HAS_ALL, Why.COMING, Why.FOLLOWING, Why.ASIDE)
 """Offers that say nothing of what is behind them."""
@@ -116,7 +117,8 @@ class Absence:
         left = self._allocator.departures.of(chain[position])
         sharer, neighbour = self._prompts.find(chain, position)
         if left is not None and (sharer is None or _began(sharer) <= left.at):
-            return _reason(_BY_CAUSE[left.cause], at=left.at, whom=left.whom)
+            lost = None if sharer is None or left.cause is not Cause.UNSTORED else _lost(sharer, position)
+            return lost or _reason(_BY_CAUSE[left.cause], at=left.at, whom=left.whom)
         if sharer is not None:
             return self._why_lost(sharer, position)
         if neighbour is not None:
@@ -130,10 +132,16 @@ class Absence:
         by = sharer.request_id
         if self.reset_at is not None and _began(sharer) < self.reset_at:
             return _reason(Reason.RESET, at=self.reset_at, by=by)
-        for why, first in sharer.lost.items():
-            if first <= position:
-                return _reason(Reason.NEVER_STORED, by=by, detail=why)
-        return _reason(Reason.COMPUTING if sharer.ended is None else Reason.UNKNOWN, by=by)
+        never = Reason.COMPUTING if sharer.ended is None else Reason.UNKNOWN
+        return _lost(sharer, position) or _reason(never, by=by)
+
+
+def _lost(sharer: Note, position: int) -> Missing | None:
+    """Why that request's KV there was not stored; None: no reason is known."""
+    for why, first in sharer.lost.items():
+        if first <= position:
+            return _reason(Reason.NEVER_STORED, by=sharer.request_id, detail=why)
+    return None
 
 
 def _why_apart(note: Note, same: Note) -> Missing:

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     EVICTED = "evicted"
     DROPPED = "dropped"
     SHRUNK = "pool_shrunk"
+    ONLY_ON_GPU = "only_on_gpu"
     RESET = "reset"
     NEVER_STORED = "never_stored"
     COMPUTING = "being_computed"
@@ -62,6 +63,7 @@ TEXTS = {
     Reason.EVICTED: "it was evicted from the pool {ago} before{whom}",
     Reason.DROPPED: "it left the pool {ago} before: bad bytes, adapter loaded again or no checkpoint behind",
     Reason.SHRUNK: "it left the pool {ago} before, as the pool was made smaller",
+    Reason.ONLY_ON_GPU: "only the GPU had it, and lost it {ago} before: a copy was not worth it, or too late",
     Reason.RESET: "the pool was reset since {by} had it",
     Reason.NEVER_STORED: "{by} was the last to have it, and it was not stored: {detail}",
     Reason.COMPUTING: "{by}, which had not ended, was to compute it, too",
