@@ -131,10 +131,10 @@ def _check(options: argparse.Namespace) -> None:
 
 def _remarks(config: OffloadConfig, memory_gib: float) -> Iterator[str]:
     """What is hardly meant, though an engine would start with it."""
-    if config.most_gib > memory_gib:
+    if config.cpu_gib_max is not None and config.cpu_gib_max > memory_gib:
         yield (
-            f"cpu_gib_max is {config.most_gib:g}, and this machine has {memory_gib:.1f} GiB: until it has "
-            f"more, the pool cannot grow so far"
+            f"cpu_gib_max is {config.cpu_gib_max:g}, and this machine has {memory_gib:.1f} GiB: the pool "
+            f"cannot grow so far, unless the machine gets more, or ranks on other machines take a part of it"
         )
     is_read = config.eager_because is not None or config.tiers
     if config.restore is RestoreWhen.NEVER and not is_read:

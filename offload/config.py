@@ -20,6 +20,8 @@ from offload.tier_config import DiskConfig, TierConfig, read_tiers
 
 DEFAULT_POLICY = "hazard"
 AUTO = "auto"
+_MOST_GIB = 1 << 17
+"""What a process can address on x86-64."""
 
 
 class Verify(StrEnum):
@@ -160,8 +162,10 @@ class OffloadConfig:
             raise ConfigError(
                 f"cpu_gib_max is {most!r}; give the largest size of the pool in GiB, such as 16"
             )
-        if most is not None and not self.cpu_gib <= most < math.inf:
-            raise ConfigError(f"cpu_gib_max is {most!r}; give cpu_gib, {self.cpu_gib!r}, or more")
+        if most is not None and not self.cpu_gib <= most <= _MOST_GIB:
+            raise ConfigError(
+                f"cpu_gib_max is {most!r}; give cpu_gib, {self.cpu_gib!r}, or more, up to {_MOST_GIB}"
+            )
         if not isinstance(self.shrink_under_pressure, bool):
             raise ConfigError(f"shrink_under_pressure is {self.shrink_under_pressure!r}; use true or false")
         name = "cpu_gib_max" if most is not None else "shrink_under_pressure"

@@ -44,7 +44,7 @@ def test_the_default_is_a_pool_that_is_named(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("settings", "remark"),
     [
-        ({"cpu_gib_max": 1e6}, "cpu_gib_max is 1e+06, and this machine has"),
+        ({"cpu_gib_max": 1e5}, "cpu_gib_max is 100000, and this machine has"),
         ({"cpu_gib_max": 0.75}, None),
         ({"restore": "never"}, 'restore is "never", and nobody else reads the pool'),
         ({"restore": "never", "listen": "127.0.0.1:7000"}, None),
