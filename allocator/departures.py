@@ -20,7 +20,7 @@ class Cause(Enum):
     SHRUNK = auto()
     """The pool was made smaller."""
     UNSTORED = auto()
-    """Only the GPU had them, and lost them."""
+    """They had no slots, and the GPU lost them."""
 
 
 class Departure(NamedTuple):

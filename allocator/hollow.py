@@ -281,6 +281,8 @@ class Hollow:
         """Nodes of ``path``, upwards, go up to that position in ``first``; cut off if others go on there."""
         for node in path:
             if not node.is_evictable:
+                left = first.hash_at(position - first.start)
+                self._room.departures.note(left, is_evicted=True, is_hollow=True)
                 self._cut(Place(first, position))
                 return
             self._room.shed(node, node.end - max(position, node.start))

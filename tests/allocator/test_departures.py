@@ -94,6 +94,22 @@ def test_what_only_the_gpu_had() -> None:
     pool.check_invariants()
 
 
+def test_what_only_the_gpu_had_before_what_a_load_reads(pool: CpuOffloadingBlockAllocator) -> None:
+    """It cannot be shed, and is cut off. What was said of it before is said no more."""
+    pool.departures.begin("old", 1.0)
+    pool.evict(10)
+    store(pool, ONE)
+    claim = pool.hollow.claim(ONE, 8)
+    assert claim is not None and pool.hollow.empty(ONE, 0, 8, 4) == 4
+    pin = pool.pin(ONE, 4, 8)
+    pool.departures.begin("", 50.0)
+    pool.hollow.end(claim)
+    assert pool.known_depth(ONE, 8) == 0
+    assert pool.departures.of(ONE[0]) == Departure(Cause.UNSTORED, 50.0, "")
+    pool.unpin(pin)
+    pool.check_invariants()
+
+
 def test_what_left_a_pool_that_was_made_smaller(pool: CpuOffloadingBlockAllocator) -> None:
     pool.departures.begin("", 3.0)
     pool.resizing.evict(4)

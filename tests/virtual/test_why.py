@@ -225,7 +225,7 @@ def test_the_pool_was_reset(engine: VirtualEngine) -> None:
 
 @pytest.mark.parametrize("is_forgotten", [False, True], ids=["its request is known", "it is not"])
 def test_only_the_gpu_had_it(engines: Engines, is_forgotten: bool) -> None:
-    """It was never in the pool, so it was not evicted from there."""
+    """The pool had no copy, so it was not evicted from there."""
     engine = engines(gpu_blocks=60, cpu_slots=8, chunk=64, store="lazy")
     first = serve(engine, PROMPT)
     for number in range(5):

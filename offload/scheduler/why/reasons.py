@@ -63,7 +63,7 @@ TEXTS = {
     Reason.EVICTED: "it was evicted from the pool {ago} before{whom}",
     Reason.DROPPED: "it left the pool {ago} before: bad bytes, adapter loaded again or no checkpoint behind",
     Reason.SHRUNK: "it left the pool {ago} before, as the pool was made smaller",
-    Reason.ONLY_ON_GPU: "only the GPU had it, and lost it {ago} before: a copy was not worth it, or too late",
+    Reason.ONLY_ON_GPU: "the GPU lost it {ago} before, and the pool had no copy then, or none any more",
     Reason.RESET: "the pool was reset since {by} had it",
     Reason.NEVER_STORED: "{by} was the last to have it, and it was not stored: {detail}",
     Reason.COMPUTING: "{by}, which had not ended, was to compute it, too",
