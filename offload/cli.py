@@ -4,6 +4,7 @@ import argparse
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -133,14 +134,14 @@ def _remarks(config: OffloadConfig, memory_gib: float) -> Iterator[str]:
     """What is hardly meant, though an engine would start with it."""
     if config.cpu_gib_max is not None and config.cpu_gib_max > memory_gib:
         yield (
-            f"cpu_gib_max is {config.cpu_gib_max:g}, and this machine has {memory_gib:.1f} GiB: the pool "
-            f"cannot grow so far, unless the machine gets more, or ranks on other machines take a part of it"
+            f"cpu_gib_max is {config.cpu_gib_max:g}, and this machine, or the container, has "
+            f"{memory_gib:.1f} GiB: lower it, unless there will be more, or other machines have ranks, too"
         )
     is_read = config.eager_because is not None or config.tiers
     if config.restore is RestoreWhen.NEVER and not is_read:
         yield (
             'restore is "never", and nobody else reads the pool: blocks are copied into it, and none is '
-            'used; leave restore out, which is "auto"'
+            'used; leave restore out: the default is "auto"'
         )
 
 
@@ -171,7 +172,7 @@ def _store(tier: StoreConfig | MooncakeConfig) -> str:
 
 def _read_settings(text: str) -> dict[str, Any]:
     try:
-        settings = json.loads(text)
+        settings = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:  # a ValueError too for a number of thousands of digits
         raise OffloadError(
             f"--config {text[:200]!r} is not JSON ({error}); give one argument in single quotes, with double "
@@ -185,6 +186,15 @@ def _read_settings(text: str) -> dict[str, Any]:
             "kv_connector_extra_config is"
         )
     return settings
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, none of whose keys is given twice."""
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise OffloadError(f"--config has {key!r} more than once; keep one of them")
+    return given
 
 
 def _admitted_vllm() -> str:

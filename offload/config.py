@@ -20,8 +20,8 @@ from offload.tier_config import DiskConfig, TierConfig, read_tiers
 
 DEFAULT_POLICY = "hazard"
 AUTO = "auto"
-_MOST_GIB = 1 << 17
-"""What a process can address on x86-64."""
+_MOST_GIB = 1 << 16
+"""Half of what a process can address on x86-64."""
 
 
 class Verify(StrEnum):
@@ -162,9 +162,11 @@ class OffloadConfig:
             raise ConfigError(
                 f"cpu_gib_max is {most!r}; give the largest size of the pool in GiB, such as 16"
             )
-        if most is not None and not self.cpu_gib <= most <= _MOST_GIB:
+        if most is not None and not self.cpu_gib <= most:
+            raise ConfigError(f"cpu_gib_max is {most!r}; give cpu_gib, {self.cpu_gib!r}, or more")
+        if most is not None and most > _MOST_GIB:
             raise ConfigError(
-                f"cpu_gib_max is {most!r}; give cpu_gib, {self.cpu_gib!r}, or more, up to {_MOST_GIB}"
+                f"cpu_gib_max is {most!r}; give at most {_MOST_GIB:,}, as addresses are kept for it"
             )
         if not isinstance(self.shrink_under_pressure, bool):
             raise ConfigError(f"shrink_under_pressure is {self.shrink_under_pressure!r}; use true or false")

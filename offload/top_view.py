@@ -6,7 +6,7 @@ from offload.doctor.finding import Told, by_label
 from offload.settings import GIB
 
 _BAR = 20
-_NOT_WRONG = "nothing that the engine tells; kv-offload doctor looks at the machine, too"
+_NOT_WRONG = "nothing seen; kv-offload doctor looks at the machine, too"
 
 
 class Flow(NamedTuple):

@@ -44,7 +44,7 @@ def test_the_default_is_a_pool_that_is_named(capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("settings", "remark"),
     [
-        ({"cpu_gib_max": 1e5}, "cpu_gib_max is 100000, and this machine has"),
+        ({"cpu_gib_max": 5e4}, "cpu_gib_max is 50000, and this machine, or the container, has"),
         ({"cpu_gib_max": 0.75}, None),
         ({"restore": "never"}, 'restore is "never", and nobody else reads the pool'),
         ({"restore": "never", "listen": "127.0.0.1:7000"}, None),
@@ -167,6 +167,7 @@ def flag_as_a_shell_reads_it(printed: str) -> dict[str, Any]:
         ('{"cpu_gib": ' + "1" * 5000 + "}", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("8", "is not a JSON object"),
+        ('{"cpu_gib": 8, "store": "lazy", "cpu_gib": 9}', "--config has 'cpu_gib' more than once"),
         ("[]", "is not a JSON object"),
         ('{"cpu_gb": 8}', "did you mean 'cpu_gib'"),
         ('{"cpu_gib": 1e300}', "GiB of memory"),

@@ -49,9 +49,9 @@ POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
         ({"cpu_gib": -math.inf}, "cpu_gib", "-inf", "a positive number, such as 8"),
         ({"cpu_gib": -(10**400)}, "cpu_gib", "-1000", "a positive number, such as 8"),
         ({"cpu_gib": 8, "cpu_gib_max": 4}, "cpu_gib_max", "4", "give cpu_gib, 8, or more"),
-        ({"cpu_gib": 8, "cpu_gib_max": 1e6}, "cpu_gib_max", "1000000.0", "or more, up to 131072"),
-        ({"cpu_gib": 8, "cpu_gib_max": 10**400}, "cpu_gib_max", "1000", "or more, up to 131072"),
-        ({"cpu_gib": 8, "cpu_gib_max": math.nan}, "cpu_gib_max", "nan", "or more, up to 131072"),
+        ({"cpu_gib": 8, "cpu_gib_max": 1e6}, "cpu_gib_max", "1000000.0", "give at most 65,536"),
+        ({"cpu_gib": 8, "cpu_gib_max": 10**400}, "cpu_gib_max", "1000", "give at most 65,536"),
+        ({"cpu_gib": 8, "cpu_gib_max": math.nan}, "cpu_gib_max", "nan", "give cpu_gib, 8, or more"),
         ({"cpu_gib": 8, "cpu_gib_max": "16"}, "cpu_gib_max", "'16'", "in GiB, such as 16"),
         (
             {"cpu_gib": 8, "store_decode_blocks": "no"},
