@@ -13,7 +13,7 @@ from offload.scheduler.common import Common
 from offload.scheduler.engine import Request
 from offload.scheduler.offer import Offer, Why
 
-_AT_MOST = 1 / 2
+_AT_MOST = 1 / 4
 """Of the time that computing takes: that a request steps aside while restores of others are under way."""
 _A_STEP = 1 / 2
 """Of that: what a step takes of it, however long it was. What landed in it could not go on before its end."""
@@ -132,8 +132,8 @@ class Aside:
     All requests of a step have their tokens when its largest prefill has ended. So one that lacks much, and
     is asked in a step, is told to ask again in the next one
 
-    - while restores are under way of others that lack little: for half of the time at most that it takes to
-      compute what it lacks, of which a step, however long, takes a half;
+    - while restores are under way of others that lack little: for a quarter of the time at most that it takes
+      to compute what it lacks, of which a step, however long, takes a half;
     - in a step in which such others go on, for they have it for themselves: after that time in two at most;
     - when it is first asked, while such others wait behind it, and the pool has their KV: what the GPU has as
       well, or what a restore may pay for.

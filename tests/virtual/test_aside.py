@@ -25,13 +25,13 @@ from tests.virtual.driver import (
 
 LENGTH, BLOCK = 96, 4
 PROMPTS = [tokens(LENGTH + 1, first) for first in range(1, 5)]
-SHARE = 0.5
+SHARE = 0.25
 """Of the time that its own prompt takes: a request waits no longer for restores of others."""
 PATIENCE = SHARE * LENGTH * 0.25e-3
 """As nothing was measured."""
 SOON = PATIENCE / 12
 """Seconds of a step, so that restores land within that time."""
-WITH_IT = PATIENCE / 8
+WITH_IT = PATIENCE / 4
 """Who comes so soon after it was first asked has come with it."""
 
 Engines = Callable[..., VirtualEngine]
