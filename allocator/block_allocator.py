@@ -6,6 +6,7 @@ from typing import Any
 from allocator.adopting import Adopting
 from allocator.bags import BagState
 from allocator.conservation import check_conserved
+from allocator.departures import Cause
 from allocator.errors import ChainError
 from allocator.events import EventLog
 from allocator.hollow import Hollow
@@ -329,7 +330,7 @@ class CpuOffloadingBlockAllocator:
         """
         node = self._tree.node_at(chain, 0, position)
         if node is not None and node.start + node.resident > position:
-            self.departures.note(chain[position], is_evicted=False)
+            self.departures.note(chain[position], Cause.DROPPED)
             self._cut(Place(node, position))
 
     def drop_bag(self, chain: Sequence[bytes], depth: int) -> None:
@@ -343,7 +344,7 @@ class CpuOffloadingBlockAllocator:
     def forget(self, first_hash: bytes) -> None:
         """All chains that begin so leave the pool, also what is on its way there. Like ``reset``."""
         if (node := self._tree.node_at([first_hash], 0, 0)) is not None:
-            self.departures.note(first_hash, is_evicted=False)
+            self.departures.note(first_hash, Cause.DROPPED)
             self._cut(Place(node, 0))
 
     def reset(self) -> None:

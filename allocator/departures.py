@@ -75,14 +75,10 @@ class Departures:
         finally:
             self._is_shrinking = False
 
-    def note(self, first_hash: bytes, *, is_evicted: bool, is_hollow: bool = False) -> None:
-        """All from that position on has left; ``is_evicted``: for what comes, else as it is not wanted.
-
-        ``is_hollow``: that position had no slot.
-        """
-        cause = Cause.EVICTED if is_evicted else Cause.DROPPED
-        cause = Cause.SHRUNK if self._is_shrinking else cause
-        cause = Cause.UNSTORED if is_hollow else cause
+    def note(self, first_hash: bytes, cause: Cause) -> None:
+        """All from that position on has left. What had slots leaves a pool that is made smaller for that."""
+        if self._is_shrinking and cause is not Cause.UNSTORED:
+            cause = Cause.SHRUNK
         self._by_first[first_hash] = Departure(cause, self.now, self.whom)
         self._by_first.move_to_end(first_hash)
         if len(self._by_first) > self._most:

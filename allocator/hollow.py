@@ -6,6 +6,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from allocator.departures import Cause
 from allocator.errors import StalePlanError
 from allocator.events import EventLog
 from allocator.node import NO_PINS, Claim, Node, Pin, Place
@@ -282,7 +283,7 @@ class Hollow:
         for node in path:
             if not node.is_evictable:
                 left = first.hash_at(position - first.start)
-                self._room.departures.note(left, is_evicted=True, is_hollow=True)
+                self._room.departures.note(left, Cause.UNSTORED)
                 self._cut(Place(first, position))
                 return
             self._room.shed(node, node.end - max(position, node.start))

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from allocator.bags import BagState
+from allocator.departures import Cause
 from allocator.node import Node, Place
 from allocator.prefix_tree import PrefixTree
 from allocator.ranking import Ranking
@@ -140,7 +141,7 @@ class Resizing:
                 self._empty_claimed(node, is_closed)
                 return
             position = node.start + int(np.argmax(is_closed))
-            self._room.departures.note(node.hash_at(position - node.start), is_evicted=True)
+            self._room.departures.note(node.hash_at(position - node.start), Cause.EVICTED)
             self._cut(Place(node, position))
             return
         for checkpoint in list(node.bags or ()):

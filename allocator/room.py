@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from allocator.bags import BagState, Checkpoint
-from allocator.departures import Departures
+from allocator.departures import Cause, Departures
 from allocator.events import EventLog
 from allocator.giving_back import give_back, give_back_bag
 from allocator.node import Node, Place, Removed
@@ -129,7 +129,7 @@ class Room:
 
     def shed(self, leaf: Node, num_positions: int) -> None:
         """The last so many positions of an evictable leaf go, whatever they are worth."""
-        self._give(self._ranking.shed(leaf, num_positions), is_evicted=True)
+        self._give(self._ranking.shed(leaf, num_positions), Cause.EVICTED)
 
     def take_away(self, work: int, growing: Node | None = None) -> int:
         """Give back slots of what was cut off; return how much of ``work`` is left."""
@@ -139,13 +139,13 @@ class Room:
             self.trim_loose(growing)
         return work
 
-    def trim_loose(self, growing: Node | None = None, *, is_evicted: bool = False) -> None:
+    def trim_loose(self, growing: Node | None = None, cause: Cause = Cause.DROPPED) -> None:
         """What is behind the last checkpoint of a leaf goes, where nobody goes on; after what was cut off.
 
-        ``is_evicted``: as what was behind it has been.
+        ``cause``: why what was behind it has left.
         """
         while not self._tree.has_dead and (removed := self._ranking.trim_loose(growing)) is not None:
-            self._give(removed, is_evicted=is_evicted)
+            self._give(removed, cause)
 
     def remove_bag(self, node: Node, depth: int, state: BagState) -> None:
         """The bag at ``depth`` leaves the pool, if it is in that state."""
@@ -167,16 +167,16 @@ class Room:
         removed = self._ranking.evict(num_slots, self.slack, newcomer, admission, growing)
         if removed is None:
             return False
-        self._give(removed, is_evicted=True)
+        self._give(removed, Cause.EVICTED)
         if self._ranking.loose:
-            self.trim_loose(growing, is_evicted=True)
+            self.trim_loose(growing, Cause.EVICTED)
         return True
 
-    def _give(self, removed: Removed, *, is_evicted: bool) -> None:
+    def _give(self, removed: Removed, cause: Cause) -> None:
         self._log.evicted(removed)
         if len(removed.slots):
             is_hollow = self._tree.is_gapped and int(removed.slots[0, 0]) < 0
-            self.departures.note(removed.hashes[0], is_evicted=is_evicted, is_hollow=is_hollow)
+            self.departures.note(removed.hashes[0], Cause.UNSTORED if is_hollow else cause)
         slots = flat(removed.slots)
         self.num_evicted += len(slots) if self._tree.is_gapped else len(removed.slots)
         self._pool.move(slots, SlotState.RESIDENT, SlotState.FREE)

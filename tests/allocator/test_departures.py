@@ -57,7 +57,7 @@ def test_it_is_bounded_and_the_oldest_are_forgotten() -> None:
     departures = Departures(2)
     for number, name in enumerate((b"a", b"b", b"a", b"c")):
         departures.now = float(number)
-        departures.note(name, is_evicted=True)
+        departures.note(name, Cause.EVICTED)
         departures.check_invariants()
     assert [departures.of(name) is not None for name in (b"a", b"b", b"c")] == [True, False, True]
     assert departures.num_forgotten == 1

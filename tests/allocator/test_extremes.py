@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from allocator import CpuOffloadingBlockAllocator, hash_chain
-from allocator.departures import MOST_DEPARTURES
+from allocator.departures import MOST_DEPARTURES, Cause
 from allocator.node import Node, Place
 from allocator.prefix_tree import PrefixTree
 from evictor import LruPolicy
@@ -172,7 +172,7 @@ def test_a_long_history_leaves_nothing_behind() -> None:
     tracemalloc.start()
     try:
         for number in range(MOST_DEPARTURES):  # so many are remembered, and no more
-            allocator.departures.note(number.to_bytes(32), is_evicted=True)
+            allocator.departures.note(number.to_bytes(32), Cause.EVICTED)
         before, _ = tracemalloc.get_traced_memory()
         churn(3000)
         gc.collect()

@@ -67,8 +67,8 @@ _DEPARTURES = "allocator.departures:Departures"
 _ROWS = [
     # area, function, old text, new text
     ("why", f"{_ABSENCE}._why_absent", "len(neighbour.chain) > position", "True"),
-    ("why", f"{_DEPARTURES}.note", "Cause.SHRUNK if self._is_shrinking", "Cause.SHRUNK if False"),
-    ("why", f"{_DEPARTURES}.note", "Cause.UNSTORED if is_hollow", "Cause.UNSTORED if False"),
+    ("why", f"{_DEPARTURES}.note", "if self._is_shrinking and", "if False and"),
+    ("why", "allocator.room:Room._give", "Cause.UNSTORED if is_hollow", "Cause.UNSTORED if False"),
     ("why", f"{_DEPARTURES}.shrinking", "self._is_shrinking = False", "pass"),
     ("why", "offload.scheduler.why.absence:_lost", "if first <= position", "if False"),
     ("why", f"{_ABSENCE}._why", "if known > position", "if known >= position"),

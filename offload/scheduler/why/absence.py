@@ -117,7 +117,7 @@ class Absence:
         left = self._allocator.departures.of(chain[position])
         sharer, neighbour = self._prompts.find(chain, position)
         if left is not None and (sharer is None or _began(sharer) <= left.at):
-            lost = None if sharer is None or left.cause is not Cause.UNSTORED else _lost(sharer, position)
+            lost = _lost(sharer, position) if sharer and left.cause is Cause.UNSTORED else None
             return lost or _reason(_BY_CAUSE[left.cause], at=left.at, whom=left.whom)
         if sharer is not None:
             return self._why_lost(sharer, position)
@@ -132,8 +132,8 @@ class Absence:
         by = sharer.request_id
         if self.reset_at is not None and _began(sharer) < self.reset_at:
             return _reason(Reason.RESET, at=self.reset_at, by=by)
-        never = Reason.COMPUTING if sharer.ended is None else Reason.UNKNOWN
-        return _lost(sharer, position) or _reason(never, by=by)
+        without = Reason.COMPUTING if sharer.ended is None else Reason.UNKNOWN
+        return _lost(sharer, position) or _reason(without, by=by)
 
 
 def _lost(sharer: Note, position: int) -> Missing | None:
