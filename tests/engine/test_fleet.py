@@ -2,13 +2,15 @@
 
 import json
 import re
+import time
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from offload.testing.engines.client import HttpServer
 from offload.testing.engines.environment import transfer_config
-from offload.testing.engines.server import ServerProcess
+from offload.testing.engines.server import START_SECONDS, ServerProcess
 from tests.engine.answers import ALL_RESTORED, BLOCK_SIZE, Prompt, prompt_of
 from tests.engine.conftest import CPU_GIB
 from tests.engine.engine import SHORT
@@ -50,6 +52,16 @@ class Replicas(ServerProcess):
             {"cpu_gib": CPU_GIB, **ALL_RESTORED},
             {},
         )
+
+    def ready(self) -> Self:
+        """Wait until both front-ends answer: that of steps without output counts what they restored."""
+        super().ready()
+        deadline = time.monotonic() + START_SECONDS
+        while self.log().count("Application startup complete.") < 2:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"no second front-end:\n{self.log()[-3000:]}")
+            time.sleep(0.1)
+        return self
 
     def ask(self, prompt: Prompt, replica: int) -> list[int]:
         """The tokens that this replica answers with."""
