@@ -135,8 +135,9 @@ class Aside:
     - while restores are under way of others that lack little: for a quarter of the time at most that it takes
       to compute what it lacks, of which a step, however long, takes a half;
     - in a step in which such others go on, for they have it for themselves: after that time in two at most;
-    - when it is first asked, while such others wait behind it, and the pool has their KV: what the GPU has as
-      well, or what a restore may pay for.
+    - when it is first asked, while such others wait behind it, and the pool has their KV: what a restore may
+      pay for, or what the GPU has as well. Who has waited for longer than computing takes lets nobody pass
+      for the latter: those whose first tokens come last would have them later still.
 
     Nobody steps aside for who is behind it by vLLM's priority, or who came later than with it, or a second
     time before it was admitted. So where restores never end, each prompt waits for those of a moment only.
@@ -187,8 +188,9 @@ class Aside:
         self._turns[request.request_id] = turn
         if self._lets_pass(turn):
             return True
-        behind = islice(self._new.values(), _NEW)
-        return any(each.priority <= turn.last.priority and self._lacks_little(each, turn) for each in behind)
+        is_late = now - self._came.get(request.request_id, -inf) > seconds
+        behind = [each for each in islice(self._new.values(), _NEW) if each.priority <= turn.last.priority]
+        return any(self._may_pass(each, turn, is_late=is_late) for each in behind)
 
     def admitted(self, request: Request, num_local: int, num_external: int, *, has_waited: bool) -> None:
         """It has blocks: so many tokens behind those that the GPU has are restored, or it goes on.
@@ -238,10 +240,11 @@ class Aside:
 
     # Private
 
-    def _lacks_little(self, request: Request, turn: _Turn) -> bool:
+    def _may_pass(self, request: Request, turn: _Turn, *, is_late: bool) -> bool:
         """Whether it has to compute few tokens, by what the pool knows. O(log n).
 
-        With bags the GPU may lack the state behind what it has, so there only a restore counts.
+        Who ``is_late`` lets it pass only for a restore. With bags, too, only a restore counts: the GPU may
+        lack the state behind what it has.
         """
         engine, size = self._common.engine, self._common.block_size
         chain = engine.chain(request)
@@ -251,7 +254,9 @@ class Aside:
         num_local = 0
         if not engine.groups.has_bags:
             num_local = bisect_left(chain, True, key=lambda prefix_hash: not engine.has(prefix_hash)) * size
-        return request.num_tokens - num_local <= turn.most or self._choices.may_restore(num_local, num_there)
+        if request.num_tokens - num_local <= turn.most:
+            return not is_late
+        return self._choices.may_restore(num_local, num_there)
 
     def _lets_pass(self, turn: _Turn) -> bool:
         is_patient = turn.is_patient(self._common.clock())

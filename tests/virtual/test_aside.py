@@ -243,6 +243,48 @@ def test_who_comes_behind_and_is_on_the_gpu_passes_though_nothing_is_restored(ma
     assert all(batch.first[place] < batch.first[0] for place in (1, 2, 3))
 
 
+class Late(Batch):
+    """The first of four is asked when another prompt was computed for four steps; three wait behind it."""
+
+    def __init__(self, engine: VirtualEngine, *, num_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its own prefill is believed to take ``num_steps``. The GPU and the pool have what the three ask."""
+        super().__init__(engine, [], order=[])
+        for place in (1, 2, 3):
+            serve(engine, PROMPTS[place][:LENGTH])
+        seconds = num_steps * engine.settings.step_seconds
+        monkeypatch.setattr(engine.side.costs.prefill, "expected", lambda first, stop: seconds)
+
+    def come(self) -> None:
+        other = self.engine.add(tokens(5 * 48, 9), 4)
+        self.step()
+        for place in range(4):
+            self.add(place)
+        while not self.scheduled:
+            self.step()
+        assert other.num_computed_tokens >= 5 * 48
+
+
+@pytest.mark.parametrize("num_steps", [2, 8])
+def test_who_has_waited_lets_nobody_pass_for_what_the_gpu_has(
+    make: Engines, monkeypatch: pytest.MonkeyPatch, num_steps: int
+) -> None:
+    batch = Late(make(gpu_blocks=240, restore="never"), num_steps=num_steps, monkeypatch=monkeypatch)
+    batch.come()
+    assert (0 in batch.scheduled) == (num_steps == 2)
+    batch.run()
+
+
+def test_who_has_waited_lets_those_pass_that_are_restored(
+    make: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(gpu_blocks=240)
+    batch = Late(engine, num_steps=2, monkeypatch=monkeypatch)
+    forget_gpu(engine)
+    batch.come()
+    assert 0 not in batch.scheduled
+    batch.run()
+
+
 def test_who_lacks_little_lets_nobody_pass(make: Engines) -> None:
     engine = make()
     Batch(engine, [1, 2, 3], order=[])

@@ -50,7 +50,7 @@ def priorities_are_ignored(patch: Patch) -> None:
     original = aside._Least.least
     everybody = aside._Place(1_000_000, inf)
     patch.setattr(aside._Least, "least", lambda self, last: original(self, everybody))
-    patch.setattr(Aside, "_lacks_little", lambda *_: True)
+    patch.setattr(Aside, "_may_pass", lambda *_, **__: True)
     begin = aside._Turn.__init__
 
     def init(self: Any, last: object, *others: Any) -> None:
@@ -71,7 +71,7 @@ def who_lacks_little_steps_aside(patch: Patch) -> None:
 
 
 def it_counts_that_nobody_has_arrived(patch: Patch) -> None:
-    patch.setattr(Aside, "_lacks_little", lambda *_: True)
+    patch.setattr(Aside, "_may_pass", lambda *_, **__: True)
     patch.setattr(aside._Least, "least", lambda *_: -inf)
 
 
@@ -85,6 +85,20 @@ def no_restore_is_believed_to_pay(patch: Patch) -> None:
 
 def what_the_gpu_has_does_not_count(patch: Patch) -> None:
     patch.setattr(VllmEngine, "has", lambda *_: False)
+
+
+def it_never_counts_how_long_it_has_waited(patch: Patch) -> None:
+    original = Aside._may_pass
+    patch.setattr(Aside, "_may_pass", lambda *arguments, is_late: original(*arguments, is_late=False))
+
+
+def who_has_waited_lets_nobody_pass(patch: Patch) -> None:
+    original = Aside._may_pass
+    patch.setattr(
+        Aside,
+        "_may_pass",
+        lambda *arguments, is_late: not is_late and original(*arguments, is_late=False),
+    )
 
 
 Check = Callable[[Engines], None]
@@ -101,6 +115,16 @@ def after_a_long_step(make: Engines) -> None:
 
 def for_ever(make: Engines) -> None:
     tests.test_restores_that_follow_each_other_for_ever_starve_nobody(make, is_sooner=True)
+
+
+def after_others(make: Engines) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        tests.test_who_has_waited_lets_nobody_pass_for_what_the_gpu_has(make, patch, 2)
+
+
+def after_others_with_restores(make: Engines) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        tests.test_who_has_waited_lets_those_pass_that_are_restored(make, patch)
 
 
 def by_priority(make: Engines) -> None:
@@ -123,6 +147,8 @@ MUTANTS: list[tuple[Callable[[Patch], None], Check]] = [
         what_the_gpu_has_does_not_count,
         tests.test_who_comes_behind_and_is_on_the_gpu_passes_though_nothing_is_restored,
     ),
+    (it_never_counts_how_long_it_has_waited, after_others),
+    (who_has_waited_lets_nobody_pass, after_others_with_restores),
     (it_counts_that_nobody_has_arrived, tests.test_nobody_waits_where_all_are_lost),
 ]
 
