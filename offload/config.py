@@ -157,17 +157,17 @@ class OffloadConfig:
             )
 
     def _check_sizes(self) -> None:
-        most = self.cpu_gib_max
-        if most is not None and (isinstance(most, bool) or not isinstance(most, int | float)):
-            raise ConfigError(
-                f"cpu_gib_max is {most!r}; give the largest size of the pool in GiB, such as 16"
-            )
-        if most is not None and not self.cpu_gib <= most:
-            raise ConfigError(f"cpu_gib_max is {most!r}; give cpu_gib, {self.cpu_gib!r}, or more")
-        if most is not None and most > _MOST_GIB:
-            raise ConfigError(
-                f"cpu_gib_max is {most!r}; give at most {_MOST_GIB:,}, as addresses are kept for it"
-            )
+        if (most := self.cpu_gib_max) is not None:
+            if isinstance(most, bool) or not isinstance(most, int | float):
+                raise ConfigError(
+                    f"cpu_gib_max is {most!r}; give the largest size of the pool in GiB, such as 16"
+                )
+            if not self.cpu_gib <= most:
+                raise ConfigError(f"cpu_gib_max is {most!r}; give cpu_gib, {self.cpu_gib!r}, or more")
+            if most > _MOST_GIB:
+                raise ConfigError(
+                    f"cpu_gib_max is {most!r}; give at most {_MOST_GIB:,}, as addresses are kept for it"
+                )
         if not isinstance(self.shrink_under_pressure, bool):
             raise ConfigError(f"shrink_under_pressure is {self.shrink_under_pressure!r}; use true or false")
         name = "cpu_gib_max" if most is not None else "shrink_under_pressure"

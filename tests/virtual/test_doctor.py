@@ -227,6 +227,19 @@ def test_stores_that_are_dropped(engines: Engines, ask: Ask) -> None:
     assert "did not keep up" in found["stores-dropped"].saw
 
 
+@pytest.mark.parametrize(("dropped", "is_found"), [(95, False), (105, True)])
+def test_a_tenth_of_what_is_stored_may_be_dropped(
+    engines: Engines, ask: Ask, dropped: int, is_found: bool
+) -> None:
+    """As the alert counts it: beside what is stored, not as a part of both."""
+    engine = engines()
+    warm(engine, PROMPT)
+    told = ask(engine)
+    block_bytes = told["pool"]["num_bytes"] / told["pool"]["num_blocks"]
+    told["counters"]["lately"].update(stored_bytes=1000 * block_bytes, unstored_blocks_gave_way=dropped)
+    assert ("stores-dropped" in findings(told)) == is_found
+
+
 def test_a_vllm_that_was_not_tested(engines: Engines, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engines()
     monkeypatch.setattr(vllm, "__version__", "0.34.0")
