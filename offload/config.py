@@ -13,6 +13,7 @@ from evictor import available_policies
 from offload.errors import ConfigError
 from offload.fleet_config import FLEET_KEYS, NO_FLEET, FleetConfig, Role
 from offload.mooncake_config import MooncakeConfig
+from offload.operator.directory import MOST_DIRECTORY_BYTES
 from offload.pool_config import SharedMemoryConfig, read_pool
 from offload.restore_config import RestoreWhen
 from offload.settings import GIB
@@ -130,14 +131,8 @@ class OffloadConfig:
         _check_share("hinted_share", self.hinted_share, "the pool", 0.25)
         _check_share("fetch_gpu_share", self.fetch_gpu_share, "the GPU's blocks", 0.1)
         self._check_sizes()
-        directory = self.operator_socket
-        if directory is not None and (
-            not isinstance(directory, str) or not os.path.isabs(directory) or "\0" in directory
-        ):
-            raise ConfigError(
-                f'operator_socket is {directory!r}; name a directory for sockets from "/" on, such as '
-                f'"/run/user/1000/kv"'
-            )
+        if self.operator_socket is not None:
+            _check_socket_directory(self.operator_socket)
         if self.record_trace is not None and (
             not isinstance(self.record_trace, str) or not self.record_trace
         ):
@@ -256,6 +251,20 @@ class OffloadConfig:
             )
         fleet = FleetConfig(**{key: settings[key] for key in FLEET_KEYS if key in settings})
         return cls(**{key: settings[key] for key in settings if key not in FLEET_KEYS}, fleet=fleet)
+
+
+def _check_socket_directory(path: object) -> None:
+    if not isinstance(path, str) or not os.path.isabs(path) or "\0" in path:
+        raise ConfigError(
+            f'operator_socket is {path!r}; name a directory for sockets from "/" on, such as '
+            f'"/run/user/1000/kv"'
+        )
+    num_bytes = len(path.encode(errors="surrogatepass"))
+    if num_bytes > MOST_DIRECTORY_BYTES:
+        raise ConfigError(
+            f"operator_socket is {path!r}, of {num_bytes} bytes; name a directory of at most "
+            f"{MOST_DIRECTORY_BYTES}: a socket's path is short"
+        )
 
 
 def _check_share(name: str, share: object, whole: str, example: float) -> None:

@@ -11,6 +11,8 @@ from offload.errors import OperatorError
 SUFFIX = ".sock"
 MOST_PATH_BYTES = 107
 """Of a unix socket's path; Linux has room for 108 with the NUL behind it."""
+MOST_DIRECTORY_BYTES = MOST_PATH_BYTES - len("/.4194304-abcd.new")
+"""Of a directory for sockets, whatever an engine's process id is."""
 
 
 def runtime_directory(setting: str | None) -> Path:

@@ -136,8 +136,8 @@ class Aside:
       to compute what it lacks, of which a step, however long, takes a half;
     - in a step in which such others go on, for they have it for themselves: after that time in two at most;
     - when it is first asked, while such others wait behind it, and the pool has their KV: what a restore may
-      pay for, or what the GPU has as well. Who has waited for longer than computing takes lets nobody pass
-      for the latter: those whose first tokens come last would have them later still.
+      pay for, or what the GPU has as well. If no restore pays for it, who has waited for longer than computing
+      takes lets nobody pass: those whose first tokens come last would have them later still.
 
     Nobody steps aside for who is behind it by vLLM's priority, or who came later than with it, or a second
     time before it was admitted. So where restores never end, each prompt waits for those of a moment only.
@@ -243,8 +243,8 @@ class Aside:
     def _may_pass(self, request: Request, turn: _Turn, *, is_late: bool) -> bool:
         """Whether it has to compute few tokens, by what the pool knows. O(log n).
 
-        Who ``is_late`` lets it pass only for a restore. With bags, too, only a restore counts: the GPU may
-        lack the state behind what it has.
+        Who ``is_late`` lets it pass only if the pool would bring back what the GPU may evict meanwhile. With
+        bags the GPU may lack the state behind what it has, so there only a restore counts.
         """
         engine, size = self._common.engine, self._common.block_size
         chain = engine.chain(request)
@@ -255,7 +255,7 @@ class Aside:
         if not engine.groups.has_bags:
             num_local = bisect_left(chain, True, key=lambda prefix_hash: not engine.has(prefix_hash)) * size
         if request.num_tokens - num_local <= turn.most:
-            return not is_late
+            return not is_late or self._choices.may_restore(0, num_there)
         return self._choices.may_restore(num_local, num_there)
 
     def _lets_pass(self, turn: _Turn) -> bool:
