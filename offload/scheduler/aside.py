@@ -136,8 +136,8 @@ class Aside:
       to compute what it lacks, of which a step, however long, takes a half;
     - in a step in which such others go on, for they have it for themselves: after that time in two at most;
     - when it is first asked, while such others wait behind it, and the pool has their KV: what a restore may
-      pay for, or what the GPU has as well. If no restore pays for it, who has waited for longer than computing
-      takes lets nobody pass: those whose first tokens come last would have them later still.
+      pay for, or what the GPU has as well. If no restore pays for that, who was preempted, or has waited for
+      longer than computing takes, lets nobody pass: the last first tokens would come later still.
 
     Nobody steps aside for who is behind it by vLLM's priority, or who came later than with it, or a second
     time before it was admitted. So where restores never end, each prompt waits for those of a moment only.
