@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from pathlib import Path
 from typing import Self
 
@@ -10,10 +9,11 @@ import pytest
 
 from offload.testing.engines.client import HttpServer
 from offload.testing.engines.environment import transfer_config
-from offload.testing.engines.server import START_SECONDS, ServerProcess
+from offload.testing.engines.server import ServerProcess
 from tests.engine.answers import ALL_RESTORED, BLOCK_SIZE, Prompt, prompt_of
 from tests.engine.conftest import CPU_GIB
 from tests.engine.engine import SHORT
+from tests.engine.fleets import wait_for
 from tests.engine.server import SIZES, served_model
 
 pytestmark = pytest.mark.engine
@@ -56,11 +56,7 @@ class Replicas(ServerProcess):
     def ready(self) -> Self:
         """Wait until both front-ends answer: that of steps without output counts what they restored."""
         super().ready()
-        deadline = time.monotonic() + START_SECONDS
-        while self.log().count("Application startup complete.") < 2:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"no second front-end:\n{self.log()[-3000:]}")
-            time.sleep(0.1)
+        wait_for(lambda: self.log().count("Application startup complete.") == 2, "no second front-end")
         return self
 
     def ask(self, prompt: Prompt, replica: int) -> list[int]:
