@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from offload.errors import OperatorError
-from offload.operator.directory import MOST_PATH_BYTES, SUFFIX, make_private, sockets_in
+from offload.operator.directory import MOST_DIRECTORY_BYTES, MOST_PATH_BYTES, SUFFIX, make_private, sockets_in
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ class OperatorSocket:
         new = directory / f".{self.name}.new"
         if len(os.fsencode(new)) > MOST_PATH_BYTES:
             raise OperatorError(
-                f"{self.path} is too long for a socket's path; set operator_socket to a directory of less "
-                f"than {MOST_PATH_BYTES - len(os.fsencode(new.name))} bytes"
+                f"{self.path} is too long for a socket's path; set operator_socket to a directory of at most "
+                f"{MOST_DIRECTORY_BYTES} bytes"
             )
         make_private(directory)
         _remove_stale(directory)

@@ -17,7 +17,7 @@ import pytest
 from offload.errors import OperatorError
 from offload.operator import directory as places
 from offload.operator.client import choose, engines_in
-from offload.operator.directory import runtime_directory
+from offload.operator.directory import MOST_DIRECTORY_BYTES, runtime_directory
 from offload.operator.server import MOST_BYTES, OperatorSocket
 
 TOLD = {"about": {"model": "a"}, "tiers": [1, 2]}
@@ -181,6 +181,20 @@ def test_a_child_does_not_keep_the_socket_of_its_parent(directory: Path) -> None
 def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match=r"too long for a socket's path; set operator_socket"):
         OperatorSocket(tmp_path / ("x" * 100), TOLD)
+
+
+def test_the_longest_directory_that_may_be_set_has_room_for_any_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the largest process id there is; a byte more is too much."""
+    monkeypatch.setattr(os, "getpid", lambda: (1 << 22) - 1)
+    with tempfile.TemporaryDirectory(prefix="kvo") as base:
+        room = MOST_DIRECTORY_BYTES - len(os.fsencode(base)) - 1
+        opened = OperatorSocket(Path(base, "x" * room), TOLD)
+        assert opened.path.exists()
+        opened.close()
+        with pytest.raises(OperatorError, match=f"of at most {MOST_DIRECTORY_BYTES} bytes"):
+            OperatorSocket(Path(base, "x" * (room + 1)), TOLD)
 
 
 def test_directories_that_are_not_ours_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
