@@ -50,10 +50,11 @@ def test_all_requests_are_handed_over_and_answered(tmp_path: Path) -> None:
             (tmp_path / str(number)).mkdir()
             server = ServerProcess(tmp_path / str(number), served_model(), SIZES, config, {})
             servers.append(stack.enter_context(server))
-        proxy, _ = proxied(stack, "--min-prefill-tokens", "1", prefill=servers[:1], decode=servers[1:])
+        proxy, admin = proxied(stack, "--min-prefill-tokens", "1", prefill=servers[:1], decode=servers[1:])
         told = bench(tmp_path / "bench", proxy.base_url)
         assert (told["completed"], told["failed"]) == (REQUESTS, 0)
         assert told["total_output_tokens"] == REQUESTS * OUTPUT_TOKENS
-        prefilled, decoded = [server.http.metrics() for server in servers]
-        assert prefilled["vllm:prompt_tokens"] >= told["total_input_tokens"]
+        # The prefill engine need not have counted all: a leg is cancelled when its decode leg answers first.
+        assert admin.count("legs", 'role="prefill"') == REQUESTS
+        decoded = servers[1].http.metrics()
         assert decoded["vllm:prompt_tokens_cached"] >= REQUESTS * (PROMPT_TOKENS - BLOCK_SIZE)
