@@ -48,6 +48,11 @@ class Choices:
         """Whether nothing is restored."""
         return self._when is RestoreWhen.NEVER
 
+    @property
+    def computing_seconds(self) -> float:
+        """Of prefill of those that are computed; 0 if the configuration decides. O(those)."""
+        return self._gpu.computing
+
     def arrived(self, request: Request) -> None:
         """It waits for its turn."""
         if self._when is RestoreWhen.AUTO:

@@ -9,6 +9,7 @@ class Why(StrEnum):
 
     RESIDENT = "the pool has it"
     COMING = "another restore brings the next block"
+    QUEUED = "restores under way keep the link busy, and have enough GPU blocks"
     FOLLOWING = "it is on its way into the pool"
     GPU_HAS_ALL = "the GPU has all of its full blocks"
     ABSENT = "the pool has no more of it than the GPU"
@@ -40,6 +41,7 @@ class Offer(NamedTuple):
 
 
 COMING = Offer(None, Why.COMING)
+QUEUED = Offer(None, Why.QUEUED)
 ASIDE = Offer(None, Why.ASIDE)
 NOTHING = {why: Offer(0, why) for why in Why}
 """No tokens, by reason."""

@@ -127,10 +127,7 @@ class GpuQueue:
         return 0.0 if waiter is None else self._clock() - waiter.since
 
     def backlog(self, but: str) -> float:
-        """Seconds of prefill of all that wait or are computed but that request. O(those that are computed).
-
-        All are looked at that were computing when this was asked last, or have begun since.
-        """
+        """Seconds of prefill of all that wait or are computed but that request. O(the computed ones)."""
         seconds = 0.0
         own = self._waiting.get(but)
         num_others = len(self._waiting) - (own is not None)
@@ -138,6 +135,15 @@ class GpuQueue:
             num_tokens = self._num_tokens - (0 if own is None else own.num_tokens)
             each = num_tokens / num_others
             seconds = num_others * self._prefill.seconds(int(each * (1 - self._share)), int(each))
+        return seconds + self.computing
+
+    @property
+    def computing(self) -> float:
+        """Seconds of prefill of all that are computed. O(those).
+
+        All are looked at that were computing when this was asked last, or have begun since.
+        """
+        seconds = 0.0
         for request_id, request in list(self._computing.items()):
             first, stop = request.num_computed_tokens, request.num_tokens
             if first + 1 >= stop:  # it decodes

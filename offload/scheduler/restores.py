@@ -8,6 +8,7 @@ import numpy as np
 from offload.messages import LOAD, Order, Part
 from offload.restore_config import RestoreWhen
 from offload.scheduler import amounts
+from offload.scheduler.back_pressure import BackPressure
 from offload.scheduler.breaker import CircuitBreaker
 from offload.scheduler.carryover import Carryover
 from offload.scheduler.choices import Choices
@@ -16,7 +17,7 @@ from offload.scheduler.engine import Request, State, Step
 from offload.scheduler.flow import Job, Progress
 from offload.scheduler.hints import RequestHints
 from offload.scheduler.hits import Hits
-from offload.scheduler.offer import COMING, NOTHING, Offer, Why
+from offload.scheduler.offer import COMING, NOTHING, QUEUED, Offer, Why
 from offload.scheduler.restore import LoadPart, Restore
 from offload.scheduler.restore_checks import check_restores
 from offload.scheduler.restore_index import RestoreIndex
@@ -24,7 +25,6 @@ from offload.scheduler.waiting import Waiting
 
 SHARED_AT_ONCE = 512
 """Positions handed to the GPU's prefix cache in one step: vLLM takes about 1.5 µs for each."""
-
 
 _BY_NOBODY = -2
 """No job has filled such a slot, so what reads it fails."""
@@ -68,6 +68,7 @@ class Restores:
         self._common = common
         self._metrics = common.metrics
         self.choices = Choices(common, when)
+        self._pressure = BackPressure(common, self.choices, step_tokens)
         self._allocator = common.allocator
         self._ledger = common.ledger
         self._engine = common.engine
@@ -123,6 +124,8 @@ class Restores:
         num_blocks = offer.tokens // self._block_size * self._groups.columns + self._groups.bag_slots
         if not amounts.may_load(self._engine.num_blocks, self.num_stuck, num_blocks):
             return NOTHING[Why.STUCK]
+        if not coming and self._pressure.must_wait(num_local):
+            return QUEUED
         if self._waiting.need(request.request_id, num_blocks):
             return COMING
         self._waiting.offered(request.request_id)
@@ -141,8 +144,9 @@ class Restores:
         depth = restore.followers.get(request_id)
         if depth is None:
             depth = restore.num_common(chain, position)
-            if restore.is_whole and not self._can_use(restore, request, depth):
-                return False
+            goes_on = request.num_tokens > len(restore.chain) * self._block_size
+            if restore.is_whole and not (goes_on and depth == restore.num_positions):
+                return False  # it can only be used by who goes on where it ends
             restore.follow(request_id, depth)
         self._followed[request_id] = _Followed(restore, depth)
         return self.still_waits(request_id, position)
@@ -173,6 +177,7 @@ class Restores:
         """None: they begin when the scheduler gives blocks to their requests."""
         is_still = len(self._ledger) <= self._ledger.num_given_up
         self._waiting.end_step(is_idle=not step.num_scheduled_tokens, is_still=is_still)
+        self._pressure.end_step()
         return []
 
     def finish(self, request: Request) -> list[Order]:
@@ -220,6 +225,7 @@ class Restores:
         self._waiting.wait(request, stop * self._block_size)
         self._index.add(restore)
         self._is_filling[block_ids] = True
+        self._pressure.began(len(block_ids))
         self.breaker.began(restore.restore_id)
         if not restore.follows:
             self.choices.queue.begin(len(block_ids) * self._common.block_bytes)
@@ -237,8 +243,7 @@ class Restores:
             if is_meant(restore.request):
                 restore.is_cancelled = True
                 self._index.remove(restore)
-        for restore in [each for each in self._landed.values() if is_meant(each.request)]:
-            del self._landed[restore.request.request_id]
+        self._landed = {key: each for key, each in self._landed.items() if not is_meant(each.request)}
         return [job.job_id for job in self._ledger.of(self) if job.task.restore.is_cancelled]
 
     def are_filling(self, block_ids: Collection[int]) -> bool:
@@ -282,9 +287,8 @@ class Restores:
             if not restore.was_stuck:
                 self._common.count_failed(self.route)
                 self.breaker.failed(restore.restore_id, hangs=True)
+                self._no_longer_fills(restore)
             self._share(restore, restore.num_landed)
-            if not restore.was_stuck:
-                self._is_filling[restore.block_ids] = False
             restore.was_stuck = True
             job.blocks = self._engine.blocks(restore.block_ids[start:stop])
             self._engine.hold(job.blocks)
@@ -353,7 +357,7 @@ class Restores:
         del self._restores[restore.restore_id]
         self._index.remove(restore)
         if not restore.was_stuck:
-            self._is_filling[restore.block_ids] = False
+            self._no_longer_fills(restore)
         num_blocks = 0 if restore.was_stuck else restore.num_blocks_landed
         num_positions = 0 if restore.was_stuck else restore.num_landed
         self._metrics.count("restored_requests", num_positions > 0)
@@ -366,6 +370,10 @@ class Restores:
         elif not restore.was_stuck:
             self._common.count_failed(self.route)
             self.breaker.failed(restore.restore_id)
+
+    def _no_longer_fills(self, restore: Restore) -> None:
+        self._is_filling[restore.block_ids] = False
+        self._pressure.ended(len(restore.block_ids))
 
     def _share(self, restore: Restore, num_positions: int) -> None:
         """Hand over that many leading positions, which have landed, as far as this step has time for it.
@@ -384,13 +392,7 @@ class Restores:
 
     def _has_landed(self, restore: Restore) -> bool:
         """Whether it has ended, and is neither handed over yet nor has its request gone on."""
-        if not self._landed or self._landed.get(restore.request.request_id) is not restore:
-            return False
-        return self._waits_for(restore)
-
-    def _can_use(self, restore: Restore, request: Request, depth: int) -> bool:
-        """Whether one that has ``depth`` positions of a whole restore in common can go on where it ends."""
-        return depth == restore.num_positions and request.num_tokens > len(restore.chain) * self._block_size
+        return self._landed.get(restore.request.request_id) is restore and self._waits_for(restore)
 
     def _waits_for(self, restore: Restore) -> bool:
         """Whether its request waits for a restore, or for the step after it."""

@@ -29,7 +29,10 @@ _BY_CAUSE = {
     Cause.SHRUNK: Reason.SHRUNK,
     Cause.UNSTORED: Reason.ONLY_ON_GPU,
 }
-_FOUND = (Why.RESIDENT, Why.ABSENT, Why.GPU_HAS_ALL, Why.COMING, Why.FOLLOWING, Why.ASIDE)
+_FOUND = (
+    *(Why.RESIDENT, Why.ABSENT, Why.GPU_HAS_ALL),
+    *(Why.COMING, Why.QUEUED, Why.FOLLOWING, Why.ASIDE),
+)
 """Offers that say nothing of what is behind them."""
 
 
