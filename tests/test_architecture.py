@@ -57,6 +57,7 @@ STATEFUL = {
     "offload.scheduler.answers.AnswerReuse",
     "offload.scheduler.arrivals.Arrivals",
     "offload.scheduler.aside.Aside",
+    "offload.scheduler.back_pressure.BackPressure",
     "offload.scheduler.backlog.Backlog",
     "offload.scheduler.breaker.CircuitBreaker",
     "offload.scheduler.miniatures.Miniatures",

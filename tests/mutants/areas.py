@@ -150,6 +150,7 @@ AREAS = {
     ),
     "choices": Area(
         [
+            "offload.scheduler.back_pressure",
             "offload.scheduler.choice",
             "offload.scheduler.choices",
             "offload.scheduler.costs",
@@ -160,6 +161,8 @@ AREAS = {
             "tests/offload/scheduler/test_choices.py",
             "tests/offload/scheduler/test_costs.py",
             "tests/offload/scheduler/test_queues.py",
+            "tests/offload/scheduler/test_back_pressure.py",
+            "tests/virtual/test_back_pressure.py",
         ],
     ),
     "why": Area(

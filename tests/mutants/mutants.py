@@ -53,6 +53,7 @@ _BAG_BLOCKS = "offload.vllm.kv_events:_BagBlocks"
 _WAITING = "offload.scheduler.waiting:Waiting"
 _INDEX_OF_EVENTS = "offload.proxy.kv_index:EngineIndex"
 _STREAM_OF_EVENTS = "offload.proxy.kv_streams:_Stream"
+_BACK_PRESSURE = "offload.scheduler.back_pressure:BackPressure"
 _CHOOSE = "offload.scheduler.choice:choose"
 _CHOICES = "offload.scheduler.choices:Choices"
 _PREFILL = "offload.scheduler.costs:PrefillCost"
@@ -502,6 +503,12 @@ _ROWS = [
     ("choices", f"{_PREFILL}._per_token", "sorted(step.seconds for step in latest)[len(latest) // 4]", "inf"),
     ("choices", f"{_PREFILL}._own_seconds", "if len(self._own) >= _LEAST_SAMPLES else 0.0", ""),
     ("choices", "offload.scheduler.costs:_median", "(len(values) - 1) // 2", "len(values) // 4"),
+    ("choices", f"{_BACK_PRESSURE}._is_busy", "self._num_filling <= _MOST_FILLING * engine.num_blocks", "False"),
+    ("choices", f"{_BACK_PRESSURE}._is_busy", " + self._choices.computing_seconds", ""),
+    ("choices", f"{_BACK_PRESSURE}._is_busy", "_STEPS * step", "0.0"),
+    ("choices", f"{_BACK_PRESSURE}.end_step", "self._num_looked_up > _MOST_BLOCKS", "False"),
+    ("choices", f"{_BACK_PRESSURE}.ended", "self._num_filling -= num_blocks", "pass"),
+    ("choices", f"{_BACK_PRESSURE}.must_wait", "return True", "return False"),
 ]
 
 MUTANTS = {area: [Edit(*row[1:]) for row in rows] for area, rows in groupby(_ROWS, key=lambda row: row[0])}

@@ -1,0 +1,133 @@
+"""When restores wait for those under way, and for how long."""
+
+import pytest
+
+from offload.restore_config import RestoreWhen
+from offload.scheduler.back_pressure import BackPressure
+from tests.offload.scheduler.test_choices import BLOCK_BYTES, SIZE, Desk
+
+THIRD = 33
+"""Of 100 GPU blocks, rounded down. A step of 1,000 tokens takes a second."""
+FOUR_STEPS = 4.0
+
+
+class Link(Desk):
+    """Loads of 1,000 tokens, each of which takes half a second; other requests compute."""
+
+    def __init__(self, when: RestoreWhen = RestoreWhen.AUTO) -> None:
+        super().__init__(when)
+        self.measure(0.0005)
+        self.pressure = BackPressure(self.choices._common, self.choices, 1000)
+
+    def load(self, seconds: float) -> None:
+        self.choices.queue.begin(round(seconds / 0.0005) * BLOCK_BYTES // SIZE)
+
+    def must_wait(self, num_local: int = 0) -> bool:
+        """As the only one that asks in a step."""
+        try:
+            return self.pressure.must_wait(num_local)
+        finally:
+            self.pressure.end_step()
+
+
+@pytest.fixture
+def link() -> Link:
+    """It is busy, and a third of the GPU's blocks wait for it."""
+    link = Link()
+    link.load(FOUR_STEPS + 0.1)
+    link.pressure.began(THIRD + 1)
+    return link
+
+
+def test_who_could_be_restored_waits_for_a_busy_link(link: Link) -> None:
+    assert link.must_wait()
+
+
+def test_so_much_is_on_the_link_in_any_case(link: Link) -> None:
+    link.now += 0.2
+    assert not link.must_wait()
+
+
+def test_so_many_blocks_are_filled_in_any_case(link: Link) -> None:
+    link.pressure.ended(1)
+    assert not link.must_wait()
+    link.pressure.began(1)
+    assert link.must_wait()
+    link.pressure.check_invariants(THIRD + 1)
+    with pytest.raises(AssertionError, match="34 counted"):
+        link.pressure.check_invariants(THIRD)
+
+
+def test_while_others_are_computed_more_is_on_the_link(link: Link) -> None:
+    other = link.come()
+    link.admit(other, 0)
+    assert not link.must_wait(), "it takes a second"
+    link.load(1.0)
+    assert link.must_wait()
+    link.choices.finish(other.request_id)
+    link.now += 0.9
+    assert link.must_wait()
+
+
+def test_in_a_step_there_is_one_limit_for_all(link: Link) -> None:
+    """Who is admitted behind the first that asks makes it no longer for the next."""
+    assert link.pressure.must_wait(0)
+    link.admit(link.come(), 0)
+    assert link.pressure.must_wait(0)
+    link.pressure.end_step()
+    assert not link.pressure.must_wait(0)
+
+
+def test_as_soon_as_the_link_is_busy_the_next_waits() -> None:
+    link = Link()
+    link.pressure.began(THIRD + 1)
+    assert not link.pressure.must_wait(0)
+    link.load(FOUR_STEPS + 0.1)
+    assert link.pressure.must_wait(0)
+
+
+@pytest.mark.parametrize(("num_asks", "num_local"), [(1, 4065), (129, 0), (33, 96)])
+def test_where_looking_up_takes_too_long_nobody_waits_until_the_link_has_time(
+    link: Link, num_asks: int, num_local: int
+) -> None:
+    """The GPU has so many blocks of each."""
+    for _ in range(2):
+        assert all(link.pressure.must_wait(num_local * SIZE) for _ in range(num_asks - 1))
+        link.pressure.end_step()
+    assert all(link.pressure.must_wait(num_local * SIZE) for _ in range(num_asks)), "it was not too long"
+    link.pressure.end_step()
+    for _ in range(2):
+        assert not link.must_wait()
+    link.now += 0.2
+    assert not link.must_wait()
+    link.load(1.0)
+    assert link.must_wait()
+
+
+@pytest.mark.parametrize("when", [RestoreWhen.ALWAYS, RestoreWhen.NEVER])
+def test_where_the_configuration_decides_nobody_waits(when: RestoreWhen) -> None:
+    link = Link(when)
+    link.load(100.0)
+    link.pressure.began(100)
+    assert not link.must_wait()
+
+
+def test_with_checkpoints_nobody_waits(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link.choices._common.engine.groups, "has_bags", True)
+    assert not link.must_wait()
+
+
+def test_nobody_waits_where_few_blocks_are_filled() -> None:
+    link = Link()
+    link.load(100.0)
+    assert not link.must_wait()
+    link.pressure.began(THIRD)
+    assert not link.must_wait()
+
+
+def test_nobody_waits_for_a_link_of_which_nothing_is_known() -> None:
+    desk = Desk()
+    pressure = BackPressure(desk.choices._common, desk.choices, 1000)
+    pressure.began(100)
+    desk.choices.queue.begin(1 << 30)
+    assert not pressure.must_wait(0)
