@@ -49,9 +49,13 @@ class Choices:
         return self._when is RestoreWhen.NEVER
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their turn; 0 if the configuration decides."""
+        return self._gpu.num_waiting
+
     def computing_seconds(self) -> float:
         """Of prefill of those that are computed; 0 if the configuration decides. O(those)."""
-        return self._gpu.computing
+        return self._gpu.computing()
 
     def arrived(self, request: Request) -> None:
         """It waits for its turn."""
@@ -100,6 +104,14 @@ class Choices:
             choice = self._choose(request, first, stop, num_restoring)
         self._made[request.request_id] = choice
         return choice.stop
+
+    def held(self, request_id: str) -> None:
+        """Its restore waits for the link. For who asks later in this step it leaves the GPU to others."""
+        self._gpu.held(request_id)
+
+    def end_step(self) -> None:
+        """All who wait are asked again."""
+        self._gpu.end_step()
 
     def dismissed(self, request_id: str) -> None:
         """What was chosen for that request comes to nothing: no checkpoint is so near."""
@@ -153,7 +165,7 @@ class Choices:
             self.queue.seconds,
             self._gpu.backlog(request.request_id),
             _PATIENCE * self._longest.seconds - waited,
-            num_restoring,
+            num_restoring + self._gpu.num_held,
         )
         choice = choose(common.costs.prefill, self._known_link, prospect)
         if choice.verdict is Verdict.COMPUTED:

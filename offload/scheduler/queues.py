@@ -97,6 +97,8 @@ class GpuQueue:
         self._clock = clock
         self._waiting: dict[str, _Waiter] = {}
         self._num_tokens = 0  # of these
+        self._held: set[str] = set()  # of these, in this step
+        self._held_tokens = 0
         self._computing: dict[str, Request] = {}
         self._share = 1.0  # of its tokens that a request computes, in the mean
 
@@ -111,6 +113,18 @@ class GpuQueue:
         if self._leave(request.request_id):
             computes = 1 - num_there / max(request.num_tokens, 1)
             self._share += (min(max(computes, 0.0), 1.0) - self._share) * _SHARE
+
+    def held(self, request_id: str) -> None:
+        """It waits for a link: until ``end_step`` it is not in the backlog of others."""
+        if request_id in self._waiting and request_id not in self._held:
+            self._held.add(request_id)
+            self._held_tokens += self._waiting[request_id].num_tokens
+
+    def end_step(self) -> None:
+        """All who wait are asked again."""
+        if self._held:
+            self._held.clear()
+            self._held_tokens = 0
 
     def goes_on(self, request: Request) -> None:
         """It is computed from now on, or from the next step on."""
@@ -127,17 +141,19 @@ class GpuQueue:
         return 0.0 if waiter is None else self._clock() - waiter.since
 
     def backlog(self, but: str) -> float:
-        """Seconds of prefill of all that wait or are computed but that request. O(the computed ones)."""
+        """Seconds of prefill of all that wait or are computed but that request, and those held in this step.
+
+        O(those that are computed).
+        """
         seconds = 0.0
-        own = self._waiting.get(but)
-        num_others = len(self._waiting) - (own is not None)
+        num_others, num_tokens = len(self._waiting) - len(self._held), self._num_tokens - self._held_tokens
+        if but in self._waiting and but not in self._held:
+            num_others, num_tokens = num_others - 1, num_tokens - self._waiting[but].num_tokens
         if num_others:
-            num_tokens = self._num_tokens - (0 if own is None else own.num_tokens)
             each = num_tokens / num_others
             seconds = num_others * self._prefill.seconds(int(each * (1 - self._share)), int(each))
-        return seconds + self.computing
+        return seconds + self.computing()
 
-    @property
     def computing(self) -> float:
         """Seconds of prefill of all that are computed. O(those).
 
@@ -152,12 +168,24 @@ class GpuQueue:
                 seconds += self._prefill.seconds(first, stop)
         return seconds
 
+    @property
+    def num_waiting(self) -> int:
+        """Who waits for its turn."""
+        return len(self._waiting)
+
+    @property
+    def num_held(self) -> int:
+        """Who waits for a link, of those asked in this step."""
+        return len(self._held)
+
     def check_invariants(self) -> None:
         """What waits was summed up."""
         total = sum(waiter.num_tokens for waiter in self._waiting.values())
         assert total == self._num_tokens, f"{total} tokens wait, {self._num_tokens} counted"
         twice = self._waiting.keys() & self._computing.keys()
         assert not twice, f"{twice} wait, and are computed"
+        held = sum(self._waiting[each].num_tokens for each in self._held)
+        assert held == self._held_tokens, f"{held} tokens are held, {self._held_tokens} counted"
         assert 0 <= self._share <= 1, f"requests compute {self._share} of their tokens"
 
     def left_over(self) -> list[str]:
@@ -168,4 +196,7 @@ class GpuQueue:
         waiter = self._waiting.pop(request_id, None)
         if waiter is not None:
             self._num_tokens -= waiter.num_tokens
+            if request_id in self._held:
+                self._held.discard(request_id)
+                self._held_tokens -= waiter.num_tokens
         return waiter is not None

@@ -29,7 +29,7 @@ from tests.virtual.driver import (
 from tests.virtual.test_why import note_of
 
 BLOCK = 4
-LENGTH = 24
+LENGTH = 30
 """Blocks of a prompt: a fifth of the GPU's. A step computes eight blocks, and takes a second."""
 SECONDS_PER_BLOCK = 0.12
 """Of a load; to compute a block takes a little longer."""
@@ -45,7 +45,7 @@ def make(request: pytest.FixtureRequest, engines: Engines) -> Engines:
     """The pool has six prompts and the GPU none; what loads and steps take is known."""
 
     def made(num: int = 6, **settings: Any) -> VirtualEngine:
-        defaults = {"gpu_blocks": 121, "cpu_slots": 300, "chunk": 8 * BLOCK, "restore": "auto"}
+        defaults = {"gpu_blocks": 151, "cpu_slots": 300, "chunk": 8 * BLOCK, "restore": "auto"}
         engine = engines(**defaults | settings, overlapped=request.param)
         for number in range(num):
             serve(engine, prompt(number))
@@ -96,12 +96,14 @@ def test_while_the_link_is_busy_others_wait_without_blocks(make: Engines, hints:
     assert engine.side.offer(requests[2], 0) == QUEUED
     assert other.num_computed_tokens, "who is to compute goes on"
     step_until(engine, lambda: len(loading(requests)) > 2)
-    assert loading(requests) == [0, 1, 2], "when the link has four steps left"
+    assert loading(requests) == [0, 1, 2], "when the link has five steps left"
     come_to_rest(engine)
-    assert begun == [request.request_id for request in requests], "their order is that in which they came"
-    assert counts["restored_tokens"] == 6 * LENGTH * BLOCK
-    held = [note_of(engine, request).held for request in requests]
-    assert held == sorted(held) and held[:2] == [0, 0] and held[2] > 0
+    restored = [request for request in requests if request.request_id in begun]
+    assert begun == [request.request_id for request in restored], "their order is that in which they came"
+    assert requests[:3] == restored[:3] and (not hints or restored == requests)
+    assert counts["restored_tokens"] == len(restored) * LENGTH * BLOCK
+    held = [note_of(engine, request).held for request in restored]
+    assert held[:2] == [0, 0] and held[2] > 0 and (not hints or held == sorted(held))
 
 
 def test_what_is_always_loaded_takes_what_there_is(make: Engines) -> None:
@@ -131,12 +133,14 @@ def test_the_link_has_something_to_do_as_long_as_anybody_waits(make: Engines) ->
 def test_where_too_many_wait_they_take_gpu_blocks_as_they_come(
     make: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(back_pressure, "_MOST_BLOCKS", 3 * back_pressure._EACH)
+    """With six that have come the third of them waits, as four wait with it; with seven it does not."""
+    monkeypatch.setattr(back_pressure, "_MOST_BLOCKS", 4 * back_pressure._EACH)
     engine = make()
     hold(engine, LOAD)
     requests = come(engine, hints={"cpu_offload_load": True})
     engine.step()
     assert loading(requests) == [0, 1]
+    engine.add(tokens(2 * BLOCK, 99), 1)
     engine.step()
     assert loading(requests) == [0, 1, 2, 3]
     come_to_rest(engine)

@@ -3,12 +3,15 @@
 import pytest
 
 from offload.restore_config import RestoreWhen
+from offload.scheduler import choices as module
 from offload.scheduler.back_pressure import BackPressure
+from offload.scheduler.choice import Choice, Prospect
+from offload.scheduler.costs import LinkCost, PrefillCost
 from tests.offload.scheduler.test_choices import BLOCK_BYTES, SIZE, Desk
 
 THIRD = 33
 """Of 100 GPU blocks, rounded down. A step of 1,000 tokens takes a second."""
-FOUR_STEPS = 4.0
+FIVE_STEPS = 5.0
 
 
 class Link(Desk):
@@ -22,19 +25,22 @@ class Link(Desk):
     def load(self, seconds: float) -> None:
         self.choices.queue.begin(round(seconds / 0.0005) * BLOCK_BYTES // SIZE)
 
-    def must_wait(self, num_local: int = 0) -> bool:
-        """As the only one that asks in a step."""
-        try:
-            return self.pressure.must_wait(num_local)
-        finally:
-            self.pressure.end_step()
+    def asks(self, num_local: int = 0, request_id: str = "") -> bool:
+        """Whether it must wait; it has so many tokens on the GPU."""
+        return self.pressure.must_wait(request_id, num_local)
+
+    def must_wait(self) -> bool:
+        """Whether one must that asks alone in a step."""
+        told = self.asks()
+        self.pressure.end_step()
+        return told
 
 
 @pytest.fixture
 def link() -> Link:
     """It is busy, and a third of the GPU's blocks wait for it."""
     link = Link()
-    link.load(FOUR_STEPS + 0.1)
+    link.load(FIVE_STEPS + 0.1)
     link.pressure.began(THIRD + 1)
     return link
 
@@ -71,37 +77,58 @@ def test_while_others_are_computed_more_is_on_the_link(link: Link) -> None:
 
 def test_in_a_step_there_is_one_limit_for_all(link: Link) -> None:
     """Who is admitted behind the first that asks makes it no longer for the next."""
-    assert link.pressure.must_wait(0)
+    assert link.asks()
     link.admit(link.come(), 0)
-    assert link.pressure.must_wait(0)
+    assert link.asks()
     link.pressure.end_step()
-    assert not link.pressure.must_wait(0)
+    assert not link.asks()
 
 
 def test_as_soon_as_the_link_is_busy_the_next_waits() -> None:
     link = Link()
     link.pressure.began(THIRD + 1)
-    assert not link.pressure.must_wait(0)
-    link.load(FOUR_STEPS + 0.1)
-    assert link.pressure.must_wait(0)
+    assert not link.asks()
+    link.load(FIVE_STEPS + 0.1)
+    assert link.asks()
 
 
-@pytest.mark.parametrize(("num_asks", "num_local"), [(1, 4065), (129, 0), (33, 96)])
-def test_where_looking_up_takes_too_long_nobody_waits_until_the_link_has_time(
-    link: Link, num_asks: int, num_local: int
-) -> None:
-    """The GPU has so many blocks of each."""
-    for _ in range(2):
-        assert all(link.pressure.must_wait(num_local * SIZE) for _ in range(num_asks - 1))
-        link.pressure.end_step()
-    assert all(link.pressure.must_wait(num_local * SIZE) for _ in range(num_asks)), "it was not too long"
+@pytest.mark.parametrize(("num_local", "most"), [(0, 102), (1000, 3), (500, 7)])
+def test_where_looking_up_would_take_too_long_nobody_waits(link: Link, num_local: int, most: int) -> None:
+    """The GPU has so many blocks of each in the mean, and ``most`` may wait."""
+    requests = [link.come() for _ in range(most)]
+    link.asks((num_local - num_local // 2) * SIZE)
+    link.asks((num_local + num_local // 2) * SIZE)
     link.pressure.end_step()
+    assert link.asks(num_local * SIZE)
+    link.pressure.end_step()
+    link.come()
     for _ in range(2):
-        assert not link.must_wait()
-    link.now += 0.2
-    assert not link.must_wait()
-    link.load(1.0)
-    assert link.must_wait()
+        assert not link.asks(num_local * SIZE)
+        link.pressure.end_step()
+    link.choices.finish(requests[0].request_id)
+    assert link.asks(num_local * SIZE)
+
+
+def test_those_that_wait_leave_the_gpu_to_who_asks_later_in_the_step(link: Link) -> None:
+    """To compute one of them takes a second."""
+    first, second, third = (link.come() for _ in range(3))
+    chosen: list[Prospect] = []
+    choose = module.choose
+
+    def noted(prefill: PrefillCost, cost: LinkCost, prospect: Prospect) -> Choice:
+        chosen.append(prospect)
+        return choose(prefill, cost, prospect)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "choose", noted)
+        for request in (first, second, third):
+            link.ask(request)
+            link.asks(request_id=request.request_id)
+            link.choices.check_invariants()
+        link.pressure.end_step()
+        link.ask(third)
+    assert [each.backlog for each in chosen] == pytest.approx([2.0, 1.0, 0.0, 2.0], rel=1e-2)
+    assert [each.num_restoring for each in chosen] == [0, 1, 2, 0]
 
 
 @pytest.mark.parametrize("when", [RestoreWhen.ALWAYS, RestoreWhen.NEVER])
@@ -130,4 +157,4 @@ def test_nobody_waits_for_a_link_of_which_nothing_is_known() -> None:
     pressure = BackPressure(desk.choices._common, desk.choices, 1000)
     pressure.began(100)
     desk.choices.queue.begin(1 << 30)
-    assert not pressure.must_wait(0)
+    assert not pressure.must_wait("r", 0)

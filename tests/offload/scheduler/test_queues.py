@@ -127,6 +127,27 @@ def test_who_waits_is_taken_to_compute_as_much_as_others(gpu: GpuQueue) -> None:
     assert gpu.backlog("b") == pytest.approx(0.1 * 0.25, rel=0.05)
 
 
+def test_who_is_held_is_in_nobodys_backlog_until_the_step_has_ended(gpu: GpuQueue) -> None:
+    gpu.arrived(request_of(100, "a"))
+    gpu.arrived(request_of(300, "b"))
+    gpu.arrived(request_of(200, "c"))
+    for _ in range(2):
+        gpu.held("a")
+        gpu.held("nobody")
+        assert (gpu.num_waiting, gpu.num_held) == (3, 1)
+        gpu.check_invariants()
+        assert gpu.backlog("nobody") == pytest.approx(0.5)
+        assert gpu.backlog("a") == pytest.approx(0.5)
+        assert gpu.backlog("b") == pytest.approx(0.2)
+    gpu.end_step()
+    gpu.check_invariants()
+    assert gpu.num_held == 0 and gpu.backlog("b") == pytest.approx(0.3)
+    gpu.held("a")
+    gpu.finish("a")
+    gpu.check_invariants()
+    assert gpu.num_held == 0 and gpu.backlog("b") == pytest.approx(0.2)
+
+
 def test_at_first_requests_compute_all(gpu: GpuQueue) -> None:
     gpu.arrived(request_of(100, "a"))
     assert gpu.backlog("b") == pytest.approx(0.1)
