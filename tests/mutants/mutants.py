@@ -508,8 +508,8 @@ _ROWS = [
     ("choices", f"{_BACK_PRESSURE}._is_busy", " + choices.computing_seconds()", ""),
     ("choices", f"{_BACK_PRESSURE}._is_busy", "_STEPS * step", "0.0"),
     ("choices", f"{_BACK_PRESSURE}._is_busy", "(_EACH + self._mean_local)", "0"),
-    ("choices", f"{_BACK_PRESSURE}.end_step", "self._choices.end_step()", "pass"),
-    ("choices", f"{_CHOICES}._choose", " + self._gpu.num_held", ""),
+    ("choices", f"{_BACK_PRESSURE}.must_wait", "self._choices.held(request_id)", "pass"),
+    ("choices", f"{_GPU_QUEUE}.end_step", "self._held.clear()", "pass"),
     ("choices", f"{_BACK_PRESSURE}.ended", "self._num_filling -= num_blocks", "pass"),
     ("choices", f"{_BACK_PRESSURE}.must_wait", "return True", "return False"),
 ]

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from vllm.v1.request import Request
 from offload.messages import LOAD, StepPlan
 from offload.scheduler import back_pressure, costs
 from offload.scheduler.back_pressure import BackPressure
+from offload.scheduler.costs import LinkCost
 from offload.scheduler.offer import QUEUED
 from offload.testing.copiers.faulty import Fault
 from offload.testing.copiers.seeded import CopySchedule
@@ -128,6 +130,46 @@ def test_the_link_has_something_to_do_as_long_as_anybody_waits(make: Engines) ->
         idle += not loading(requests)
     assert most <= 3 and not idle
     come_to_rest(engine)
+
+
+@pytest.mark.parametrize("blocks_per_step", [17, 27])
+def test_a_burst_is_over_as_soon_as_if_nobody_waited(
+    engines: Engines, blocks_per_step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link moves so many blocks in a step, and the GPU computes eight: both have some to do."""
+    num, ended = 40, []
+    for least in (back_pressure._MOST_FILLING, inf):
+        monkeypatch.setattr(back_pressure, "_MOST_FILLING", least)
+        engine = engines(gpu_blocks=480, cpu_slots=2000, chunk=8 * BLOCK, restore="auto", max_num_seqs=64)
+        rngs = [random.Random(number) for number in range(num)]
+        prompts = [[rng.randrange(512) for _ in range(16 * BLOCK + 1)] for rng in rngs]
+        for each in prompts:
+            serve(engine, each)
+        forget_gpu(engine)
+        link, block_bytes = engine.side.costs.link(LOAD), engine.side._common.block_bytes
+        pace = CopySchedule(bytes_per_poll=blocks_per_step * block_bytes)
+        engine.copiers[0]._schedule = pace
+        for num_blocks in (1, 4) * 20:
+            link.add(num_blocks * block_bytes, num_blocks / blocks_per_step, engine.clock())
+        monkeypatch.setattr(link, "add", lambda *_, link=link, now=engine.clock: tell_time(link, now()))
+        began, counts = engine.clock(), Counts(engine)
+        requests = [engine.add(each, 1) for each in prompts]
+        times: dict[str, float] = {}
+        while len(times) < num:
+            engine.step()
+            now = engine.clock() - began
+            times |= {
+                each.request_id: times.get(each.request_id, now) for each in requests if each.is_finished()
+            }
+        ended.append((sum(times.values()), max(times.values())))
+        assert counts["restored_tokens"], "nothing was loaded"
+        come_to_rest(engine)
+    assert ended[0] <= ended[1]
+
+
+def tell_time(link: LinkCost, now: float) -> None:
+    """A load has ended; how fast the link is stays as it was."""
+    link.measured_at = now
 
 
 def test_where_too_many_wait_they_take_gpu_blocks_as_they_come(
