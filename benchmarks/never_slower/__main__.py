@@ -2,7 +2,7 @@
 
     python -m benchmarks.never_slower [--links 0.5,2,8,25,50] [--prefills 2000,10000,50000] \\
         [--workloads agents,...] [--modes never,always,auto] [--seeds 5] [--requests 240] [--overlapped] \\
-        [--store auto] [--json FILE]
+        [--store auto] [--bars FILE] [--json FILE]
 
 vLLM's real scheduler with our connector, on a virtual clock of tokens computed and bytes moved: a step takes
 10 ms, and its tokens by the speed of prefill. A token that has 32,768 tokens before it takes twice as long as
@@ -25,17 +25,20 @@ decides for each restore. `--store` says when blocks are copied.
 Per cell and mode, over all seeds: tokens of prompts and answers per second (geometric mean), the 99th
 percentile of the time to the first token (of all requests together), and the part of prompts that was loaded.
 `against` is the better of never and always by throughput; behind it are throughput and p99 as parts of
-that mode's.
+that mode's. `--bars FILE` takes the rows of never and always from the JSON of an earlier run, instead of
+running them again: what `auto` decides by changes neither.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -73,9 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     rows: list[Row] = []
     never: dict[tuple[str, float], list[Outcome]] = {}  # there the link changes nothing
+    known = [] if options.bars is None else json.loads(Path(options.bars).read_text())["rows"]
     for workload, prefill, link in _cells(options):
         outcomes: dict[str, list[Outcome]] = {}
-        for mode in options.modes:
+        for mode in options.modes if options.bars is None else (AUTO,):
             if mode == NEVER and (workload, prefill) in never:
                 outcomes[mode] = never[workload, prefill]
                 continue
@@ -88,7 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if mode == NEVER:
                 never[workload, prefill] = outcomes[mode]
         cell = {"workload": workload, "prefill_tokens_per_second": prefill, "link_gb_per_second": link}
-        new = compare([{**cell, "mode": mode, **_row(outcomes[mode])} for mode in options.modes])
+        bars = [row for row in known if cell.items() <= row.items() and row["mode"] != AUTO]
+        new = compare([*bars, *({**cell, "mode": mode, **_row(outcomes[mode])} for mode in outcomes)])
         rows += new
         print(table(_COLUMNS, new), file=sys.stderr, flush=True)
     print(table(_COLUMNS, rows))
@@ -136,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         default=StoreWhen.AUTO,
         help="the connector's setting (default: auto)",
     )
+    add("--bars", metavar="FILE", help="JSON of an earlier run to take the rows of never and always from")
     return parser
 
 

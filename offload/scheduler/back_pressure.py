@@ -1,4 +1,4 @@
-"""Back-pressure of a busy link: a restore waits for it without GPU blocks, so the GPU's cache keeps more."""
+"""Back-pressure of a busy link: restores wait without GPU blocks, so that the GPU's own cache keeps more."""
 
 from offload.scheduler.choices import Choices
 from offload.scheduler.common import Common
@@ -10,7 +10,10 @@ _STEPS = 5
 _MOST_BLOCKS = 4096
 """That vLLM looks up in a step for requests that wait here. It takes about 1.6 µs for each."""
 _EACH = 40
-"""What else is done for each of these requests takes as long as so many blocks."""
+"""What else is done for each of these requests takes as long as so many blocks. So does the look at as many
+prefills that run."""
+_FADES = 15 / 16
+"""What is left in each step of what was seen of all that wait, while only the first of them are seen."""
 
 
 class BackPressure:
@@ -18,12 +21,12 @@ class BackPressure:
 
     From then on these blocks are of no use until its load has its turn on the link, and the GPU's prefix
     cache lacks them. So none begins while those under way fill a third of the GPU's blocks, and keep the link
-    busy for longer than five full steps and what the prefills that run take. For these may have all tokens of
-    a step, and then vLLM asks nobody. A prefill that begins in the same step is not known yet: the link may
-    be free before it has ended.
+    busy for longer than five full steps and what the prefills that run take. Running prefills may take all
+    tokens of a step; then vLLM asks nobody, and the link could run dry. One that begins in the same step is
+    not known yet: the link may be free before it has ended.
 
-    In a step there is one limit for all, so nobody who waits here overtakes another. Who is to compute goes
-    on, and so does what comes from below the pool.
+    In a step there is one limit for all, and once one waits, all who ask later do. So nobody who waits here
+    overtakes another. Who is to compute goes on, and so does what is still on its way from below the pool.
 
     Who waits is asked in each step, and vLLM looks up what the GPU has of it. Where that would take too long
     for all that wait, nobody waits here: they wait for GPU blocks, and vLLM asks none behind the first that
@@ -39,7 +42,7 @@ class BackPressure:
         self._step_tokens = step_tokens
         self._num_filling = 0  # GPU blocks
         self._limit: float | None = None  # seconds of the link, in this step; None: nobody has asked
-        self._is_crowded = False  # in this step
+        self._is_crowded = self._has_held = False  # in this step
         self._num_asked = self._num_local = 0  # in this step: requests, and blocks that the GPU has of them
         self._mean_local = 0.0  # of such a request, in the last step that had any
 
@@ -51,28 +54,34 @@ class BackPressure:
         """It has ended, or was given up."""
         self._num_filling -= num_blocks
 
-    def must_wait(self, request_id: str, num_local: int) -> bool:
+    def must_wait(self, request_id: str, num_local: int, num_external: int) -> bool:
         """Whether a request that is to be restored asks again in the next step.
 
         O(1), and O(prefills that run) for the first in a step.
 
-        ``num_local``: leading tokens that the GPU has.
+        Args:
+            request_id: whose restore it is.
+            num_local: leading tokens that the GPU has.
+            num_external: that would be restored behind them.
         """
-        if not self._is_busy():
+        if not (self._has_held or self._is_busy()):
             return False
         self._num_asked += 1
-        self._num_local += num_local // self._common.block_size
+        self._num_local += num_local // self._common.block_size * self._common.engine.groups.columns
         if self._is_crowded:
             return False
-        self._choices.held(request_id)
+        self._has_held = True
+        self._choices.held(request_id, num_external)
         return True
 
     def end_step(self) -> None:
         """All who could be admitted in a step were asked."""
         if self._num_asked:
-            self._mean_local = self._num_local / self._num_asked
+            mean = self._num_local / self._num_asked
+            # where nobody waits here, only the first in vLLM's order were asked
+            self._mean_local = max(mean, self._mean_local * _FADES) if self._is_crowded else mean
             self._num_asked = self._num_local = 0
-        self._limit = None
+        self._limit, self._is_crowded, self._has_held = None, False, False
         self._choices.end_step()
 
     def check_invariants(self, num_filling: int) -> None:
@@ -86,5 +95,6 @@ class BackPressure:
         if self._limit is None:
             step = self._common.costs.prefill.expected(0, self._step_tokens)
             self._limit = _STEPS * step + choices.computing_seconds()
-            self._is_crowded = choices.num_waiting * (_EACH + self._mean_local) > _MOST_BLOCKS
+            each = _EACH + self._mean_local + choices.num_computing
+            self._is_crowded = choices.num_waiting * each > _MOST_BLOCKS
         return choices.queue.seconds > self._limit

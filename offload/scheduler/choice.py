@@ -48,9 +48,9 @@ class Prospect(NamedTuple):
         token_bytes: that a restored token moves.
         fixed_bytes: that a restore moves beside.
         queue: seconds until the link is free.
-        backlog: seconds of prefill of all others that wait or are computed.
+        backlog: seconds of prefill of all others that wait for the GPU or are computed.
         patience: seconds that it may wait longer than it takes to compute it.
-        num_restoring: others that are being restored, and will be answered then.
+        num_restoring: others that are being restored or wait for the link, and will be answered then.
     """
 
     first: int

@@ -39,6 +39,7 @@ class Choices:
         self.queue = LinkQueue(self._link if when is RestoreWhen.AUTO else None, common.clock)
         self._gpu = GpuQueue(common.costs.prefill, common.clock)
         self._longest = Longest(common.clock)
+        self._held_bytes = 0  # of restores that wait for the link, in this step
         self._made: dict[str, Choice] = {}  # of requests that wait, the latest
         self._tried_at = -inf
         self._num_tries = 0
@@ -52,6 +53,11 @@ class Choices:
     def num_waiting(self) -> int:
         """Requests that wait for their turn; 0 if the configuration decides."""
         return self._gpu.num_waiting
+
+    @property
+    def num_computing(self) -> int:
+        """Requests whose prefill runs, or ran when that was last looked at."""
+        return self._gpu.num_computing
 
     def computing_seconds(self) -> float:
         """Of prefill of those that are computed; 0 if the configuration decides. O(those)."""
@@ -105,12 +111,17 @@ class Choices:
         self._made[request.request_id] = choice
         return choice.stop
 
-    def held(self, request_id: str) -> None:
-        """Its restore waits for the link. For who asks later in this step it leaves the GPU to others."""
+    def held(self, request_id: str, num_external: int) -> None:
+        """Its restore of so many tokens waits for the link.
+
+        For who asks later in this step it is under way, and no longer waits for the GPU.
+        """
+        self._held_bytes += int(num_external * self._token_bytes)
         self._gpu.held(request_id)
 
     def end_step(self) -> None:
         """All who wait are asked again."""
+        self._held_bytes = 0
         self._gpu.end_step()
 
     def dismissed(self, request_id: str) -> None:
@@ -156,13 +167,14 @@ class Choices:
         common = self._common
         waited = self._gpu.waited(request.request_id)
         size = common.block_size
+        held = self._known_link.seconds(self._held_bytes) if self._held_bytes else 0.0
         prospect = Prospect(
             first,
             stop,
             request.num_tokens,
             self._token_bytes,
             self._fixed_bytes,
-            self.queue.seconds,
+            self.queue.seconds + held,
             self._gpu.backlog(request.request_id),
             _PATIENCE * self._longest.seconds - waited,
             num_restoring + self._gpu.num_held,

@@ -9,7 +9,7 @@ class Why(StrEnum):
 
     RESIDENT = "the pool has it"
     COMING = "another restore brings the next block"
-    QUEUED = "restores under way keep the link busy, and have enough GPU blocks"
+    QUEUED = "restores under way keep the link busy, and fill over a third of the GPU's blocks"
     FOLLOWING = "it is on its way into the pool"
     GPU_HAS_ALL = "the GPU has all of its full blocks"
     ABSENT = "the pool has no more of it than the GPU"

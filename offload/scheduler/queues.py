@@ -141,9 +141,9 @@ class GpuQueue:
         return 0.0 if waiter is None else self._clock() - waiter.since
 
     def backlog(self, but: str) -> float:
-        """Seconds of prefill of all that wait or are computed but that request, and those held in this step.
+        """Seconds of prefill of all that wait or are computed.
 
-        O(those that are computed).
+        Without that request, and without those held in this step. O(those that are computed).
         """
         seconds = 0.0
         num_others, num_tokens = len(self._waiting) - len(self._held), self._num_tokens - self._held_tokens
@@ -172,6 +172,11 @@ class GpuQueue:
     def num_waiting(self) -> int:
         """Who waits for its turn."""
         return len(self._waiting)
+
+    @property
+    def num_computing(self) -> int:
+        """Who is computed, or was when these were last looked at."""
+        return len(self._computing)
 
     @property
     def num_held(self) -> int:

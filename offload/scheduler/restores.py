@@ -124,7 +124,7 @@ class Restores:
         num_blocks = offer.tokens // self._block_size * self._groups.columns + self._groups.bag_slots
         if not amounts.may_load(self._engine.num_blocks, self.num_stuck, num_blocks):
             return NOTHING[Why.STUCK]
-        if not coming and self._pressure.must_wait(request.request_id, num_local):
+        if not coming and self._pressure.must_wait(request.request_id, num_local, offer.tokens):
             return QUEUED
         if self._waiting.need(request.request_id, num_blocks):
             return COMING

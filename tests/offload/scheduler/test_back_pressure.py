@@ -7,7 +7,7 @@ from offload.scheduler import choices as module
 from offload.scheduler.back_pressure import BackPressure
 from offload.scheduler.choice import Choice, Prospect
 from offload.scheduler.costs import LinkCost, PrefillCost
-from tests.offload.scheduler.test_choices import BLOCK_BYTES, SIZE, Desk
+from tests.offload.scheduler.test_choices import BLOCK_BYTES, SIZE, STOP, Desk
 
 THIRD = 33
 """Of 100 GPU blocks, rounded down. A step of 1,000 tokens takes a second."""
@@ -27,7 +27,7 @@ class Link(Desk):
 
     def asks(self, num_local: int = 0, request_id: str = "") -> bool:
         """Whether it must wait; it has so many tokens on the GPU."""
-        return self.pressure.must_wait(request_id, num_local)
+        return self.pressure.must_wait(request_id, num_local, STOP)
 
     def must_wait(self) -> bool:
         """Whether one must that asks alone in a step."""
@@ -84,6 +84,15 @@ def test_in_a_step_there_is_one_limit_for_all(link: Link) -> None:
     assert not link.asks()
 
 
+def test_once_one_waits_all_who_ask_later_in_the_step_do(link: Link) -> None:
+    """The clock goes on while vLLM asks."""
+    assert link.asks()
+    link.now += 1.0
+    assert link.asks()
+    link.pressure.end_step()
+    assert not link.asks()
+
+
 def test_as_soon_as_the_link_is_busy_the_next_waits() -> None:
     link = Link()
     link.pressure.began(THIRD + 1)
@@ -109,8 +118,21 @@ def test_where_looking_up_would_take_too_long_nobody_waits(link: Link, num_local
     assert link.asks(num_local * SIZE)
 
 
-def test_those_that_wait_leave_the_gpu_to_who_asks_later_in_the_step(link: Link) -> None:
-    """To compute one of them takes a second."""
+def test_where_the_first_have_little_on_the_gpu_those_behind_are_remembered(link: Link) -> None:
+    """Where nobody waits, vLLM asks only the first."""
+    for _ in range(60):
+        link.come()
+    asked = []
+    for _ in range(20):
+        asked.append(link.asks(0) and link.asks(0))
+        if asked[-1]:
+            assert all(link.asks(1000 * SIZE) for _ in range(58))
+        link.pressure.end_step()
+    assert asked == [True] + [False] * 19
+
+
+def test_those_that_wait_are_under_way_for_who_asks_later_in_the_step(link: Link) -> None:
+    """To load one of them takes half a second, and to compute it a second."""
     first, second, third = (link.come() for _ in range(3))
     chosen: list[Prospect] = []
     choose = module.choose
@@ -127,6 +149,8 @@ def test_those_that_wait_leave_the_gpu_to_who_asks_later_in_the_step(link: Link)
             link.choices.check_invariants()
         link.pressure.end_step()
         link.ask(third)
+    queue = FIVE_STEPS + 0.1
+    assert [each.queue for each in chosen] == pytest.approx([queue, queue + 0.5, queue + 1.0, queue], 1e-3)
     assert [each.backlog for each in chosen] == pytest.approx([2.0, 1.0, 0.0, 2.0], rel=1e-2)
     assert [each.num_restoring for each in chosen] == [0, 1, 2, 0]
 
@@ -157,4 +181,4 @@ def test_nobody_waits_for_a_link_of_which_nothing_is_known() -> None:
     pressure = BackPressure(desk.choices._common, desk.choices, 1000)
     pressure.began(100)
     desk.choices.queue.begin(1 << 30)
-    assert not pressure.must_wait("r", 0)
+    assert not pressure.must_wait("r", 0, STOP)
