@@ -71,12 +71,16 @@ _COLUMNS = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all cells; returns 0."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        known = [] if options.bars is None else _bars(options)
+    except (OSError, ValueError) as error:
+        parser.error(f"--bars {options.bars}: {error}")
     logging.disable(logging.WARNING)
     began = time.monotonic()
     rows: list[Row] = []
     never: dict[tuple[str, float], list[Outcome]] = {}  # there the link changes nothing
-    known = [] if options.bars is None else json.loads(Path(options.bars).read_text())["rows"]
     for workload, prefill, link in _cells(options):
         outcomes: dict[str, list[Outcome]] = {}
         for mode in options.modes if options.bars is None else (AUTO,):
@@ -92,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if mode == NEVER:
                 never[workload, prefill] = outcomes[mode]
         cell = {"workload": workload, "prefill_tokens_per_second": prefill, "link_gb_per_second": link}
-        bars = [row for row in known if cell.items() <= row.items() and row["mode"] != AUTO]
+        bars = [row for row in known if cell.items() <= row.items()]
         new = compare([*bars, *({**cell, "mode": mode, **_row(outcomes[mode])} for mode in outcomes)])
         rows += new
         print(table(_COLUMNS, new), file=sys.stderr, flush=True)
@@ -118,6 +122,21 @@ def compare(rows: Sequence[Row]) -> list[Row]:
         }
         for row in rows
     ]
+
+
+def _bars(options: argparse.Namespace) -> list[Row]:
+    """Rows of never and always of an earlier run. Raises ValueError if it was not the same run otherwise."""
+    told = json.loads(Path(options.bars).read_text())
+    then, now = told["meta"]["settings"], settings_of(options)
+    for name in ("seeds", "requests", "overlapped", "store"):
+        if then[name] != now[name]:
+            raise ValueError(f"it was run with {name} {then[name]}, and this is with {now[name]}")
+    rows = [row for row in told["rows"] if row["mode"] != AUTO]
+    there = {(row["workload"], row["prefill_tokens_per_second"], row["link_gb_per_second"]) for row in rows}
+    missing = [cell for cell in _cells(options) if cell not in there]
+    if missing:
+        raise ValueError(f"it lacks {missing[0]}; run that without --bars")
+    return rows
 
 
 def _parser() -> argparse.ArgumentParser:
