@@ -122,9 +122,8 @@ class GpuQueue:
 
     def end_step(self) -> None:
         """All who wait are asked again."""
-        if self._held:
-            self._held.clear()
-            self._held_tokens = 0
+        self._held.clear()
+        self._held_tokens = 0
 
     def goes_on(self, request: Request) -> None:
         """It is computed from now on, or from the next step on."""
@@ -202,6 +201,6 @@ class GpuQueue:
         if waiter is not None:
             self._num_tokens -= waiter.num_tokens
             if request_id in self._held:
-                self._held.discard(request_id)
+                self._held.remove(request_id)
                 self._held_tokens -= waiter.num_tokens
         return waiter is not None

@@ -25,8 +25,8 @@ def check_restores(restores: "Restores") -> None:
     restores._index.check_invariants(awaited)
     filling = {each for restore in restores if not restore.was_stuck for each in restore.block_ids.tolist()}
     assert set(np.flatnonzero(restores._is_filling).tolist()) == filling, f"{filling} are being filled"
-    held = [len(restore.block_ids) for restore in restores if not restore.was_stuck]
-    restores._pressure.check_invariants(sum(held))
+    num_filling = sum(len(restore.block_ids) for restore in restores if not restore.was_stuck)
+    restores._pressure.check_invariants(num_filling)
     for request_id, (restore, depth) in restores._followed.items():
         assert restore.followers[request_id] == depth, f"{request_id} does not follow {restore} to {depth}"
     restores.carryover.check_invariants()

@@ -30,8 +30,13 @@ _BY_CAUSE = {
     Cause.UNSTORED: Reason.ONLY_ON_GPU,
 }
 _FOUND = (
-    *(Why.RESIDENT, Why.ABSENT, Why.GPU_HAS_ALL),
-    *(Why.COMING, Why.QUEUED, Why.FOLLOWING, Why.ASIDE),
+    Why.RESIDENT,
+    Why.ABSENT,
+    Why.GPU_HAS_ALL,
+    Why.COMING,
+    Why.QUEUED,
+    Why.FOLLOWING,
+    Why.ASIDE,
 )
 """Offers that say nothing of what is behind them."""
 
