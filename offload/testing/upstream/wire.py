@@ -94,10 +94,10 @@ class Wire:
         try:
             await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
         finally:
+            there[1].close()  # before this waits: it may be cancelled once more
             for task in (up, down):
                 task.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
-            there[1].close()
 
     async def _down(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: WireFault | None
