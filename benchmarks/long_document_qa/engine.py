@@ -1,4 +1,4 @@
-"""A vLLM engine in one of the four modes. Lives in a process of its own, see `engine_process`."""
+"""A vLLM engine in one of the modes. Lives in a process of its own, see `engine_process`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.long_document_qa.client import Client
 from benchmarks.long_document_qa.measure import Counters
-from benchmarks.long_document_qa.settings import Settings
+from benchmarks.long_document_qa.settings import BARE, Settings
 from benchmarks.long_document_qa.workload import Prompt, warm_up_prompts
 from offload.testing.engines.environment import transfer_config
 from offload.testing.engines.models import llama_config_only, tiny_llama
@@ -31,6 +31,10 @@ def kv_transfer_config(settings: Settings, mode: str) -> dict[str, Any] | None:
             extra["spec_name"] = "PlainCpuCopySpec"
             extra["spec_module_path"] = "benchmarks.common.native_cpu_spec"
         return transfer_config(extra, "OffloadingConnector")
+    if mode == BARE:
+        return transfer_config({}, "BareConnector") | {
+            "kv_connector_module_path": "benchmarks.common.bare_connector"
+        }
     return None
 
 
@@ -77,7 +81,7 @@ class Engine(Client):
 
     Args:
         settings: sizes of workload, model and caches.
-        mode: one of `settings.MODES`.
+        mode: one of `settings.MODES`, or `settings.BARE`.
     """
 
     def __init__(self, settings: Settings, mode: str) -> None:

@@ -8,9 +8,10 @@ from offload.config import StoreWhen
 from offload.restore_config import RestoreWhen
 from offload.testing.engines.models import LLAMA_8B, kv_bytes_per_token, llama_parameters
 
-__all__ = ["GRAPHS", "MODES", "ORDERS", "SHAPES", "Model", "Settings", "Workload"]
+__all__ = ["BARE", "GRAPHS", "MODES", "ORDERS", "SHAPES", "Model", "Settings", "Workload"]
 
 MODES = ("plain", "prefix", "native", "offload")
+BARE = "bare"  # prefix caching, and a connector whose hooks do nothing
 ORDERS = ("random", "tile", "interleave")
 SHAPES = ("tiny", "llama-8b")
 GRAPHS = ("compiled", "captured", "none")

@@ -16,7 +16,8 @@ in memory and on the machine. So both are started anew `--starts` times, in alte
 start: the median over the rounds of (seconds with / seconds without). Per case: the geometric mean of these
 medians with its 95% interval (Student's t over the logarithms of the starts' medians), and the quartiles and
 extremes of all rounds. The same for CPU seconds of all an engine's processes. `--mode prefix` compares the
-engine with a second one like it: the noise of the measurement itself. The waiting engine's share of a core is
+engine with a second one like it: the noise of the measurement itself. `--mode bare` has a connector whose
+hooks do nothing: what vLLM spends on having any. The waiting engine's share of a core is
 measured too; it must be near 0 for turns to be fair.
 """
 
@@ -47,7 +48,7 @@ from benchmarks.long_document_qa.arguments import (
 )
 from benchmarks.long_document_qa.engine_process import EngineProcess
 from benchmarks.long_document_qa.measure import RoundResult
-from benchmarks.long_document_qa.settings import MODES, Settings
+from benchmarks.long_document_qa.settings import BARE, MODES, Settings
 from benchmarks.long_document_qa.summary import Row, notes
 from benchmarks.long_document_qa.workload import Prompt, rounds
 from offload.testing.engines.process import EngineError
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("overhead", __doc__)
     add = parser.add_argument
-    add("--mode", choices=MODES, default="offload", help="of the second engine (default: offload)")
+    add("--mode", choices=[*MODES, BARE], default="offload", help="of the second engine (default: offload)")
     add_numbers(
         parser,
         ("starts", 2, "fresh pairs of engines"),
