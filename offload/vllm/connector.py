@@ -39,6 +39,7 @@ from offload.vllm.groups import event_groups, groups_of
 from offload.vllm.hand_offs import listener_of, owes_delivery, peer_of, told_of
 from offload.vllm.kv_events import KvEvents
 from offload.vllm.lasting_pool import region_plan
+from offload.vllm.layer_hooks import NoLayerHooks
 from offload.vllm.operator import Operator
 from offload.vllm.peers import engine_places
 from offload.vllm.places import PLACES
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
+class CpuOffloadConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
     """A CPU tier below vLLM's prefix cache. One object in the scheduler, one in each worker."""
 
     _cache_hit_source = _HIT_SOURCE
@@ -293,12 +294,6 @@ class CpuOffloadConnector(KVConnectorBase_V1, SupportsHMA):
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._worker is not None:
             self._worker.begin_step()
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads run between steps; no layer waits for one."""
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Stores are made of whole blocks, after the step."""
 
     def wait_for_save(self) -> None:
         """Submits the stores and waits for nothing: their source blocks are held until they end.
