@@ -69,6 +69,7 @@ STATEFUL = {
     "offload.scheduler.checkpoints.Checkpoints",
     "offload.scheduler.choices.Choices",
     "offload.scheduler.hand_offs.HandOffs",
+    "offload.scheduler.given.Given",
     "offload.scheduler.ended.Ended",
     "offload.scheduler.holds.Holds",
     "offload.scheduler.jobs.JobLedger",

@@ -47,6 +47,8 @@ class Ended:
     def store(self) -> list[Order]:
         """Store what is first in the queue, as much as may be held now."""
         orders: list[Order] = []
+        if not self._backlog.num_queued:
+            return orders
         if self._backlog.is_overdue:
             self._holds.give_up("overdue")
         while self._num_left and self._holds.leave_room and self._breaker.allows:

@@ -11,6 +11,7 @@ from evictor import Worth
 from offload.scheduler.backlog import Backlog, Pending
 from offload.scheduler.common import Common, LateStores
 from offload.scheduler.engine import Request
+from offload.scheduler.given import Given
 from offload.scheduler.groups import GpuBlocks
 from offload.scheduler.holds import Holds
 from offload.scheduler.leavings import Leavings, Left
@@ -26,7 +27,7 @@ _LOOKED_AT = 256
 """Requests that have their turn in one step."""
 _LOOKED_BACK = 8
 """Requests that had their turn, the oldest, of which a step looks what the GPU still has, and of more if
-those have lost something. As many that run, the newest, may lose slots for one store."""
+those have lost something."""
 _PATIENCE_SECONDS = 2.0
 """A request waits no longer for what it would have the GPU evict."""
 
@@ -36,14 +37,6 @@ class _Waiting(NamedTuple):
 
     until: float
     pin: Pin | None
-
-
-class _Running(NamedTuple):
-    """A request that runs: what it was given at first, which is claimed."""
-
-    chain: Sequence[bytes]
-    stop: int
-    claim: Pin
 
 
 class Later:
@@ -87,11 +80,10 @@ class Later:
         self._num_unused = common.engine.num_blocks  # at most
         self._waiting: dict[str, _Waiting] = {}
         self._strangers: set[str] = set()  # requests that run, and will not leave all that others left them
-        self._running: dict[str, _Running] = {}
-        self._has_twice: dict[str, _Running] = {}  # of these, some of which the pool may have, too
-        self._over: list[Pin] = []  # claims that end with the step: of those that ran, or may begin in it
+        self._given = Given(common, self._left)
         self._num_free_then: int | None = None  # when it was looked back last, in this step
         self._num_refused: float = math.inf  # blocks, the fewest for which a request waits in this step
+        self._stood: tuple[int, int] | None = None  # as the last step left it, if nobody came or went since
         holds.release_late = self._release
 
     @property
@@ -107,9 +99,10 @@ class Later:
         The others have their turn now: nobody else knows of them once it has ended. ``num_external`` tokens
         are loaded behind those that the GPU had.
         """
+        self._stood = None
         self._stop_waiting(request.request_id)
         if self._is_gapped:
-            self._claim(request, (num_local + num_external) // self._block_size)
+            self._given.begins(request, (num_local + num_external) // self._block_size)
         num_blocks = num_local // self._block_size
         if num_storable < num_blocks:
             self._strangers.add(request.request_id)
@@ -124,16 +117,18 @@ class Later:
 
     def has_ended(self, pending: Pending, blocks: GpuBlocks) -> None:
         """A request is over, and its leading blocks, all full, are freed next, from the last one on."""
+        self._stood = None
         if blocks:
             self._leave(pending, blocks)
             self._take_turns(ended=pending)
-        self._let_go()
+        self._given.let_go()
 
     def must_wait(self, request: Request, num_local: int, num_external: int) -> bool:
         """Whether a request, for which we have so many tokens, waits for stores of what it has evicted.
 
         They are begun. What the pool has of it stays there until it has blocks, or patience ends.
         """
+        self._stood = None
         start, stop = num_local // self._block_size, (num_local + num_external) // self._block_size
         num_blocks = min(stop - start, self._engine.num_free)
         waiting = self._waiting.get(request.request_id)
@@ -141,8 +136,8 @@ class Later:
         if is_patient and num_blocks >= self._num_refused:
             return True  # as one before it in this step, which wants no more
         chain = self._engine.chain(request)
-        if self._is_gapped and (claim := self._allocator.hollow.claim(chain, stop)) is not None:
-            self._over.append(claim)  # or what the GPU has lost might cut off what it is about to be given
+        if self._is_gapped:
+            self._given.claim_for_step(chain, stop)  # what the GPU has lost might else cut it off
         if waiting is not None and waiting.until <= self._clock():
             self._unpin(request.request_id)
             return False
@@ -164,18 +159,19 @@ class Later:
 
     def finish(self, request: Request) -> None:
         """A request is over, in whatever state."""
+        self._stood = None
         self._stop_waiting(request.request_id)
         self._strangers.discard(request.request_id)
-        if (running := self._running.pop(request.request_id, None)) is not None:
-            self._has_twice.pop(request.request_id, None)
-            self._over.append(running.claim)
+        self._given.ends(request.request_id)
 
     def preempted(self, request_id: str) -> None:
         """It has lost its blocks. What the pool has of it is needed."""
-        self._has_twice.pop(request_id, None)
+        self._stood = None
+        self._given.preempted(request_id)
 
     def forget(self, is_meant: Callable[[Request], bool] | None = None) -> None:
         """What these requests have left is worthless; None: what all have, and no copy is awaited."""
+        self._stood = None
         for left in list(self._left.line.values()):
             if is_meant is None or (left.pending is not None and is_meant(left.pending.request)):
                 self._left.forget(left)
@@ -188,9 +184,14 @@ class Later:
     # Steps
 
     def step(self, num_running: int) -> None:
-        """A step is scheduled, of that many requests: what has come into the window has its turn."""
+        """A step is scheduled, of that many requests: what has come into the window has its turn.
+
+        Nothing has where all is as the last step left it, as in most steps: they are to cost nothing.
+        """
+        if self._stood == (num_running, self._engine.num_free) and not (self._num_held or self._waiting):
+            return
         self._num_running = num_running
-        self._let_go()
+        self._given.let_go()
         self._look_back()
         self._num_free_then, self._num_refused = None, math.inf
         self._left.refused.clear()
@@ -198,6 +199,7 @@ class Later:
         for request_id in [name for name, each in self._waiting.items() if each.until <= now]:
             self._unpin(request_id)
         self._take_turns()
+        self._stood = num_running, self._engine.num_free
 
     def is_pressed(self, num_admitted: int) -> bool:
         """Whether blocks are to be stored as they fill.
@@ -219,8 +221,8 @@ class Later:
         num_lacking = num_slots - self._allocator.num_free
         if pending.keep is not None and pending.keep.worth < Worth.NORMAL:
             return
-        if num_lacking > 0 and self._has_twice and self._engine.num_free >= self._window:
-            num_lacking -= self._empty_running(num_lacking)
+        if num_lacking > 0 and self._given.has_twice and self._engine.num_free >= self._window:
+            num_lacking -= self._given.empty(num_lacking)
         if num_lacking <= 0 or not self._left.has_twice:
             return
         is_loose = depth > 0 and not self._is_gapped
@@ -233,13 +235,13 @@ class Later:
         """Whoever waits has a pin, whoever is claimed runs, and all that is left agrees."""
         self._left.check_invariants()
         assert self.num_pins <= self._allocator.num_pins, f"{self.num_pins} pins, {self._allocator.num_pins}"
-        assert self._has_twice.keys() <= self._running.keys(), f"{list(self._has_twice)} do not all run"
-        num_claims = self._left.num_claims + len(self._running) + len(self._over)
+        self._given.check_invariants()
+        num_claims = self._left.num_claims + len(self._given)
         assert num_claims == len(self._allocator.hollow), f"{num_claims} claims, {self._allocator.hollow}"
 
     def left_over(self) -> dict[str, object]:
         """What has not ended, by name. For tests."""
-        return {"requests that wait for stores": [*self._waiting, *self._strangers, *self._running]}
+        return {"requests that wait for stores": [*self._waiting, *self._strangers, *self._given.requests]}
 
     # Private: the window
 
@@ -341,36 +343,6 @@ class Later:
         self._engine.release(blocks)
 
     # Private: who owns what
-
-    def _claim(self, request: Request, stop: int) -> None:
-        """A request that runs has so many leading positions, and what it was given before it has no more."""
-        before, chain = self._running.pop(request.request_id, None), self._engine.chain(request)
-        self._has_twice.pop(request.request_id, None)
-        claim = self._allocator.hollow.claim(chain, stop)
-        if claim is not None:
-            self._running[request.request_id] = running = _Running(chain, stop, claim)
-            if not self._allocator.hollow.lacking(chain, 0, stop).all():
-                self._has_twice[request.request_id] = running
-        if before is not None:
-            self._allocator.hollow.end(before.claim)
-
-    def _empty_running(self, num_slots: int) -> int:
-        """Have so many slots free, of what requests that run were given. Returns how many that makes free."""
-        hollow, num_emptied = self._allocator.hollow, 0
-        for name, each in list(islice(reversed(self._has_twice.items()), _LOOKED_BACK)):
-            if not self._left.earns_room(each.claim):
-                continue
-            num_emptied += hollow.empty(each.chain, 0, each.stop, num_slots - num_emptied)
-            if num_emptied >= num_slots:
-                break
-            if hollow.lacking(each.chain, 0, each.stop).all():  # or loads read the rest
-                del self._has_twice[name]
-        return num_emptied
-
-    def _let_go(self) -> None:
-        for claim in self._over:
-            self._allocator.hollow.end(claim)
-        self._over.clear()
 
     def _leave(self, pending: Pending, blocks: GpuBlocks) -> None:
         """A request leaves these blocks, which it may still hold, or a step under way. Others may, too."""

@@ -87,4 +87,6 @@ def test_a_step_looks_at_what_is_due_without_letting_others_go_first() -> None:
     assert later._left.num_due == 700
     later._left._owners = later._left._owners.view(Watched)
     later.step(0)
+    assert not Watched.taken, "nothing has changed since the last step"
+    later.step(1)
     assert 0 < max(Watched.taken) <= 500
