@@ -1,7 +1,7 @@
 """Which of our tests notice a mutant.
 
-    python -m tests.mutants.judge AREA                  the mutants of the list
-    python -m tests.mutants.judge AREA --remember       the same; writes down which tests noticed each
+    python -m tests.mutants.judge AREA ...              the mutants of the list
+    python -m tests.mutants.judge AREA ... --remember   the same; writes down which tests noticed each
     python -m tests.mutants.judge AREA --search [--every 3]    mutants made by rule; prints those that survive
 
 Tests are collected once. For each mutant the process forks, changes our code and runs the tests one by one,
@@ -44,6 +44,7 @@ class Verdict:
     """What became of a mutant.
 
     Attributes:
+        area: whose tests were run.
         failed: the tests that failed, with the first line of their error.
         passed: those that did not, and their seconds.
         is_invariant: whether one failed in ``check_invariants``.
@@ -51,6 +52,7 @@ class Verdict:
         seconds: of all tests together.
     """
 
+    area: str
     edit: Edit
     failed: dict[str, str] = field(default_factory=dict)
     passed: dict[str, float] = field(default_factory=dict)
@@ -73,6 +75,7 @@ class Verdict:
 
 @dataclass
 class _Child:
+    area: str
     edit: Edit
     pid: int
     pipe: int
@@ -120,16 +123,14 @@ class _Reports:
 class Judge:
     """A pytest plugin that runs the tests not once, but once for each mutant."""
 
-    def __init__(
-        self, edits: list[Edit], noticed: Mapping[str, Sequence[str]], processes: int, log: str | None = None
-    ) -> None:
-        """``noticed``: tests to try first. ``log``: a file to add a line of JSON to for each verdict."""
+    def __init__(self, edits: Mapping[str, Sequence[Edit]], processes: int, log: str | None = None) -> None:
+        """``edits``: by area. ``log``: a file to add a line of JSON to for each verdict."""
         self.verdicts: list[Verdict] = []
-        self._edits = edits
+        self._edits = [(area, edit) for area, some in edits.items() for edit in some]
         self._processes = processes
         self._log = log
         self._worth: dict[str, _Worth] = {}  # by name, without parameters
-        self._noticed = noticed
+        self._noticed = {area: noticed(area) for area in edits}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
@@ -166,7 +167,7 @@ class Judge:
         waiting = list(reversed(self._edits))
         while waiting or children:
             while waiting and len(children) < self._processes:
-                children.append(self._in_child(session, waiting.pop()))
+                children.append(self._in_child(session, *waiting.pop()))
             ready, _, _ = select.select([child.pipe for child in children], [], [], 1.0)
             for child in list(children):
                 if child.pipe in ready:
@@ -177,14 +178,14 @@ class Judge:
                     os.kill(child.pid, signal.SIGKILL)
                     os.waitpid(child.pid, 0)
                     os.close(child.pipe)
-                    self._note(Verdict(child.edit, hangs=True))
+                    self._note(Verdict(child.area, child.edit, hangs=True))
         passed = {test for verdict in self.verdicts for test in verdict.passed}
         noticed = {test for verdict in self.verdicts for test in verdict.failed}
         alone = noticed - passed  # what has passed with some mutant does not fail without any
         items = [item for item in session.items if item.nodeid in alone]
         for number in range(self._processes):
             session.items = items[number :: self._processes]
-            children.append(self._in_child(session, None))
+            children.append(self._in_child(session))
         failed = [test for child in children for test in self._read(child).failed]
         assert not failed, f"these fail without a mutant: {failed}"
         return True
@@ -200,12 +201,12 @@ class Judge:
             with open(self._log, "a") as log:
                 log.write(json.dumps({**said, "is_seen": verdict.is_seen}) + "\n")
 
-    def _in_child(self, session: pytest.Session, edit: Edit | None) -> _Child:
+    def _in_child(self, session: pytest.Session, area: str = "", edit: Edit | None = None) -> _Child:
         reading, writing = os.pipe()
         pid = os.fork()
         if pid:
             os.close(writing)
-            return _Child(edit or Edit("nothing", "", ""), pid, reading, time.monotonic())
+            return _Child(area, edit or Edit("nothing", "", ""), pid, reading, time.monotonic())
         if edit is not None:  # without a mutant all have their time, on a slow machine, too
             resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
         signal.signal(signal.SIGXCPU, signal.SIG_DFL)
@@ -214,7 +215,7 @@ class Judge:
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
-        verdict = Verdict(edit or Edit("nothing", "", ""))
+        verdict = Verdict(area, edit or Edit("nothing", "", ""))
         try:
             if edit is not None:
                 edit.apply(pytest.MonkeyPatch())
@@ -228,7 +229,12 @@ class Judge:
         os._exit(0)
 
     def _run(self, session: pytest.Session, verdict: Verdict, *, all_of_them: bool) -> None:
-        waiting = {item.nodeid: item for item in session.items}
+        files = None if all_of_them else AREAS[verdict.area].tests
+        waiting = {
+            item.nodeid: item
+            for item in session.items
+            if files is None or item.nodeid.partition("::")[0] in files
+        }
         item = self._next(waiting, verdict)
         while item is not None and (all_of_them or not verdict.is_seen):
             following = self._next(waiting, verdict)
@@ -243,7 +249,7 @@ class Judge:
     def _next(self, waiting: dict[str, pytest.Item], verdict: Verdict) -> pytest.Item | None:
         """The most promising one of those that wait, which it leaves; those last that are no second test."""
         failed = {_function_of(test) for test in verdict.failed}
-        known = self._noticed.get(name_of(verdict.edit), ())
+        known = self._noticed.get(verdict.area, {}).get(name_of(verdict.edit), ())
 
         def promise(test: str) -> tuple[bool, bool, float]:
             function = _function_of(test)
@@ -258,9 +264,9 @@ class Judge:
             said = pipe.read()
         _, status = os.waitpid(child.pid, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL):
-            return Verdict(child.edit, hangs=True)
+            return Verdict(child.area, child.edit, hangs=True)
         if not said:
-            return Verdict(child.edit, {"the process": "died"})
+            return Verdict(child.area, child.edit, {"the process": "died"})
         return Verdict(**{**json.loads(said), "edit": child.edit})
 
 
@@ -272,9 +278,10 @@ def _function_of(test: str) -> str:
     return test.partition("[")[0]
 
 
-def judge(area: str, edits: list[Edit], processes: int = 2, log: str | None = None) -> list[Verdict]:
-    """Verdicts on these mutants; in a process of its own that has imported none of our tests."""
-    plugin = Judge(edits, noticed(area), processes, log)
+def judge(edits: Mapping[str, Sequence[Edit]], processes: int = 2, log: str | None = None) -> list[Verdict]:
+    """Verdicts on these mutants, by area; in a process of its own that has imported none of our tests."""
+    plugin = Judge(edits, processes, log)
+    files = dict.fromkeys(file for area in edits for file in AREAS[area].tests)
     quiet = [
         "-q",
         "--no-header",
@@ -285,9 +292,7 @@ def judge(area: str, edits: list[Edit], processes: int = 2, log: str | None = No
         "-W",
         "ignore::pytest.PytestAssertRewriteWarning",
     ]
-    status = pytest.main(
-        [*quiet, "-o", "python_files=test_*.py machines.py", *AREAS[area].tests], plugins=[plugin]
-    )
+    status = pytest.main([*quiet, "-o", "python_files=test_*.py machines.py", *files], plugins=[plugin])
     assert status == 0, f"pytest ended with {status}"
     return plugin.verdicts
 
@@ -310,7 +315,7 @@ def _lines(verdict: Verdict) -> Iterator[str]:
 def main() -> int:
     """Print verdicts; the exit status is 1 if a mutant of the list survives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("area", choices=AREAS)
+    parser.add_argument("areas", choices=AREAS, nargs="+", metavar="AREA")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--search", action="store_true")
     how.add_argument("--remember", action="store_true")
@@ -318,15 +323,17 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--log", metavar="FILE", help="add the verdicts to it, a line of JSON each")
     arguments = parser.parse_args()
-    edits = _found(arguments.area, arguments.every) if arguments.search else MUTANTS[arguments.area]
-    verdicts = judge(arguments.area, edits, arguments.processes, arguments.log)
+    search = arguments.search
+    edits = {area: _found(area, arguments.every) if search else MUTANTS[area] for area in arguments.areas}
+    verdicts = judge(edits, arguments.processes, arguments.log)
     survivors = [verdict for verdict in verdicts if not verdict.is_seen]
-    if arguments.remember:
-        remember(arguments.area, ((each.edit, each.enough) for each in verdicts if each.is_seen))
-    for verdict in survivors if arguments.search else verdicts:
+    for area in arguments.areas if arguments.remember else ():
+        seen = [each for each in verdicts if each.is_seen and each.area == area]
+        remember(area, ((each.edit, each.enough) for each in seen))
+    for verdict in survivors if search else verdicts:
         print(*_lines(verdict), sep="\n", flush=True)
     print(f"{len(verdicts)} mutants, {len(survivors)} noticed by fewer than two tests and no invariant")
-    return 1 if survivors and not arguments.search else 0
+    return 1 if survivors and not search else 0
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.skipif(OTHER_SEEDS != 0, reason="which test meets a mutant is up to the seeds"),
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(2400),  # the first waits for all of them
 ]
 
 
@@ -26,13 +27,22 @@ def test_there_are_as_many_as_the_documentation_says() -> None:
     )
 
 
-@pytest.mark.parametrize("area", MUTANTS)
-def test_mutants_are_noticed(area: str, tmp_path: Path) -> None:
-    """In a process of its own: its tests draw less than ours, and it forks."""
-    log = tmp_path / "verdicts"
-    judge = [sys.executable, "-m", "tests.mutants.judge", area, "--log", str(log)]
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str]:
+    """Verdicts on all of them, and what was said.
+
+    In one process that is not this one: its tests draw less than ours, and it forks.
+    """
+    log = tmp_path_factory.mktemp("mutants") / "verdicts"
+    judge = [sys.executable, "-m", "tests.mutants.judge", *MUTANTS, "--log", str(log)]
     ran = subprocess.run(judge, cwd=ROOT, capture_output=True, text=True, check=False)
     verdicts = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    assert len(verdicts) == len(MUTANTS[area]), ran.stdout + ran.stderr
+    return verdicts, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("area", MUTANTS)
+def test_mutants_are_noticed(area: str, judged: tuple[list[dict[str, Any]], str]) -> None:
+    verdicts = [verdict for verdict in judged[0] if verdict["area"] == area]
+    assert len(verdicts) == len(MUTANTS[area]), judged[1]
     survivors = [verdict for verdict in verdicts if not verdict["is_seen"]]
     assert not survivors, "\n".join(map(str, survivors))
