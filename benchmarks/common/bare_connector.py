@@ -13,11 +13,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from offload.vllm.layer_hooks import NoLayerHooks
+
 __all__ = ["BareConnector"]
 
 
-class BareConnector(KVConnectorBase_V1, SupportsHMA):
-    """Has what vLLM demands of a connector, and nothing else."""
+class BareConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
+    """Has what vLLM demands of a connector, and nothing else; no layer calls it."""
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         return 0, False
@@ -34,12 +36,6 @@ class BareConnector(KVConnectorBase_V1, SupportsHMA):
         return False, None
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        pass
-
-    def wait_for_layer_load(self, layer_name: str) -> None:
-        pass
-
-    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         pass
 
     def wait_for_save(self) -> None:

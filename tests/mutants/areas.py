@@ -105,6 +105,7 @@ AREAS = {
         [
             "offload.scheduler.later",
             "offload.scheduler.leavings",
+            "offload.scheduler.given",
             "offload.scheduler.ended",
             "offload.vllm.engine",
         ],

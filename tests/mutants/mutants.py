@@ -30,6 +30,7 @@ _LEDGER = "offload.scheduler.jobs:JobLedger"
 _JOBS_OF_STORES = "offload.scheduler.stores:Stores"
 _HOLDS = "offload.scheduler.holds:Holds"
 _LATER = "offload.scheduler.later:Later"
+_GIVEN = "offload.scheduler.given:Given"
 _LEAVINGS = "offload.scheduler.leavings:Leavings"
 _HOLLOW = "allocator.hollow:Hollow"
 _RESTORES = "offload.scheduler.restores:Restores"
@@ -216,8 +217,8 @@ _ROWS = [
     ("later", f"{_LATER}._take_turns", "self._left.num_due < window and", ""),
     ("later", f"{_LATER}._take_turns", "self._take_turn(part, is_freed=left.pending is not ended)", "break"),
     ("later", f"{_LATER}._take_turns", "self._left.tail_of(", "(lambda left, num: left)("),
-    ("later", f"{_LATER}._let_go", "self._allocator.hollow.end(claim)", "pass"),
-    ("later", f"{_LATER}._claim", "self._allocator.hollow.end(before.claim)", "pass"),
+    ("later", f"{_GIVEN}.let_go", "self._hollow.end(claim)", "pass"),
+    ("later", f"{_GIVEN}.begins", "self._hollow.end(before.claim)", "pass"),
     ("later", f"{_LATER}._window", "self._num_steps *", ""),
     ("later", f"{_LATER}.has_begun", "self._take_turn(self._left.line[serial])", "pass"),
     ("later", f"{_LATER}.must_wait", "self._num_ready < num_blocks + num_own", "False"),
