@@ -227,6 +227,10 @@ class Engine(Protocol):
         """Prefix hashes that the prefix cache has."""
 
     @property
+    def next_free(self) -> int | None:
+        """The id of the free block that is taken next; None: there is none. O(1)."""
+
+    @property
     def next_unhashed(self) -> int | None:
         """The id of the free block that is taken next; None if the prefix cache has it, or there is none."""
 

@@ -39,6 +39,14 @@ class _Waiting(NamedTuple):
     pin: Pin | None
 
 
+class _Stand(NamedTuple):
+    """What moves on whenever a running request is given a block."""
+
+    num_running: int
+    num_free: int
+    next_free: int | None
+
+
 class Later:
     """Requests by their ends. That is the order in which the GPU evicts their blocks, tails first.
 
@@ -83,7 +91,7 @@ class Later:
         self._given = Given(common, self._left)
         self._num_free_then: int | None = None  # when it was looked back last, in this step
         self._num_refused: float = math.inf  # blocks, the fewest for which a request waits in this step
-        self._stood: tuple[int, int] | None = None  # as the last step left it, if nobody came or went since
+        self._stood: _Stand | None = None  # as the last step left it, if nobody came or went since
         holds.release_late = self._release
 
     @property
@@ -188,18 +196,21 @@ class Later:
 
         Nothing has where all is as the last step left it, as in most steps: they are to cost nothing.
         """
-        if self._stood == (num_running, self._engine.num_free) and not (self._num_held or self._waiting):
+        self._left.refused.clear()
+        stand = self._stand(num_running)
+        if self._stood == stand and not (self._num_held or self._waiting):
             return
         self._num_running = num_running
         self._given.let_go()
+        num_due = self._left.num_due
         self._look_back()
+        has_lost = self._left.num_due < num_due  # and perhaps more than it has seen
         self._num_free_then, self._num_refused = None, math.inf
-        self._left.refused.clear()
         now = self._clock()
         for request_id in [name for name, each in self._waiting.items() if each.until <= now]:
             self._unpin(request_id)
-        self._take_turns()
-        self._stood = num_running, self._engine.num_free
+        is_done = self._take_turns() and not has_lost
+        self._stood = self._stand(num_running) if is_done else None
 
     def is_pressed(self, num_admitted: int) -> bool:
         """Whether blocks are to be stored as they fill.
@@ -245,6 +256,9 @@ class Later:
 
     # Private: the window
 
+    def _stand(self, num_running: int) -> _Stand:
+        return _Stand(num_running, self._engine.num_free, self._engine.next_free)
+
     @property
     def _window(self) -> int:
         """GPU blocks, of those that are evicted next, that are due."""
@@ -278,16 +292,16 @@ class Later:
             if left.num_owned == num_owned and (index >= _LOOKED_BACK or not self._num_held):
                 break  # what is evicted after it is there, too
 
-    def _take_turns(self, num_more: int = 0, ended: Pending | None = None, own: Sequence[bytes] = ()) -> None:
+    def _take_turns(self, num_more: int = 0, ended: Pending | None = None, own: Sequence[bytes] = ()) -> bool:
         """Requests have their turn until the blocks of the window are due, or unused.
 
         Beside it are ``num_more``, or those that are held, if they are more. ``ended`` still has its own.
-        What has the hashes of ``own`` stays where it is.
+        What has the hashes of ``own`` stays where it is. Returns whether no more could have it.
         """
         num_held = min(self._num_held, int(self._engine.num_blocks * _MOST_COPIED))
         window = self._window + max(num_more, num_held) - self._count_unused()
         if self._left.num_due >= window:
-            return
+            return True
         line = self._left.line
         for left in list(islice(line.values(), _LOOKED_AT)):
             while self._left.num_due < window and left.serial in line:
@@ -299,6 +313,7 @@ class Later:
                     num_blocks = max(window - self._left.num_due, _LEAST_PART)
                     part = self._left.tail_of(left, min(num_blocks, num_others))
                 self._take_turn(part, is_freed=left.pending is not ended)
+        return self._left.num_due >= window or not line
 
     def _take_turn(self, left: Left, *, is_freed: bool = True) -> None:
         """What has no copy is held for the queue, as far as those that run can do without."""

@@ -195,7 +195,7 @@ class Miniatures:
     # Private
 
     def _timed_sample(self, chain: Sequence[bytes]) -> list[bytes]:
-        began = self._wall()  # no system call: nobody else takes the core meanwhile
+        began = self._wall()  # a system call for each request would cost more than most samples
         sampled = self.sample(chain)
         self._sampling += self._wall() - began
         return sampled

@@ -304,6 +304,12 @@ class MemoryEngine:
         return len(self._cached)
 
     @property
+    def next_free(self) -> int | None:
+        """The id of the free block that is taken next; None: there is none."""
+        first = next(iter(self._free), None)
+        return None if first is None else first.block_id
+
+    @property
     def next_unhashed(self) -> int | None:
         """The id of the free block that is taken next; None if the prefix cache has it, or there is none."""
         first = next(iter(self._free), None)

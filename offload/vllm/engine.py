@@ -293,6 +293,14 @@ class VllmEngine:
         return len(self._pool.cached_block_hash_to_block)
 
     @property
+    def next_free(self) -> int | None:
+        """The id of the free block that is taken next; None: there is none."""
+        if not self.num_free:
+            return None
+        number: int = self._pool.free_block_queue.fake_free_list_head.next_free_block.block_id
+        return number
+
+    @property
     def next_unhashed(self) -> int | None:
         """The id of the free block that is taken next; None if the prefix cache has it, or there is none."""
         if not self.num_free:

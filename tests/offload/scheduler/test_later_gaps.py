@@ -90,3 +90,29 @@ def test_a_step_looks_at_what_is_due_without_letting_others_go_first() -> None:
     assert not Watched.taken, "nothing has changed since the last step"
     later.step(1)
     assert 0 < max(Watched.taken) <= 500
+
+
+def test_a_window_that_one_step_does_not_fill_is_filled_by_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though nobody comes or goes, and nothing is held: all that wait for their turn have copies already."""
+    serving = Serving(Sizes(num_blocks=120, num_slots=400, store=StoreWhen.LAZY, step_tokens=8 * BLOCK))
+    prompts = [list(range(first, first + BLOCK + 1)) for first in range(0, 130 * BLOCK, BLOCK)]
+    later = serving.side.stores.later
+    assert later is not None
+    for prompt in prompts:
+        serve(serving, prompt)
+    for prompt in prompts[-100:]:
+        serve(serving, prompt)
+        later._take_turn(next(reversed(later._left.line.values())))
+        serving.drain()
+        serve(serving, prompt)  # it is the last in the line again
+    left, num_in_line = later._left, len(later._left.line)
+    assert num_in_line > 3 and not later._num_held
+    monkeypatch.setattr("offload.scheduler.later._LOOKED_AT", 1)
+    for number in range(1, 4):
+        later.step(120)  # its window has more than there are
+        assert len(left.line) == num_in_line - number
+    while left.line:
+        later.step(120)
+    assert not later._num_held
