@@ -295,19 +295,19 @@ class VllmEngine:
     @property
     def next_free(self) -> int | None:
         """The id of the free block that is taken next; None: there is none."""
-        if not self.num_free:
-            return None
-        number: int = self._pool.free_block_queue.fake_free_list_head.next_free_block.block_id
-        return number
+        first = self._first_free
+        return None if first is None else first.block_id
 
     @property
     def next_unhashed(self) -> int | None:
         """The id of the free block that is taken next; None if the prefix cache has it, or there is none."""
-        if not self.num_free:
-            return None
-        first = self._pool.free_block_queue.fake_free_list_head.next_free_block
-        number: int = first.block_id
-        return number if first.block_hash is None else None
+        first = self._first_free
+        return None if first is None or first.block_hash is not None else first.block_id
+
+    @property
+    def _first_free(self) -> Any:
+        """The free block that is taken next; None: there is none."""
+        return self._pool.free_block_queue.fake_free_list_head.next_free_block if self.num_free else None
 
     def is_ending(self) -> bool:
         """Asked while vLLM asks whether there is work: its engine core does so in one place as it shuts down.
