@@ -17,8 +17,8 @@ start: the median over the rounds of (seconds with / seconds without). Per case:
 medians with its 95% interval (Student's t over the logarithms of the starts' medians), and the quartiles and
 extremes of all rounds. The same for CPU seconds of all an engine's processes. `--mode prefix` compares the
 engine with a second one like it: the noise of the measurement itself. `--mode bare` has a connector whose
-hooks do nothing: what vLLM spends on having any. The waiting engine's share of a core is
-measured too; it must be near 0 for turns to be fair.
+hooks do nothing: what vLLM spends on having any. The waiting engine's share of a core is measured too; it
+must be near 0 for turns to be fair.
 """
 
 from __future__ import annotations

@@ -3,7 +3,13 @@
 import random
 
 import pytest
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
+from benchmarks.common.bare_connector import BareConnector
+from benchmarks.long_document_qa.arguments import make_settings
+from benchmarks.long_document_qa.engine import kv_transfer_config
+from benchmarks.long_document_qa.settings import BARE
 from benchmarks.overhead.__main__ import interval
 
 
@@ -31,3 +37,11 @@ def test_19_of_20_intervals_have_what_is_true(count: int) -> None:
         hits += low <= 2.718281828459045**0.01 <= high
         assert low < high
     assert 0.93 < hits / 2000 < 0.98
+
+
+def test_vllm_finds_the_connector_that_does_nothing() -> None:
+    """And could make one: it lacks no hook that vLLM demands."""
+    config = kv_transfer_config(make_settings({}), BARE)
+    assert config is not None
+    assert KVConnectorFactory.get_connector_class(KVTransferConfig(**config)) is BareConnector
+    assert not BareConnector.__abstractmethods__
