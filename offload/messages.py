@@ -1,7 +1,7 @@
 """What the scheduler side and the worker side tell each other. Plain data; a reader never changes it."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -245,6 +245,11 @@ class StepPlan:
     timed: int = 0
     """The number of this step, if the scheduler's side wants to know when it has ended; 0: it does not."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """How it is pickled: most plans say nothing, and dataclasses would look up each field by name."""
+        told = self.orders, self.cancelled, self.kept, self.listening, self.verdicts, self.resizes, self.timed
+        return StepPlan, (self.fingerprint, *told) if any(told) else (self.fingerprint,)
+
 
 BROKEN = "broken"
 """The reason of a job of which bytes are not those that were stored: a checksum differs."""
@@ -303,6 +308,12 @@ class WorkerReport:
     """Those that have ended, by number."""
     timed: int = 0
     """``StepPlan.timed`` of the step with whose output this travels; 0: that plan has none."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing, as in most steps."""
+        told = self.jobs or self.peers or self.askers or self.released or self.resized
+        return not (told or self.served_bytes or self.timed)
 
     def add(self, job_id: int, report: JobReport) -> None:
         """Take in one more report on a job."""

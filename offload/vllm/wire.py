@@ -1,6 +1,7 @@
 """Our messages in vLLM's envelopes, in which they travel between its processes."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -16,6 +17,10 @@ class PlanEnvelope(KVConnectorMetadata):
     """Scheduler to workers, once a step."""
 
     plan: StepPlan
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As ``StepPlan`` does it."""
+        return PlanEnvelope, (self.plan,)
 
 
 @dataclass(slots=True)

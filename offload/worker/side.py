@@ -277,7 +277,7 @@ class WorkerSide:
     def poll(self) -> Ended:
         """Jobs that ended: restores by request for the engine, all jobs for the next report."""
         ended = Ended(set(), set())
-        for end in self._engine.poll() if self._engine else ():
+        for end in () if self._engine is None else self._engine.poll():
             sound, is_over = end.error is None or end.is_absent, end.is_over
             moved = JobReport(int(is_over), end.num_good, not is_over, end.seconds, end.nbytes, sound)
             self._report.add(end.job_id, moved._replace(reason=end.reason))
@@ -297,7 +297,7 @@ class WorkerSide:
             self._listener.report_into(self._report)
         self._report.resized |= {} if self._resizing is None else self._resizing.take_ended()
         self._report.peers += [] if self._engine is None else self._engine.take_facts()
-        if self._report == WorkerReport():
+        if self._report.is_empty:
             return None
         report, self._report = self._report, WorkerReport()
         return report

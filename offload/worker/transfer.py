@@ -47,8 +47,7 @@ class TransferEngine:
     A job that reads slots which another one under way is to fill begins when that one has ended.
 
     Its ways: it may wait for jobs that fill what it reads (``_following``, ``_elsewhere``), then for its turn
-    (``_held``). It copies, and is looked at (``_checking``). It is over until that is told (``_landed``,
-    ``_ended``).
+    (``_held``). It copies, and is looked at (``_checking``). It is over until told (``_landed``, ``_ended``).
     What is below the pool moves on threads. Once something has ended there, one of them calls ``go_on``.
 
     Where ranks share the pool, each copies and seals its part of what fills it, and nothing else of it.
@@ -143,8 +142,7 @@ class TransferEngine:
             self._seals.unseal(targets)
         job = TransferJob(lane, sources, targets, self._clock(), fills, extents, own, num_blocks, is_urgent)
         self._jobs[job_id] = job
-        fillers = self._fillers(job)
-        if fillers:
+        if fillers := self._fillers(job):
             job.follows = True
             self._following.wait(job_id, fillers)
         else:
@@ -183,6 +181,8 @@ class TransferEngine:
     @locked
     def poll(self) -> list[TransferEnd]:
         """Jobs that have ended, or were given up, since the last call; loads that landed bit by bit."""
+        if not (self._jobs or self._ended or self._landed):
+            return []  # as in most steps
         self.go_on()
         self._checker.wait(self._jobs[job_id] for job_id in self._checking if job_id in self._jobs)
         checking, self._checking = self._checking, []

@@ -1,6 +1,8 @@
 """What the two sides tell each other: merged in any order, whole after a trip between processes."""
 
 import pickle
+from dataclasses import fields
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -17,6 +19,7 @@ from offload.messages import (
     WorkerFacts,
     WorkerReport,
 )
+from offload.vllm.wire import PlanEnvelope
 from tests.strategies import thorough
 
 FINGERPRINT = Fingerprint("1", "0.32", 2, 16, "bfloat16", "BLHNC")
@@ -89,6 +92,28 @@ def test_merging_changes_neither_report(one: WorkerReport, other: WorkerReport) 
 
 def test_an_empty_report_is_not_dropped_for_being_false() -> None:
     assert WorkerReport()
+
+
+def test_a_report_that_says_anything_is_not_empty() -> None:
+    assert WorkerReport().is_empty
+    told = {"served_bytes": 1, "timed": 2, "jobs": {1: JobReport(1, 1)}, "resized": {1: None}}
+    for field in fields(WorkerReport):
+        said: dict[str, Any] = {field.name: told.get(field.name, ["it"])}
+        assert not WorkerReport(**said).is_empty, said
+
+
+def test_whatever_a_plan_says_arrives() -> None:
+    """Each alone: a plan that says nothing is sent without its lists."""
+    for field in fields(StepPlan)[1:]:
+        said: dict[str, Any] = {field.name: 3 if field.name == "timed" else ["it"]}
+        plan = StepPlan(FINGERPRINT, **said)
+        assert (
+            pickle.loads(pickle.dumps(PlanEnvelope(plan)))
+            == PlanEnvelope(plan)
+            != PlanEnvelope(StepPlan(FINGERPRINT))
+        )
+    quiet = pickle.loads(pickle.dumps(PlanEnvelope(StepPlan(FINGERPRINT))))
+    assert quiet == PlanEnvelope(StepPlan(FINGERPRINT))
 
 
 def test_a_plan_arrives_whole() -> None:
