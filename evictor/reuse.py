@@ -368,17 +368,27 @@ class ReuseStatistics:
         ends.append(self.tick)
         self._new_begun.clear()
 
+    def _begun_by(self, spans: Ints) -> Floats:
+        """Episodes under way, by book, that began in the first so many spans; for each of ``spans`` a row.
+
+        Sums of whole numbers, so they are the same in any order. Summed up between these spans only.
+        """
+        cuts = np.unique(np.append(spans, 0))
+        taken = self._under_way[: len(self._span_ends)]
+        begun_by = np.zeros((len(cuts) + 1, NUM_BOOKS))
+        between = np.add.reduceat(taken, cuts[cuts < len(taken)], axis=0)
+        np.cumsum(between, axis=0, out=begun_by[1 : len(between) + 1])
+        return begun_by[np.searchsorted(cuts, spans)]
+
     def _at_risk(self, tick: int) -> Floats:
         """Episodes that reached an age; those still in it, and those forgotten in it, count by half."""
-        begun_by = np.zeros((len(self._span_ends) + 1, NUM_BOOKS))
-        np.cumsum(self._under_way[: len(self._span_ends)], axis=0, out=begun_by[1:])
         starts = (
             tick - self._ticks.starts,
             self.moments.ticks_at(self.moments.at(tick) - self._seconds.starts),
         )
-        in_ticks, in_seconds = (
-            begun_by[np.searchsorted(self._span_ends, np.append(each, -np.inf), "right")].T for each in starts
-        )
+        places = [np.searchsorted(self._span_ends, np.append(each, -np.inf), "right") for each in starts]
+        begun_by = self._begun_by(np.concatenate(places))
+        in_ticks, in_seconds = begun_by[: NUM_AGES + 1].T, begun_by[NUM_AGES + 1 :].T
         older: Floats = np.where(_IS_BY_TURN, in_seconds, in_ticks)
         ended = self._hits + self._forgotten
         ended_later = ended[:, ::-1].cumsum(axis=1)[:, ::-1] - ended
