@@ -1,7 +1,7 @@
 """What the scheduler side and the worker side tell each other. Plain data; a reader never changes it."""
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -244,11 +244,6 @@ class StepPlan:
     """Of the pool's memory, to be done in this order."""
     timed: int = 0
     """The number of this step, if the scheduler's side wants to know when it has ended; 0: it does not."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """How it is pickled: most plans say nothing, and dataclasses would look up each field by name."""
-        told = self.orders, self.cancelled, self.kept, self.listening, self.verdicts, self.resizes, self.timed
-        return StepPlan, (self.fingerprint, *told) if any(told) else (self.fingerprint,)
 
 
 BROKEN = "broken"

@@ -19,8 +19,15 @@ class PlanEnvelope(KVConnectorMetadata):
     plan: StepPlan
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As ``StepPlan`` does it."""
-        return PlanEnvelope, (self.plan,)
+        """Most plans say nothing. As dataclasses, both would be pickled with each field looked up by name."""
+        plan = self.plan
+        said = plan.orders, plan.cancelled, plan.kept, plan.listening, plan.verdicts, plan.resizes, plan.timed
+        return _envelope, (plan.fingerprint, *said) if any(said) else (plan.fingerprint,)
+
+
+def _envelope(*said: Any) -> PlanEnvelope:
+    """Of a plan of these fields; the others say nothing."""
+    return PlanEnvelope(StepPlan(*said))
 
 
 @dataclass(slots=True)
