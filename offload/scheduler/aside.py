@@ -219,6 +219,11 @@ class Aside:
         self._came.pop(request_id, None)
         self._restored.pop(request_id)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a request has come, and has no blocks yet."""
+        return bool(self._came)
+
     def end_step(self) -> None:
         """All who could be admitted in a step were asked."""
         self._going.clear()

@@ -274,6 +274,13 @@ class Backlog:
 
     # A step
 
+    def skip(self) -> bool:
+        """A step begins, if nobody is to be looked at in it. Else call ``due`` and ``turns``."""
+        if self._line or not self._lookout.skip():
+            return False
+        self._steps_to_turn -= self._steps_to_turn > 0
+        return True
+
     def due(self, busy: Iterable[str]) -> list[Pending]:
         """A step begins: whom to look at, each with ``look``.
 

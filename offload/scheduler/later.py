@@ -197,8 +197,7 @@ class Later:
         Nothing has where all is as the last step left it, as in most steps: they are to cost nothing.
         """
         self._left.refused.clear()
-        stand = self._stand(num_running)
-        if self._stood == stand and not (self._num_held or self._waiting):
+        if self.is_settled and self._stood == self._stand(num_running):
             return
         self._num_running = num_running
         self._given.let_go()
@@ -211,6 +210,11 @@ class Later:
             self._unpin(request_id)
         is_done = self._take_turns() and not has_lost
         self._stood = self._stand(num_running) if is_done else None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a step has nothing to do that is as the last one, as far as requests, free blocks go."""
+        return self._stood is not None and not (self._num_held or self._waiting)
 
     def is_pressed(self, num_admitted: int) -> bool:
         """Whether blocks are to be stored as they fill.

@@ -34,6 +34,13 @@ class Lookout(Generic[K]):
         """``key`` is not due any longer."""
         self._due_in.pop(key, None)
 
+    def skip(self) -> bool:
+        """A step begins, if nobody is due in it. Else nothing has happened yet: call ``due``."""
+        if self._step + 1 in self._by_step:
+            return False
+        self._step += 1
+        return True
+
     def due(self) -> list[K]:
         """A step begins: the keys that are due in it, in the order in which they were expected."""
         self._step += 1

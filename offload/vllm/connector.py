@@ -30,6 +30,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from offload.errors import UnsupportedError
 from offload.messages import PoolFacts, StepPlan, TierFacts, WorkerFacts, WorkerReport
+from offload.scheduler.quiet import QuietSide
 from offload.scheduler.side import SchedulerSide
 from offload.scheduler.weights import Weights
 from offload.vllm.copy_paths import make_copier
@@ -366,7 +367,7 @@ class CpuOffloadConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
         vllm_config, manager = self._vllm_config, self._kv_cache_manager
         events = vllm_config.kv_events_config
         engine = VllmEngine(manager, drafts_of(vllm_config, manager), groups_of(vllm_config, manager))
-        side = SchedulerSide(
+        side = QuietSide(
             self._config,
             engine,
             block_size=self._block_size,

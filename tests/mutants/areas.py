@@ -115,6 +115,10 @@ AREAS = {
             "tests/offload/scheduler/test_later_machine.py",
         ],
     ),
+    "quiet": Area(
+        ["offload.scheduler.quiet", "offload.scheduler.backlog", "offload.scheduler.lookout"],
+        ["tests/offload/scheduler/test_lookout.py", "tests/virtual/test_quiet.py"],
+    ),
     "hollow": Area(["allocator.hollow"], ["tests/allocator/test_hollow.py"]),
     "hybrid": Area(
         [

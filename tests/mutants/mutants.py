@@ -27,6 +27,7 @@ _RANKED = "evictor.ranked:RankedPolicy"
 _CLAIMS = "evictor.hints:Claims"
 _EVENTS = "allocator.events:EventLog"
 _LEDGER = "offload.scheduler.jobs:JobLedger"
+_QUIET = "offload.scheduler.quiet:QuietSide"
 _JOBS_OF_STORES = "offload.scheduler.stores:Stores"
 _HOLDS = "offload.scheduler.holds:Holds"
 _LATER = "offload.scheduler.later:Later"
@@ -311,6 +312,10 @@ _ROWS = [
     ("scheduler", f"{_RESTORES}.advance", "restore.end_part(start, start + job.num_good)", "pass"),
     ("scheduler", f"{_RESTORES}.open", "restore.parts_left = len(jobs)", "restore.parts_left = 1"),
     ("scheduler", "offload.scheduler.restore:Restore.end_part", "self.parts_left -= 1", "pass"),
+    ("quiet", f"{_QUIET}._is_quiet", "self._stood != self._stand(step)", "False"),
+    ("quiet", f"{_QUIET}._is_quiet", "return self.stores.backlog.skip()", "return True"),
+    ("quiet", f"{_QUIET}.offer", "self._wake()", "pass"),
+    ("quiet", "offload.scheduler.backlog:Backlog.skip", "self._line or", ""),
     ("hybrid", f"{_GROUP}.needed", "num_tokens - self.span, 0", "num_tokens - self.span + 1, 0"),
     ("hybrid", f"{_GROUP}.needed", "num_tokens // self.span * self.span", "max(num_tokens - self.span, 0)"),
     ("hybrid", f"{_GROUP}.needed", "first = stop - 1", "first = 0"),

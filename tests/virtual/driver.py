@@ -8,7 +8,7 @@ import pytest
 from vllm.v1.request import Request, RequestStatus
 
 from offload.messages import Route
-from offload.scheduler.side import SchedulerSide
+from offload.scheduler.quiet import QuietSide
 from offload.testing.virtual import VirtualEngine, VirtualSettings
 from offload.vllm import connector
 
@@ -26,10 +26,10 @@ def make_engine(**settings: Any) -> VirtualEngine:
 def publish_events(patch: pytest.MonkeyPatch) -> None:
     """Engines that are made from now on publish KV events of the pool, and of what is below it."""
 
-    def with_events(*arguments: Any, **named: Any) -> SchedulerSide:
-        return SchedulerSide(*arguments, **{**named, "record_events": True})
+    def with_events(*arguments: Any, **named: Any) -> QuietSide:
+        return QuietSide(*arguments, **{**named, "record_events": True})
 
-    patch.setattr(connector, "SchedulerSide", with_events)
+    patch.setattr(connector, "QuietSide", with_events)
 
 
 def tokens(count: int, first: int = 0) -> list[int]:

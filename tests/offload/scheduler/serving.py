@@ -13,7 +13,7 @@ from offload.messages import Fingerprint, StepPlan
 from offload.observe.metrics import METRICS
 from offload.scheduler.engine import State
 from offload.scheduler.hints import RequestHints
-from offload.scheduler.side import SchedulerSide
+from offload.scheduler.quiet import QuietSide
 from offload.testing.memory_engine import Kv, MemoryEngine, MemoryRequest, MemoryStep
 from offload.transfer_params import KVTransferParams
 from tests.offload.scheduler.ranks import Ranks
@@ -51,7 +51,7 @@ class Serving:
         self.now = 0.0
         self.engine = MemoryEngine(sizes.num_blocks, BLOCK, sizes.num_spare)
         self.ranks = Ranks(self.engine, sizes.num_ranks)
-        self.side = SchedulerSide(
+        self.side = QuietSide(
             OffloadConfig(cpu_gib=1.0, eviction_policy=sizes.policy, fleet=sizes.fleet, store=sizes.store),
             self.engine,
             block_size=BLOCK,
