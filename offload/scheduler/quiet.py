@@ -107,10 +107,10 @@ class QuietSide(SchedulerSide):
     @property
     def _is_settled(self) -> bool:
         """Whether the step that was just planned would have nothing to do if it came again."""
-        if self._has_news or self.has_pending_work:  # it had something to do, or something moves
-            return False
         if self.below or self._lasting is not None or self._engine.groups.has_bags:
             return False
+        if self._has_news or self._resizing.is_busy or self.has_pending_work:
+            return False  # it had something to do, or something moves
         later = self.stores.later
         if later is not None and not later.is_settled:
             return False

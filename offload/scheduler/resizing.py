@@ -102,6 +102,11 @@ class PoolResizing:
         target.begin(bounds, allocator.capacity)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether the pool does not have the size yet that was taken up. Steps are counted until then."""
+        return self._is_busy
+
+    @property
     def is_moving(self) -> bool:
         """Whether the next step goes on with something. What waits for jobs, or for pins to end, does not."""
         if not self._is_busy:

@@ -12,7 +12,9 @@ from offload.messages import StepPlan
 from offload.scheduler.engine import Step
 from offload.scheduler.quiet import QuietSide
 from offload.scheduler.side import SchedulerSide
-from offload.testing.virtual import VirtualEngine, draw_settings, run_seed
+from offload.testing.virtual import VirtualEngine, run_seed
+from offload.testing.virtual.resizes import Resizes
+from offload.testing.virtual.run import draw_kind
 from tests.seeds import seeds_of_runs
 from tests.virtual.driver import Engines, step_until, tokens
 
@@ -126,10 +128,11 @@ def test_so_it_is_where_stores_are_late(
     check_engine(engines, monkeypatch, seed, overlapped=overlapped, store=store)
 
 
-@pytest.mark.parametrize("first", [5100, 5110])
-def test_random_runs_with_quiet_steps(first: int, watch: Watch) -> None:
-    for seed in seeds_of_runs(first, first + 6):
-        run_seed(seed, turns=150, settings=replace(draw_settings(random.Random(seed)), step_seconds=FAST))
+@pytest.mark.parametrize("kind", ["plain", "lazy", "resize", "pipeline"])
+def test_random_runs_with_quiet_steps(kind: str, watch: Watch) -> None:
+    for seed in seeds_of_runs(5100, 5104):
+        settings = replace(draw_kind(kind, seed, random.Random(seed)), step_seconds=FAST)
+        run_seed(seed, turns=150, settings=settings)
     assert any(watch.steps)
 
 
@@ -176,6 +179,25 @@ def test_whatever_happens_ends_it(
     happening(engine, request)
     engine.step()
     assert not watch.steps[-1]
+
+
+def test_no_step_is_quiet_while_the_pool_is_resized(engines: Engines, watch: Watch) -> None:
+    """It counts steps, also while a pin keeps it from going on."""
+    engine = engines(
+        step_seconds=FAST, gpu_blocks=200, cpu_slots=64, resizes=Resizes(64, 8), max_model_len=700
+    )
+    pinned = engine.add(tokens(80), 1, hints={"cpu_offload_pin_seconds": 60.0})
+    step_until(engine, pinned.is_finished)
+    engine.add(tokens(8, 900), 600)
+    step_until(engine, lambda: watch.steps[-2:] == [True] * 2)
+    target = engine.side._resizing._target
+    with target._lock:  # as if memory were short: an operator is refused what is pinned
+        target._asked = target._target = 8
+    step_until(engine, lambda: engine.side._resizing.is_busy, max_steps=20)
+    watch.steps.clear()
+    for _ in range(50):
+        engine.step()
+    assert engine.side._resizing.is_busy and not any(watch.steps)
 
 
 def test_it_ends_with_time(engines: Engines, watch: Watch) -> None:
