@@ -58,7 +58,7 @@ def wait_until_kept(engine: EngineProcess, num_tokens: int) -> None:
     """Until the disk has the whole extents of so many tokens."""
     until = time.monotonic() + _WAIT_SECONDS
     while engine.run(Engine.settle).get("route_kept_bytes", 0) < num_tokens // BLOCK_SIZE * BLOCK_BYTES:
-        assert time.monotonic() < until, engine.log
+        assert time.monotonic() < until, engine.log()
 
 
 def test_a_killed_engine_is_followed_by_one_that_serves_from_disk(tmp_path: Path) -> None:

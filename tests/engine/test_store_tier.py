@@ -69,7 +69,7 @@ def wait_until_kept(engine: EngineProcess, server: Server, num_keys: int) -> Non
     until = time.monotonic() + _WAIT_SECONDS
     while len(server.all_keys()) < num_keys:
         engine.run(Engine.settle)
-        assert time.monotonic() < until, engine.log
+        assert time.monotonic() < until, engine.log()
     engine.run(Engine.settle)
 
 
