@@ -436,7 +436,7 @@ _ROWS = [
     ("chained", f"{_ARRIVALS}.left", "self._num_blocks -= len(restore.block_ids)", "pass"),
     ("chained", f"{_ARRIVALS}._forget", "del self._by_first[arrival.plan.hashes[0]]", "pass"),
     ("chained", "offload.worker.following:Following.over", "if not awaited", "if True"),
-    ("chained", f"{_TRANSFER}.submit", "if fillers:", "if False:"),
+    ("chained", f"{_TRANSFER}.submit", "if fillers := self._fillers(job):", "if False:"),
     (
         "chained",
         f"{_JOB}.num_filled",
