@@ -53,6 +53,7 @@ from offload.vllm.support import check_cache_groups, check_engine
 from offload.vllm.tiers import tier_places
 from offload.vllm.versions import warn_if_certified
 from offload.vllm.wire import FactsEnvelope, PlanEnvelope, ReportEnvelope
+from offload.worker.cpus import beside_compute
 from offload.worker.pool.pressure import PressureWatch
 from offload.worker.side import Seams, WorkerSide
 
@@ -264,7 +265,8 @@ class CpuOffloadConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self._worker is not None:
-            self._worker.register(kv_caches)
+            with beside_compute(is_on_cpu=current_platform.is_cpu()):
+                self._worker.register(kv_caches)
 
     def unregister_kv_caches(self) -> None:
         if self._worker is not None:

@@ -1,10 +1,13 @@
 """Seals are made and checked beside the engine, on threads."""
 
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 from offload.messages import Route
+from offload.worker.cpus import stay_on
 from offload.worker.jobs import TransferJob
 from offload.worker.lanes import Lane
 from offload.worker.seals import Seals
@@ -15,7 +18,8 @@ CHECK_SECONDS = 0.001
 
 def seal_thread() -> Executor:
     """A thread that makes and checks seals, in order."""
-    return ThreadPoolExecutor(1, "kv-offload-seal")
+    cpus = os.sched_getaffinity(0)  # the thread itself begins later, perhaps elsewhere
+    return ThreadPoolExecutor(1, "kv-offload-seal", initializer=partial(stay_on, cpus))
 
 
 class Checker:

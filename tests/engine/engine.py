@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ class Engine:
         num_gpu_blocks: int = 49,
         max_model_len: int = MAX_MODEL_LEN,
         model: Path | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
         **settings: Any,
     ) -> None:
         """Start it.
@@ -55,9 +57,10 @@ class Engine:
             num_gpu_blocks: blocks of the GPU cache, the reserved one included.
             max_model_len: longest request in tokens; the GPU cache must hold one.
             model: its directory; None for the tiny Llama.
+            variables: of its environment, beside or in place of those in ``ENVIRONMENT``.
             settings: of ``vllm.EngineArgs``.
         """
-        os.environ.update(ENVIRONMENT)
+        os.environ.update({**ENVIRONMENT, **variables})
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if in_process else "1"
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine

@@ -32,6 +32,12 @@ class WorkerProbe:
     def process_id(self) -> int:
         return os.getpid()
 
+    def cpus(self) -> tuple[list[int], dict[str, list[int]]]:
+        """Those that this thread, which computes, may use, and those of our threads by their names."""
+        ours = [each for each in threading.enumerate() if each.name.startswith("kv-offload")]
+        of_ours = {each.name: sorted(os.sched_getaffinity(each.native_id or 0)) for each in ours}
+        return sorted(os.sched_getaffinity(0)), of_ours
+
     def corrupt_next_load(self, position: int) -> None:
         """Before the next load starts, the slot of its block ``position`` gets another block's bytes.
 

@@ -26,6 +26,15 @@ def cpus_of_node(node: int, root: Path = Path("/")) -> set[int]:
         return set()
 
 
+def cpus_near(cpus: set[int], root: Path = Path("/")) -> set[int]:
+    """All CPUs of the nodes that these belong to; these alone if the machine does not say."""
+    near = set(cpus)
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        of_node = cpus_of_node(int(folder.name.removeprefix("node")), root)
+        near |= of_node if of_node & cpus else set()
+    return near
+
+
 def share_elsewhere(address: int, node: int, root: Path = Path("/"), process: str = "self") -> float | None:
     """The part of the mapping at ``address`` that lies on other nodes, 0 to 1; None if it is not told.
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from offload.worker.pool import syscalls
-from offload.worker.pool.numa import cpus_of_node, node_of_pci_device, parse_list, share_elsewhere
+from offload.worker.pool.numa import cpus_near, cpus_of_node, node_of_pci_device, parse_list, share_elsewhere
 from offload.worker.pool.syscalls import prefer_node
 
 PAGE = mmap.PAGESIZE
@@ -46,6 +46,17 @@ def test_cpus_of_a_node(tmp_path: Path) -> None:
     (folder / "cpulist").write_text("0-2,8\n")
     assert cpus_of_node(1, tmp_path) == {0, 1, 2, 8}
     assert cpus_of_node(0, tmp_path) == set()
+
+
+def test_cpus_near_others(tmp_path: Path) -> None:
+    for node, text in enumerate(("0-1,4", "2-3,5", "")):
+        folder = tmp_path / f"sys/devices/system/node/node{node}"
+        folder.mkdir(parents=True)
+        (folder / "cpulist").write_text(text)
+    assert cpus_near({1}, tmp_path) == {0, 1, 4}
+    assert cpus_near({4, 5}, tmp_path) == {0, 1, 2, 3, 4, 5}
+    assert cpus_near({7}, tmp_path) == {7}
+    assert cpus_near({0}, tmp_path / "elsewhere") == {0}
 
 
 @pytest.mark.parametrize(
