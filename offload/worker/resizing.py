@@ -1,6 +1,7 @@
 """Gives memory of the pool back to the system, and takes it again, beside the engine."""
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 from functools import partial
@@ -13,6 +14,7 @@ import torch
 from offload.errors import HostMemoryError
 from offload.messages import Resize, Resized, WorkerFacts
 from offload.worker.copiers.cuda import use_device
+from offload.worker.cpus import stay_on
 from offload.worker.pool.memory import HostMemory, unit_of
 
 logger = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ class PageThread(Executor):
         """It begins with what it is given first."""
         self._todo: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._has_begun = False
+        self._cpus = os.sched_getaffinity(0)  # the thread itself begins later, perhaps elsewhere
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Raises RuntimeError if no thread can be started."""
@@ -77,6 +80,7 @@ class PageThread(Executor):
         self._todo.put(None)
 
     def _run(self) -> None:
+        stay_on(self._cpus)
         for future, work in iter(self._todo.get, None):
             if not future.set_running_or_notify_cancel():
                 continue
