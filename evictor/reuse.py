@@ -15,8 +15,6 @@ over stopping ages of P(used before that) / E[ticks held until then]. That is th
 longer worth it.
 """
 
-from typing import NamedTuple
-
 import numpy as np
 
 from evictor.ages import NUM_AGES, NUM_STEPS, Ages, Floats, Ints
@@ -28,8 +26,6 @@ from evictor.kinds import (
     NUM_BASE,
     NUM_BOOKS,
     NUM_CELLS,
-    NUM_ENDINGS,
-    NUM_GAPS,
     NUM_KNOWN,
     NUM_NEW,
     NUM_USES,
@@ -39,7 +35,7 @@ from evictor.kinds import (
     endings_of,
 )
 from evictor.moments import Moments
-from evictor.shrinkage import by_turn, prior_of, shrunk
+from evictor.shrinkage import Foretold, by_turn, foretold, prior_of, shrunk
 
 _FIRST_TICKS = 1 / 8  # capacities, to which the first class of ages reaches
 _FIRST_SECONDS = 1.0  # the same in books by turn
@@ -57,15 +53,6 @@ _MAX_NEWS = 2000
 _ENOUGH_LEAD = 1.0  # requests whose reuse endings make e times as likely: they are heeded from then on
 _MOST_LEAD = 64.0
 _IS_BY_TURN = np.arange(NUM_BOOKS)[:, np.newaxis] >= FIRST_RUNNING
-_NO_CHANCE = 1e-6  # the least that is foretold, and the most is as far from 1
-
-
-class _Foretold(NamedTuple):
-    """By ending, and for 0 whatever it was: logarithms by age, of hazards and of what they leave alive."""
-
-    hazard: Floats
-    alive: Floats
-
 
 _Counts = list[tuple[int, int, int, int]]
 """Kind, ticks of the begin and of what happened, positions."""
@@ -96,15 +83,18 @@ class ReuseStatistics:
         self._new_forgotten: _Counts = []
         self._new_answered: _Counts = []
         self._learned_at = 0
-        self._index: list[list[float] | None] = []  # by book; None: nothing was ever counted there
+        self._risk: Floats  # by book and age, when it was learned
+        self._is_known: list[bool] = []  # by book: whether anything was ever counted there
+        self._index: list[list[float] | None] = []  # by book; None: nothing is known of it
         self._lives: Lives  # of books with an index, in rows
         self._rows: Ints  # by book
         self._judges: dict[int, int] = {}  # the book by which a kind is judged
-        self._foretold: _Foretold | None = None
+        self._foretold: Foretold | None = None
         self._lead = 0.0  # of endings, see _judge
         self._heeds_turns = False  # in the index as it is
         self._index_of = 0, 0.0  # tick and mean request of the index to be made
-        self._is_stale = True  # as long as nobody asks for a value of it
+        self._is_stale = True  # as long as nobody asks for a book
+        self._has_index = False  # as long as nobody asks for a value
         self._due_at = 0.0
         self._num_new_hits = 0
         self._many_hits = 0.0
@@ -148,11 +138,11 @@ class ReuseStatistics:
     def book_of(self, kind: int) -> int:
         """The book by which a position of that kind is judged now."""
         if self._is_stale:
-            self._make_index()
+            self._weigh()
         book = self._judges.get(kind)
         if book is None:
             books = books_of(kind) if self._heeds_turns else [base_of(kind)]
-            book = next((each for each in reversed(books) if self._index[each] is not None), base_of(kind))
+            book = next((each for each in reversed(books) if self._is_known[each]), base_of(kind))
             self._judges[kind] = book
         return book
 
@@ -161,7 +151,7 @@ class ReuseStatistics:
 
         ``book``: that by which the position is judged; see ``book_of``.
         """
-        if self._is_stale:
+        if not self._has_index:
             self._make_index()
         index, tick = self._index[book], self.tick
         assert index is not None, f"nothing is known of book {book}"
@@ -211,6 +201,7 @@ class ReuseStatistics:
         self._take_in_news()
         self._ticks_per_second = self.moments.ticks_per_second(_MEAN_OVER)
         self._index_of, self._is_stale = (tick, self.mean_request), True
+        self._has_index = False
         least, most = 2 * self.mean_request, max(128 * self.mean_request, self._capacity / 5)
         self._due_at = tick + max(least, min(tick / 15, most))
         num_hits = float(self._hits[:FIRST_RUNNING].sum())
@@ -240,7 +231,7 @@ class ReuseStatistics:
         assert (self._forgotten >= 0).all(), "fewer than none forgotten"
         assert self._span_ends == sorted(self._span_ends), "spans out of order"
         assert len(self._span_ends) <= _MAX_SPANS, f"{len(self._span_ends)} spans"
-        if self._is_stale:
+        if not self._has_index:
             self._make_index()
         assert len(self._index) == NUM_BOOKS, f"indices of {len(self._index)} books"
         assert abs(self._lead) <= _MOST_LEAD, f"a lead of {self._lead}"
@@ -251,17 +242,32 @@ class ReuseStatistics:
 
     def _age_of(self, book: int, last_use: int) -> tuple[Ages, float, float]:
         """The classes of ages by which a book goes, the age by these, and how many ticks a unit of it has."""
-        if self._is_stale:
+        if not self._has_index:
             self._make_index()
         if book < FIRST_RUNNING:
             return self._ticks, float(self.tick - last_use), 1.0
         age = self.moments.at(self.tick) - self.moments.at(last_use)
         return self._seconds, age, self._ticks_per_second
 
-    def _make_index(self) -> None:
-        """Of what was known when it was learned. Whole arrays."""
+    def _weigh(self) -> None:
+        """What there is of each book, of what was known when it was learned. Whole arrays."""
         tick, mean_request = self._index_of
-        hits, at_risk = self._hits, self._at_risk(tick)
+        hits, self._risk = self._hits, self._at_risk(tick)
+        weight, prior = _GROUP_REQUESTS * mean_request, prior_of(self._seconds)
+        self._foretold = foretold(hits[FIRST_ENDED:], self._risk[FIRST_ENDED:], prior, weight)
+        is_known = self._risk.max(axis=1) > 0
+        is_known[:NUM_BASE] = True
+        self._is_known = is_known.tolist()
+        self._heeds_turns = self._lead > _ENOUGH_LEAD
+        self._judges.clear()
+        self._is_stale, self._has_index = False, False
+
+    def _make_index(self) -> None:
+        """The same as an index, of which many a pool asks for no value before it learns again."""
+        if self._is_stale:
+            self._weigh()
+        _, mean_request = self._index_of
+        hits, at_risk, is_known = self._hits, self._risk, np.array(self._is_known)
         weight = _PRIOR_REQUESTS * mean_request
         base_hits, base_risk = hits[:NUM_BASE], at_risk[:NUM_BASE]
         everything = shrunk(base_hits.sum(0), base_risk.sum(0), prior_of(self._ticks), weight)
@@ -274,32 +280,13 @@ class ReuseStatistics:
         for first in (FIRST_RUNNING, FIRST_ENDED):
             cells = slice(first, first + NUM_CELLS)
             hazards.append(by_turn(hits[cells], at_risk[cells], prior, weight))
-        self._foretell(hits[FIRST_ENDED:], at_risk[FIRST_ENDED:], prior, weight)
-        is_known = at_risk.max(axis=1) > 0
-        is_known[:NUM_BASE] = True
         every = np.concatenate([each.reshape(-1, NUM_AGES) for each in hazards])
         widths = np.where(_IS_BY_TURN, self._seconds.widths, self._ticks.widths)
         self._lives = Lives(every[is_known], widths[is_known])
-        index = self._lives.index()
-        rows = iter(index.tolist())
-        self._index = [next(rows) if each else None for each in is_known.tolist()]
+        rows = iter(self._lives.index().tolist())
+        self._index = [next(rows) if each else None for each in self._is_known]
         self._rows = np.cumsum(is_known) - 1
-        self._heeds_turns = self._lead > _ENOUGH_LEAD
-        self._judges.clear()
-        self._is_stale = False
-
-    def _foretell(self, hits: Floats, at_risk: Floats, prior: Floats, weight: float) -> None:
-        """What books by ending say by how an answer ended, and what they say whatever that was."""
-        shape = NUM_ENDINGS, NUM_GAPS * NUM_USES, NUM_AGES
-        hits, at_risk = hits.reshape(shape).sum(1), at_risk.reshape(shape).sum(1)
-        all_hits, all_risk = hits.sum(0), at_risk.sum(0)
-        pooled = shrunk(all_hits, all_risk, prior, weight)
-        apart = shrunk(hits, at_risk, pooled, weight)
-        apart[0] = shrunk(all_hits, all_risk, pooled, weight)  # as one ending that all have in common
-        apart = np.clip(apart, _NO_CHANCE, 1 - _NO_CHANCE)
-        alive = np.zeros_like(apart)
-        np.cumsum(np.log1p(-apart[:, :-1]), axis=1, out=alive[:, 1:])
-        self._foretold = _Foretold(np.log(apart), alive)
+        self._has_index = True
 
     def _judge(self, kinds: Ints, ages: Ints, weights: Ints, *, are_hits: bool) -> None:
         """Episodes are over: did it foretell that to know how the answer ended, or only that it had?

@@ -118,8 +118,8 @@ def test_what_a_slot_earns_in_a_second_does_not_depend_on_the_load() -> None:
             reuse.hit(KIND, max(0, tick - 2 * ticks), ticks)
         reuse.learn()
         book = books_of(KIND)[-1]
-        reuse.book_of(KIND)
-        assert reuse._index[book] is not None
+        assert reuse.book_of(KIND) != book, "turns are heeded, and have foretold nothing"
+        assert reuse._is_known[book]
         value, change = reuse.value(book, reuse.tick - 2 * ticks)
         values.append(value)
         until = (change - reuse.tick) / ticks * 2
@@ -171,3 +171,20 @@ def test_ticks_and_seconds_agree_where_the_load_is_even() -> None:
     in_ticks, *in_seconds = (reuse.value(book, reuse.tick)[0] for book in books_of(KIND))
     for value in in_seconds:
         assert 0.5 < value / in_ticks < 2
+
+
+def test_an_index_is_made_when_a_value_is_asked_for() -> None:
+    """A book is told without one, and by what was known when that was learned."""
+    reuse = ReuseStatistics(1000)
+    for tick in requests(reuse, 30, 10, 2.0):
+        reuse.begin(KIND, 10)
+        reuse.hit(KIND, max(0, tick - 20), 10)
+    reuse.learn()
+    book = reuse.book_of(KIND)
+    assert not reuse._has_index
+    reuse.hit(KIND, reuse.tick - 10, 1000)
+    value = reuse.value(book, reuse.tick - 20)
+    assert reuse._has_index
+    reuse.learn()
+    assert not reuse._has_index
+    assert reuse.value(book, reuse.tick - 20) != value
