@@ -9,9 +9,13 @@ from offload.worker.pool.numa import cpus_near
 
 
 def stay_on(cpus: set[int]) -> None:
-    """This thread runs there from now on, and so do those that it starts; as before if that is refused."""
-    with suppress(OSError):
-        os.sched_setaffinity(0, cpus)
+    """This thread runs there from now on, and so do those that it starts; as before if that is refused.
+
+    Nothing is said where it does already: what is said once holds also when the process is given more CPUs.
+    """
+    if cpus != os.sched_getaffinity(0):
+        with suppress(OSError):
+            os.sched_setaffinity(0, cpus)
 
 
 def free_cpus() -> set[int]:
@@ -31,8 +35,11 @@ def beside_compute(*, is_on_cpu: bool) -> Iterator[None]:
     whenever one of them copies. ``is_on_cpu``: whether it is such an engine. Where another one is bound, that
     is its user's wish.
     """
+    if not is_on_cpu:
+        yield
+        return
     own = os.sched_getaffinity(0)
-    stay_on(free_cpus() if is_on_cpu else own)
+    stay_on(free_cpus())
     try:
         yield
     finally:

@@ -64,7 +64,6 @@ class PageThread(Executor):
         """It begins with what it is given first."""
         self._todo: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._has_begun = False
-        self._cpus = os.sched_getaffinity(0)  # the thread itself begins later, perhaps elsewhere
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Raises RuntimeError if no thread can be started."""
@@ -80,7 +79,6 @@ class PageThread(Executor):
         self._todo.put(None)
 
     def _run(self) -> None:
-        stay_on(self._cpus)
         for future, work in iter(self._todo.get, None):
             if not future.set_running_or_notify_cancel():
                 continue
@@ -101,6 +99,7 @@ class WorkerResizing:
         self._device = device
         self._make_executor = make_executor
         self._executor: Executor | None = None  # most pools are never resized
+        self._cpus = os.sched_getaffinity(0)  # perhaps more than when the thread begins
         self._under_way: dict[int, Future[str]] = {}
         self._refused: dict[int, Resized] = {}
 
@@ -145,6 +144,7 @@ class WorkerResizing:
     def _carry_out(self, resize: Resize) -> str:
         """Why the memory could not be taken; "" if all is done."""
         runs = list(zip(resize.starts.tolist(), resize.stops.tolist(), strict=True))
+        stay_on(self._cpus)
         use_device(self._device)
         try:
             if resize.takes:

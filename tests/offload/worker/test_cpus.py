@@ -3,20 +3,28 @@
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 
+from offload.messages import Resize
 from offload.worker import cpus
 from offload.worker.checker import seal_thread
 from offload.worker.cpus import beside_compute, free_cpus, stay_on
+from offload.worker.pool.memory import HostMemory
+from offload.worker.pool.numa import cpus_near
+from offload.worker.resizing import PageThread, WorkerResizing
 
 ALL = os.sched_getaffinity(0)
 ONE = {min(ALL)}
+NEAR = ALL & cpus_near(ONE)
 
-pytestmark = pytest.mark.skipif(len(ALL) < 2, reason="there is one CPU only")
+pytestmark = pytest.mark.skipif(NEAR == ONE, reason="there is one CPU only, on its NUMA node")
 
 
 def in_child(work: Callable[[], Any]) -> Any:
@@ -30,6 +38,7 @@ def in_child(work: Callable[[], Any]) -> Any:
 
     child = context.Process(target=run)
     child.start()
+    there.close()
     try:
         assert here.poll(30), "the child says nothing"
         return here.recv()
@@ -43,7 +52,7 @@ def of_thread() -> set[int]:
         return threads.submit(os.sched_getaffinity, 0).result()
 
 
-@pytest.mark.parametrize(("is_on_cpu", "expected"), [(True, ALL), (False, ONE)])
+@pytest.mark.parametrize(("is_on_cpu", "expected"), [(True, NEAR), (False, ONE)])
 def test_threads_that_are_started_within(is_on_cpu: bool, expected: set[int]) -> None:
     def work() -> tuple[set[int], ...]:
         with beside_compute(is_on_cpu=is_on_cpu):
@@ -60,7 +69,39 @@ def test_a_thread_that_begins_later_runs_where_its_maker_might() -> None:
         with executor:
             return executor.submit(os.sched_getaffinity, 0).result()
 
-    assert in_child(work) == ALL
+    assert in_child(work) == NEAR
+
+
+def test_so_does_the_one_that_resizes() -> None:
+    """It is started by a step, after all others."""
+
+    class Memory:
+        def take(self, runs: Sequence[tuple[int, int]]) -> None:
+            self.cpus = os.sched_getaffinity(0)
+
+    def work() -> set[int]:
+        memory = Memory()
+        with beside_compute(is_on_cpu=True):
+            resizing = WorkerResizing(cast(HostMemory, memory), PageThread, torch.device("cpu"))
+        resizing.begin([Resize(1, np.array([0]), np.array([8]), takes=True)])
+        while not resizing.take_ended():
+            time.sleep(0.001)
+        assert resizing.close(30)
+        return memory.cpus
+
+    assert in_child(work) == NEAR
+
+
+def test_nothing_is_said_where_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel remembers what it is told, also when the process is given more CPUs later."""
+    told: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: told.append(cpus))
+    stay_on(ALL)
+    with beside_compute(is_on_cpu=True), beside_compute(is_on_cpu=False):
+        assert not told
+    assert not told
+    stay_on(ONE)
+    assert told == [ONE]
 
 
 def test_the_thread_that_computes_is_bound_again_after_an_error() -> None:
