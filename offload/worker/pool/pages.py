@@ -7,10 +7,11 @@ import mmap
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from offload.errors import HostMemoryError
+from offload.worker.cpus import stay_on
 from offload.worker.pool.host_limits import ASK_FOR_LESS, LOWER, check_room
 from offload.worker.pool.numa import cpus_of_node, share_elsewhere
 from offload.worker.pool.syscalls import madvise, prefer_node
@@ -57,21 +58,16 @@ def take_pages(
     own_cpus = os.sched_getaffinity(0)
     cpus = own_cpus if node is None else (cpus_of_node(node) & own_cpus or own_cpus)
 
-    def stay_on_cpus() -> None:
-        # Zeroing is local then; and where mbind is refused, as by Docker's seccomp profile, the kernel's
-        # default puts a page on the node of the CPU that touches it first.
-        if cpus != own_cpus:
-            with suppress(OSError):
-                os.sched_setaffinity(0, cpus)  # of this thread only
-
     def take(offset: int) -> None:
         size = min(_PIECE_BYTES, nbytes - offset)
         if not is_taken:
             check_room(size)
         _touch(address + offset, size, LOWER)
 
-    num_threads = min(_MOST_THREADS, len(cpus))
-    with ThreadPoolExecutor(num_threads, "kv-offload-pages", initializer=stay_on_cpus) as threads:
+    # Zeroing is local then; and where mbind is refused, as by Docker's seccomp profile, the kernel's default
+    # puts a page on the node of the CPU that touches it first.
+    stay = partial(stay_on, cpus)
+    with ThreadPoolExecutor(min(_MOST_THREADS, len(cpus)), "kv-offload-pages", initializer=stay) as threads:
         for _ in threads.map(take, range(0, nbytes, _PIECE_BYTES)):
             pass
     if node is not None:
