@@ -200,8 +200,8 @@ class ReuseStatistics:
         tick = self.tick
         self._take_in_news()
         self._ticks_per_second = self.moments.ticks_per_second(_MEAN_OVER)
-        self._index_of, self._is_stale = (tick, self.mean_request), True
-        self._has_index = False
+        self._index_of = tick, self.mean_request
+        self._is_stale, self._has_index = True, False
         least, most = 2 * self.mean_request, max(128 * self.mean_request, self._capacity / 5)
         self._due_at = tick + max(least, min(tick / 15, most))
         num_hits = float(self._hits[:FIRST_RUNNING].sum())
@@ -250,7 +250,7 @@ class ReuseStatistics:
         return self._seconds, age, self._ticks_per_second
 
     def _weigh(self) -> None:
-        """What there is of each book, of what was known when it was learned. Whole arrays."""
+        """Find what is known of each book, as it was last learned: enough to tell which one judges."""
         tick, mean_request = self._index_of
         hits, self._risk = self._hits, self._at_risk(tick)
         weight, prior = _GROUP_REQUESTS * mean_request, prior_of(self._seconds)
@@ -260,10 +260,10 @@ class ReuseStatistics:
         self._is_known = is_known.tolist()
         self._heeds_turns = self._lead > _ENOUGH_LEAD
         self._judges.clear()
-        self._is_stale, self._has_index = False, False
+        self._is_stale = False
 
     def _make_index(self) -> None:
-        """The same as an index, of which many a pool asks for no value before it learns again."""
+        """Make the index of what is known. A pool with room often learns again before it asks for a value."""
         if self._is_stale:
             self._weigh()
         _, mean_request = self._index_of

@@ -1,4 +1,4 @@
-"""Hazards of few counts: mixed with what is believed without them."""
+"""Hazards of few counts: mixed with what is believed without them. And what endings foretell by these."""
 
 from typing import NamedTuple
 

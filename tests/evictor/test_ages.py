@@ -174,17 +174,21 @@ def test_ticks_and_seconds_agree_where_the_load_is_even() -> None:
 
 
 def test_an_index_is_made_when_a_value_is_asked_for() -> None:
-    """A book is told without one, and by what was known when that was learned."""
-    reuse = ReuseStatistics(1000)
-    for tick in requests(reuse, 30, 10, 2.0):
-        reuse.begin(KIND, 10)
-        reuse.hit(KIND, max(0, tick - 20), 10)
+    """A book is told without one. It is of what was learned, also where more has happened since."""
+    values = []
+    for num_since in (0, 1000):
+        reuse = ReuseStatistics(1000)
+        for tick in requests(reuse, 30, 10, 2.0):
+            reuse.begin(KIND, 10)
+            reuse.hit(KIND, max(0, tick - 20), 10)
+        reuse.learn()
+        book = reuse.book_of(KIND)
+        assert not reuse._has_index
+        if num_since:
+            reuse.hit(KIND, reuse.tick - 10, num_since)
+        values.append(reuse.value(book, reuse.tick - 20))
+        assert reuse._has_index
+    assert values[0] == values[1]
     reuse.learn()
-    book = reuse.book_of(KIND)
     assert not reuse._has_index
-    reuse.hit(KIND, reuse.tick - 10, 1000)
-    value = reuse.value(book, reuse.tick - 20)
-    assert reuse._has_index
-    reuse.learn()
-    assert not reuse._has_index
-    assert reuse.value(book, reuse.tick - 20) != value
+    assert reuse.value(book, reuse.tick - 20) != values[1]
