@@ -36,7 +36,7 @@ def in_child(work: Callable[[], Any]) -> Any:
         stay_on(ONE)
         there.send(work())
 
-    child = context.Process(target=run)
+    child = context.Process(target=run, daemon=True)
     child.start()
     there.close()
     try:
