@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from allocator import CpuOffloadingBlockAllocator, Note, StorePlan
 from offload.messages import BROKEN, Ids, JobReport, Route
@@ -18,6 +18,18 @@ from offload.scheduler.why.note import name_of
 from offload.scheduler.why.notes import Notes
 
 
+class Compute(NamedTuple):
+    """How an engine computes.
+
+    Attributes:
+        overlaps: whether a step may be scheduled before the one before it has ended.
+        shares_cores: whether copies take cores that compute.
+    """
+
+    overlaps: bool = True
+    shares_cores: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class LateStores:
     """Blocks are stored once the GPU is about to evict them.
@@ -25,13 +37,13 @@ class LateStores:
     Attributes:
         is_gapped: whether the pool may lack what the GPU has of a chain.
         overlaps: whether a step may be scheduled before the one before it has ended.
-        is_by_choice: blocks are stored as they fill while the pool has room, as nothing else needs it.
+        fills_room: blocks are stored as they fill while the pool has room, as nothing else needs it.
         hear: told the id of a request that is over when something of it has been stored since.
     """
 
     is_gapped: bool
     overlaps: bool
-    is_by_choice: bool = False
+    fills_room: bool = False
     hear: list[Callable[[str], None]] = field(default_factory=list)
 
 

@@ -81,7 +81,7 @@ class Later:
         self._block_size = common.block_size
         self._step_blocks = -(-step_tokens // common.block_size)
         self._is_gapped = late.is_gapped
-        self._is_by_choice = late.is_by_choice
+        self._fills_room = late.fills_room
         self._num_steps = _STEPS + late.overlaps
         self._left = Leavings(common)
         self._num_running = 0
@@ -221,9 +221,10 @@ class Later:
 
         So they are while running requests may be preempted, and lose blocks before they have their turn.
         Where nobody has asked for late stores, they also are while the pool has room: what the GPU has, too,
-        is then in nobody's place, and over a slow link what comes late is not stored in time.
+        is then in nobody's place, and over a slow link what comes late is not stored in time. Not so where
+        copies take cores that compute: then no link is slow, and a copy of what the GPU has costs compute.
         """
-        if self._is_by_choice and self._allocator.num_free > self._window:
+        if self._fills_room and self._allocator.num_free > self._window:
             return True
         return num_admitted > 1 and self._engine.num_free < self._window
 

@@ -7,7 +7,7 @@ from allocator import CpuOffloadingBlockAllocator
 from evictor import HintedPolicy, make_policy
 from offload.config import OffloadConfig, StoreWhen
 from offload.scheduler.adoption import Adoption
-from offload.scheduler.common import Common, LateStores
+from offload.scheduler.common import Common, Compute, LateStores
 from offload.scheduler.engine import Engine
 from offload.scheduler.pool_target import PoolBounds, PoolTarget
 from offload.scheduler.pool_target import Sizes as Sizes
@@ -46,12 +46,12 @@ def make_allocator(
 
 
 def late_stores(
-    config: OffloadConfig, engine: Engine, num_slots: int, *, is_read: bool, overlaps: bool
+    config: OffloadConfig, engine: Engine, num_slots: int, *, is_read: bool, compute: Compute
 ) -> LateStores | None:
     """How blocks wait until the GPU is about to evict them, below which is a pool of ``num_slots``.
 
     None: they do not. ``is_read``: whether places below the pool, later engines or peers read it. For them
-    a chain has to be in it from its beginning on. ``overlaps``: of ``LateStores``.
+    a chain has to be in it from its beginning on. ``compute``: of the engine.
     """
     is_plain = engine.groups.is_plain
     if config.store is StoreWhen.LAZY and not is_plain:
@@ -68,8 +68,8 @@ def late_stores(
         num_slots,
         engine.num_blocks,
     )
-    is_by_choice = config.store is StoreWhen.AUTO
-    return LateStores(not is_read, overlaps, is_by_choice) if is_late else None
+    fills_room = config.store is StoreWhen.AUTO and not compute.shares_cores
+    return LateStores(not is_read, compute.overlaps, fills_room) if is_late else None
 
 
 def make_resizing(

@@ -24,7 +24,7 @@ from offload.scheduler.adoption import adopt
 from offload.scheduler.arrivals import Arrivals
 from offload.scheduler.aside import Aside
 from offload.scheduler.askers import Askers
-from offload.scheduler.common import Common
+from offload.scheduler.common import Common, Compute
 from offload.scheduler.conservation import check_side, left_over_of
 from offload.scheduler.costs import Costs
 from offload.scheduler.engine import Engine, Request, Step
@@ -67,7 +67,7 @@ class SchedulerSide:
         weights: Weights | None = None,
         peer: bytes | None = None,
         sizes: Sizes | None = None,
-        overlaps: bool = True,
+        compute: Compute = Compute(),  # noqa: B008 (immutable)
     ) -> None:
         """Begin with an empty pool, or with what one that outlived its engine has.
 
@@ -88,13 +88,13 @@ class SchedulerSide:
             weights: whether they have a name; others may say so.
             peer: by which other engines know this one, whose pool they read; None: they do not.
             sizes: that the pool may have later; None: it keeps its size.
-            overlaps: whether a step may be scheduled before the one before it has ended.
+            compute: how it computes.
         """
         self.block_size = block_size
         self.weights = Weights() if weights is None else weights
         self._clock = clock
         adopted = adopt(kept, num_slots, engine.groups) if kept else None
-        late = late_stores(config, engine, num_slots, is_read=any((places, adopted, peer)), overlaps=overlaps)
+        late = late_stores(config, engine, num_slots, is_read=any((places, adopted, peer)), compute=compute)
         self.allocator = make_allocator(config, engine, num_slots, sizes, clock, record_events, adopted, late)
         self.ledger = JobLedger(num_ranks, 0 if adopted is None else adopted.epoch << EPOCH_SHIFT)
         self._lasting: Lasting | None = None

@@ -30,6 +30,7 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from offload.errors import UnsupportedError
 from offload.messages import PoolFacts, StepPlan, TierFacts, WorkerFacts, WorkerReport
+from offload.scheduler.common import Compute
 from offload.scheduler.quiet import QuietSide
 from offload.scheduler.side import SchedulerSide
 from offload.scheduler.weights import Weights
@@ -75,7 +76,7 @@ class CpuOffloadConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
     """A CPU tier below vLLM's prefix cache. One object in the scheduler, one in each worker."""
 
     _cache_hit_source = _HIT_SOURCE
-    seams = Seams(make_copier)
+    seams = Seams(make_copier, shares_cores=bool(current_platform.is_cpu()))
     places = PLACES
     join_replicas = staticmethod(join_replicas)
     engine_places = staticmethod(engine_places)
@@ -265,7 +266,7 @@ class CpuOffloadConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self._worker is not None:
-            with beside_compute(is_on_cpu=current_platform.is_cpu()):
+            with beside_compute(is_on_cpu=self._seams.shares_cores):
                 self._worker.register(kv_caches)
 
     def unregister_kv_caches(self) -> None:
@@ -389,7 +390,7 @@ class CpuOffloadConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
             weights=self._weights,
             peer=peer_of(self._vllm_config, self._config.fleet),
             sizes=sizes_of(size, self._target),
-            overlaps=vllm_config.max_concurrent_batches > 1,
+            compute=Compute(vllm_config.max_concurrent_batches > 1, self._seams.shares_cores),
         )
         algorithm = self._vllm_config.cache_config.prefix_caching_hash_algo
         hash_bytes = 16 if algorithm.startswith("xxhash") else 32

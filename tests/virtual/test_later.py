@@ -486,6 +486,19 @@ def test_auto_stores_at_once_while_the_pool_has_room(engines: Engines, is_gapped
     come_to_rest(engine)
 
 
+def test_auto_waits_where_copies_take_cores(engines: Engines, is_gapped: bool) -> None:
+    """Nothing is copied that the GPU has, and all that it evicts is, as long as the pool has room."""
+    engine = lazy(engines, 80, cpu_slots=320, store="auto", shares_cores=True)
+    assert (engine.side.stores.later is not None) is is_gapped
+    counts = Counts(engine)
+    requests = [serve(engine, document(number)) for number in range(6)]
+    assert (counts["stored_bytes"] == 0) is is_gapped
+    requests += [serve(engine, document(number)) for number in range(6, 50)]
+    assert [found(engine, request) for request in requests] == [DOCUMENT] * 50
+    assert not is_gapped or [depth_of(engine, request) for request in requests[-4:]] == [0] * 4
+    come_to_rest(engine)
+
+
 # The pool
 
 

@@ -103,7 +103,8 @@ def make_scheduler(
     scheduler_class = AsyncScheduler if settings.overlapped else Scheduler
     kv_cache_config = make_kv_cache_config(settings)
     sizes = tell_sizes(kv_cache_config, vllm_config)
-    with seams(settings.places, clock=clock, **on_network(settings, clock)):
+    network = on_network(settings, clock)
+    with seams(settings.places, clock=clock, shares_cores=settings.shares_cores, **network):
         scheduler = scheduler_class(
             vllm_config=vllm_config,
             kv_cache_config=kv_cache_config,
