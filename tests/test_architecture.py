@@ -86,6 +86,7 @@ STATEFUL = {
     "offload.scheduler.spelling.SlotTokens",
     "offload.scheduler.stores.Stores",
     "offload.scheduler.turns.Turns",
+    "offload.scheduler.unused.Unused",
     "offload.scheduler.tiers.announced.Announced",
     "offload.scheduler.tiers.beliefs.Beliefs",
     "offload.scheduler.tiers.named_places.NamedPlaces",

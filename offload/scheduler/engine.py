@@ -234,6 +234,9 @@ class Engine(Protocol):
     def next_unhashed(self) -> int | None:
         """The id of the free block that is taken next; None if the prefix cache has it, or there is none."""
 
+    def free_ids(self) -> Ids:
+        """Ids of all free blocks, in the order in which they are taken. O(blocks), a loop: not for steps."""
+
     def is_ending(self) -> bool:
         """Whether the engine shuts down, and makes steps for as long as there is work."""
 

@@ -15,6 +15,7 @@ from offload.scheduler.given import Given
 from offload.scheduler.groups import GpuBlocks
 from offload.scheduler.holds import Holds
 from offload.scheduler.leavings import Leavings, Left
+from offload.scheduler.unused import Unused
 
 _STEPS = 3
 """The window has what so many steps take at most: in that time a copy has ended, and its end is known. Where
@@ -85,7 +86,7 @@ class Later:
         self._num_steps = _STEPS + late.overlaps
         self._left = Leavings(common)
         self._num_running = 0
-        self._num_unused = common.engine.num_blocks  # at most
+        self._unused = Unused(common.engine)
         self._waiting: dict[str, _Waiting] = {}
         self._strangers: set[str] = set()  # requests that run, and will not leave all that others left them
         self._given = Given(common, self._left)
@@ -188,6 +189,7 @@ class Later:
                 self._left.forget(left)
             for request_id in list(self._waiting):
                 self._stop_waiting(request_id)
+            self._unused.has_reset()
 
     # Steps
 
@@ -250,6 +252,7 @@ class Later:
     def check_invariants(self) -> None:
         """Whoever waits has a pin, whoever is claimed runs, and all that is left agrees."""
         self._left.check_invariants()
+        self._unused.check_invariants()
         assert self.num_pins <= self._allocator.num_pins, f"{self.num_pins} pins, {self._allocator.num_pins}"
         self._given.check_invariants()
         num_claims = self._left.num_claims + len(self._given)
@@ -269,15 +272,6 @@ class Later:
         """GPU blocks, of those that are evicted next, that are due."""
         return self._num_steps * (self._step_blocks + self._num_running)
 
-    def _count_unused(self) -> int:
-        """Free blocks that nothing has been in yet. They are taken before all others, in the order of ids.
-
-        Once something is lost with the next one there are none.
-        """
-        first = self._engine.next_unhashed
-        self._num_unused = 0 if first is None else min(self._num_unused, self._engine.num_blocks - first)
-        return self._num_unused
-
     @property
     def _num_held(self) -> int:
         """Blocks that wait for their copies or are copied."""
@@ -286,7 +280,7 @@ class Later:
     @property
     def _num_ready(self) -> int:
         """Blocks that can be evicted without a loss, at least."""
-        return self._count_unused() + self._left.num_due - self._num_held
+        return self._unused.count() + self._left.num_due - self._num_held
 
     def _look_back(self) -> None:
         """What has been evicted of those that are due is due no more."""
@@ -304,7 +298,7 @@ class Later:
         What has the hashes of ``own`` stays where it is. Returns whether no more could have it.
         """
         num_held = min(self._num_held, int(self._engine.num_blocks * _MOST_COPIED))
-        window = self._window + max(num_more, num_held) - self._count_unused()
+        window = self._window + max(num_more, num_held) - self._unused.count()
         if self._left.num_due >= window:
             return True
         line = self._left.line

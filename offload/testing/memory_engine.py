@@ -315,6 +315,10 @@ class MemoryEngine:
         first = next(iter(self._free), None)
         return None if first is None or first.prefix_hash is not None else first.block_id
 
+    def free_ids(self) -> Ids:
+        """Ids of all free blocks, in the order in which they are taken."""
+        return np.fromiter((block.block_id for block in self._free), dtype=np.int64, count=len(self._free))
+
     def num_lacking(self, request: MemoryRequest, num_tokens: int) -> int:
         """Free blocks that it takes for ``num_tokens`` of the request, with those that the cache has."""
         have = len(self._tables.get(request.request_id, ()))

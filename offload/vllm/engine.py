@@ -304,6 +304,11 @@ class VllmEngine:
         first = self._first_free
         return None if first is None or first.block_hash is not None else first.block_id
 
+    def free_ids(self) -> Ids:
+        """Ids of all free blocks, in the order in which they are taken. O(blocks), a loop: not for steps."""
+        blocks = self._pool.free_block_queue.get_all_free_blocks()
+        return np.fromiter((block.block_id for block in blocks), dtype=np.int64, count=len(blocks))
+
     @property
     def _first_free(self) -> Any:
         """The free block that is taken next; None: there is none."""

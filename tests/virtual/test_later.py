@@ -499,6 +499,22 @@ def test_auto_waits_where_copies_take_cores(engines: Engines, is_gapped: bool) -
     come_to_rest(engine)
 
 
+def test_nothing_is_stored_after_a_reset_while_the_gpu_has_room(engines: Engines) -> None:
+    """The GPU is empty once more, in another order. What it evicts later is in the pool, as ever."""
+    engine = lazy(engines, 60)
+    for number in range(24):
+        serve(engine, document(number))
+    come_to_rest(engine)
+    assert engine.reset()
+    counts = Counts(engine)
+    requests = [serve(engine, document(number)) for number in range(24, 29)]
+    assert counts["stored_bytes"] == 0
+    requests += [serve(engine, document(number)) for number in range(29, 53)]
+    assert [found(engine, request) for request in requests] == [DOCUMENT] * 29
+    assert [depth_of(engine, request) for request in requests[:19]] == [DOCUMENT] * 19
+    come_to_rest(engine)
+
+
 # The pool
 
 
