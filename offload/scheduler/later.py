@@ -189,7 +189,11 @@ class Later:
                 self._left.forget(left)
             for request_id in list(self._waiting):
                 self._stop_waiting(request_id)
-            self._unused.has_reset()
+
+    def reset(self) -> None:
+        """All KV is forgotten, and perhaps the GPU's blocks were emptied. O(blocks)."""
+        self.forget()
+        self._unused.has_reset()
 
     # Steps
 

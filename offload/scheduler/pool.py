@@ -61,14 +61,16 @@ def late_stores(
             config.store.value,
         )
     is_late = is_plain and config.stores_lazily(num_slots, engine.num_blocks, is_read=is_read)
+    fills_room = config.store is StoreWhen.AUTO and not compute.shares_cores
+    whens = ["as they fill"] if fills_room or not is_late else []
+    whens += ["when the GPU is about to evict them"] if is_late else []
     logger.info(
         "blocks are stored %s: store is %r, for %d slots below %d GPU blocks",
-        "when the GPU is about to evict them" if is_late else "as they fill",
+        " while the pool has room, then ".join(whens),
         config.store.value,
         num_slots,
         engine.num_blocks,
     )
-    fills_room = config.store is StoreWhen.AUTO and not compute.shares_cores
     return LateStores(not is_read, compute.overlaps, fills_room) if is_late else None
 
 

@@ -215,7 +215,8 @@ class Stores:
     def reset(self) -> list[int]:
         """Nothing computed before this is ever stored. Stores in flight go on, for the GPU's blocks."""
         self.backlog.clear()
-        self._forget_later()
+        if self.later is not None:
+            self.later.reset()
         self.holds.give_up("reset")
         self.holds.drop()
         self.hand_offs.leases.reset()

@@ -7,7 +7,11 @@ from offload.scheduler.engine import Engine
 
 
 class Unused:
-    """Free blocks that nothing has been in yet, or not since all were emptied. They are taken first."""
+    """Free blocks that nothing has been in yet, or not since all were emptied.
+
+    They are taken before all that something is in. But vLLM first gives out what was freed without a hash. As
+    long as such a block is next, the count is as before, and too high by what was taken since.
+    """
 
     def __init__(self, engine: Engine) -> None:
         """All are."""
@@ -31,5 +35,5 @@ class Unused:
         self._places[ids] = np.arange(self._engine.num_blocks - len(ids), self._engine.num_blocks)
 
     def check_invariants(self) -> None:
-        """It counts no more than there are."""
+        """It counts no more than all."""
         assert 0 <= self._num_unused <= self._engine.num_blocks, f"{self._num_unused} are unused"

@@ -33,7 +33,7 @@ def seams(
 ) -> Iterator[None]:
     """Connectors made in this context have these places, replicas and ``offload.worker.side.Seams``.
 
-    Their copies take no cores that compute, unless these say so, as on a GPU. Not for several threads.
+    Not for several threads.
     """
     ours = CpuOffloadConnector
     before = (
@@ -48,7 +48,7 @@ def seams(
     listener: Any = make_listener or _no_listener
     ours.make_listener = staticmethod(listener)
     ours.make_operator = staticmethod(_no_operator)
-    ours.seams, ours.places = before[0]._replace(**{"shares_cores": False, **instead}), tuple(places)
+    ours.seams, ours.places = before[0]._replace(**instead), tuple(places)
     ours.join_replicas = staticmethod(join)  # type: ignore[arg-type]
     try:
         yield

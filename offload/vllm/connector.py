@@ -76,7 +76,7 @@ class CpuOffloadConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
     """A CPU tier below vLLM's prefix cache. One object in the scheduler, one in each worker."""
 
     _cache_hit_source = _HIT_SOURCE
-    seams = Seams(make_copier, shares_cores=bool(current_platform.is_cpu()))
+    seams = Seams(make_copier)
     places = PLACES
     join_replicas = staticmethod(join_replicas)
     engine_places = staticmethod(engine_places)
@@ -266,7 +266,7 @@ class CpuOffloadConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self._worker is not None:
-            with beside_compute(is_on_cpu=self._seams.shares_cores):
+            with beside_compute(is_on_cpu=current_platform.is_cpu()):
                 self._worker.register(kv_caches)
 
     def unregister_kv_caches(self) -> None:
@@ -369,6 +369,7 @@ class CpuOffloadConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
     def _make_scheduler_side(self, size: PoolSize) -> SchedulerSide:
         vllm_config, manager = self._vllm_config, self._kv_cache_manager
         events = vllm_config.kv_events_config
+        shares_cores = current_platform.is_cpu() if (told := self._seams.shares_cores) is None else told
         engine = VllmEngine(manager, drafts_of(vllm_config, manager), groups_of(vllm_config, manager))
         side = QuietSide(
             self._config,
@@ -390,7 +391,7 @@ class CpuOffloadConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
             weights=self._weights,
             peer=peer_of(self._vllm_config, self._config.fleet),
             sizes=sizes_of(size, self._target),
-            compute=Compute(vllm_config.max_concurrent_batches > 1, self._seams.shares_cores),
+            compute=Compute(vllm_config.max_concurrent_batches > 1, shares_cores),
         )
         algorithm = self._vllm_config.cache_config.prefix_caching_hash_algo
         hash_bytes = 16 if algorithm.startswith("xxhash") else 32

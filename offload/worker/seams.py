@@ -24,7 +24,7 @@ class Seams(NamedTuple):
         seals_of_blocks: whether checksums are taken from the GPU's blocks; None: where these are host memory.
         make_page_executor: runs what takes the pool's memory and gives it back.
         unit_slots: of which a pool's memory is given back together; 0: what makes whole pages.
-        shares_cores: whether copies take cores that compute.
+        shares_cores: whether copies take cores that compute; None: where the engine computes on CPUs.
         landed_at_once: loads that are told as done in a step, at most.
     """
 
@@ -33,6 +33,6 @@ class Seams(NamedTuple):
     make_page_executor: Callable[[], Executor] = PageThread
     clock: Callable[[], float] = time.monotonic
     seals_of_blocks: bool | None = None
-    shares_cores: bool = False
+    shares_cores: bool | None = None
     landed_at_once: int = LANDED_AT_ONCE
     unit_slots: int = 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
+from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import get_block_hash
 from vllm.v1.request import Request
 
@@ -486,9 +487,22 @@ def test_auto_stores_at_once_while_the_pool_has_room(engines: Engines, is_gapped
     come_to_rest(engine)
 
 
-def test_auto_waits_where_copies_take_cores(engines: Engines, is_gapped: bool) -> None:
+@pytest.mark.parametrize(
+    "shares_cores",
+    [
+        pytest.param(True, id="as told"),
+        pytest.param(
+            None,
+            id="by the platform",
+            marks=pytest.mark.skipif(not current_platform.is_cpu(), reason="needs vLLM's CPU backend"),
+        ),
+    ],
+)
+def test_auto_waits_where_copies_take_cores(
+    engines: Engines, is_gapped: bool, shares_cores: bool | None
+) -> None:
     """Nothing is copied that the GPU has, and all that it evicts is, as long as the pool has room."""
-    engine = lazy(engines, 80, cpu_slots=320, store="auto", shares_cores=True)
+    engine = lazy(engines, 80, cpu_slots=320, store="auto", shares_cores=shares_cores)
     assert (engine.side.stores.later is not None) is is_gapped
     counts = Counts(engine)
     requests = [serve(engine, document(number)) for number in range(6)]
@@ -499,19 +513,40 @@ def test_auto_waits_where_copies_take_cores(engines: Engines, is_gapped: bool) -
     come_to_rest(engine)
 
 
-def test_nothing_is_stored_after_a_reset_while_the_gpu_has_room(engines: Engines) -> None:
-    """The GPU is empty once more, in another order. What it evicts later is in the pool, as ever."""
+@pytest.mark.parametrize("is_running", [False, True])
+def test_nothing_is_stored_after_a_reset_while_the_gpu_has_room(engines: Engines, is_running: bool) -> None:
+    """The GPU is empty once more, in another order. What it evicts later is in the pool, as ever.
+
+    So it is when that comes again, and when requests run that lose their blocks by it.
+    """
     engine = lazy(engines, 60)
     for number in range(24):
         serve(engine, document(number))
+    for times in range(1, 3):
+        come_to_rest(engine)
+        if is_running:
+            engine.add(document(100 * times - 1), 2)
+            engine.step()
+        assert engine.reset(running=is_running)
+        first, counts = 100 * times, Counts(engine)
+        requests = [serve(engine, document(number)) for number in range(first, first + 5)]
+        assert counts["stored_bytes"] == 0
+        requests += [serve(engine, document(number)) for number in range(first + 5, first + 29)]
+        assert [found(engine, request) for request in requests] == [DOCUMENT] * 29
+        assert [depth_of(engine, request) for request in requests[:19]] == [DOCUMENT] * 19
     come_to_rest(engine)
-    assert engine.reset()
-    counts = Counts(engine)
-    requests = [serve(engine, document(number)) for number in range(24, 29)]
-    assert counts["stored_bytes"] == 0
-    requests += [serve(engine, document(number)) for number in range(29, 53)]
-    assert [found(engine, request) for request in requests] == [DOCUMENT] * 29
-    assert [depth_of(engine, request) for request in requests[:19]] == [DOCUMENT] * 19
+
+
+def test_after_a_reset_that_fails_nothing_is_lost(engines: Engines) -> None:
+    """The GPU keeps what it has, the pool does not; what it evicts of those that come then is in the pool."""
+    engine = lazy(engines, 60)
+    for number in range(24):
+        serve(engine, document(number))
+    engine.add(document(99), 9)
+    engine.step()
+    assert not engine.reset()
+    requests = [serve(engine, document(number)) for number in range(24, 48)]
+    assert [found(engine, request) for request in requests] == [DOCUMENT] * 24
     come_to_rest(engine)
 
 

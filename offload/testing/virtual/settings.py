@@ -76,7 +76,7 @@ class VirtualSettings:
         fetch_gpu_share: the same.
         restore: the same.
         store: the same.
-        shares_cores: whether copies take cores that compute.
+        shares_cores: whether copies take cores that compute; None: where vLLM computes on CPUs.
         fleet: what the connector's configuration says of hand-offs.
         network: over which peers meet; None: that of the machine.
         peer_limits: what bounds fetches from peers.
@@ -130,7 +130,7 @@ class VirtualSettings:
     fetch_gpu_share: float = 0.1
     restore: str = "always"
     store: str = "eager"
-    shares_cores: bool = False
+    shares_cores: bool | None = False
     fleet: Mapping[str, Any] = field(default_factory=dict)
     network: VirtualNetwork | None = None
     peer_limits: TierLimits = TierLimits(least_tokens=1)  # noqa: RUF009 (immutable)
