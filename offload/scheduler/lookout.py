@@ -36,9 +36,12 @@ class Lookout(Generic[K]):
 
     def skip(self) -> bool:
         """A step begins, if nobody is due in it. Else nothing has happened yet: call ``due``."""
-        if self._step + 1 in self._by_step:
-            return False
-        self._step += 1
+        step = self._step + 1
+        if step in self._by_step:
+            if any(self._due_in.get(key) == step for key in self._by_step[step]):
+                return False
+            del self._by_step[step]  # all of these were forgotten, or are due in another one
+        self._step = step
         return True
 
     def due(self) -> list[K]:
@@ -52,7 +55,8 @@ class Lookout(Generic[K]):
         return keys
 
     def check_invariants(self) -> None:
-        """Whoever is due is found in time."""
+        """Whoever is due is found in time, and no step is kept that is over."""
+        assert all(step > self._step for step in self._by_step), f"{list(self._by_step)}, it is {self._step}"
         for key, step in self._due_in.items():
             assert step > self._step, f"{key!r} was due in step {step}, it is step {self._step}"
             assert key in self._by_step.get(step, ()), f"{key!r} is not among those due in step {step}"

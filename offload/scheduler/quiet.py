@@ -10,7 +10,7 @@ from offload.transfer_params import KVTransferParams
 
 _MOST_STEPS = 16
 """Steps in a row that may be quiet."""
-_MOST_SECONDS = 0.1
+_MOST_SECONDS = 0.25
 """After that a step is planned."""
 
 
@@ -33,8 +33,8 @@ class QuietSide(SchedulerSide):
     - nobody has come, has asked, was given anything, or is over; nothing moves, or waits to.
 
     What time alone brings about, such as another size of the pool that an operator has asked for, waits for a
-    tenth of a second at most. No step is quiet while the pool is resized, nor where something is below it, or
-    others read it. None is of models with windows or states, whose checkpoints pass in steps.
+    quarter of a second at most. No step is quiet while the pool is resized, nor where something is below it,
+    or others read it. None is of models with windows or states, whose checkpoints pass in steps.
     """
 
     _has_happened = True  # anything, since the last step

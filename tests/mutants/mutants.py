@@ -316,6 +316,8 @@ _ROWS = [
     ("quiet", f"{_QUIET}._is_quiet", "return self.stores.backlog.skip()", "return True"),
     ("quiet", f"{_QUIET}.offer", "self._wake()", "pass"),
     ("quiet", "offload.scheduler.backlog:Backlog.skip", "self._line or", ""),
+    ("quiet", "offload.scheduler.lookout:Lookout.skip", "self._due_in.get(key) == step", "False"),
+    ("quiet", "offload.scheduler.lookout:Lookout.skip", "del self._by_step[step]", "pass"),
     ("hybrid", f"{_GROUP}.needed", "num_tokens - self.span, 0", "num_tokens - self.span + 1, 0"),
     ("hybrid", f"{_GROUP}.needed", "num_tokens // self.span * self.span", "max(num_tokens - self.span, 0)"),
     ("hybrid", f"{_GROUP}.needed", "first = stop - 1", "first = 0"),

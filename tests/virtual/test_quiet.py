@@ -197,9 +197,9 @@ def test_no_step_is_quiet_while_the_pool_is_resized(engines: Engines, watch: Wat
 
 
 def test_it_ends_with_time(engines: Engines, watch: Watch) -> None:
-    """Where steps take long, no two are quiet in a row for more than a tenth of a second."""
+    """Where steps take long, no two are quiet in a row for more than a quarter of a second."""
     engine, _ = answering(engines, watch, step_seconds=0.03)
     watch.steps.clear()
     for _ in range(100):
         engine.step()
-    assert longest_run(watch) == 3
+    assert longest_run(watch) == 8
