@@ -128,11 +128,11 @@ def test_so_it_is_where_stores_are_late(
 @pytest.mark.parametrize("kind", ["plain", "lazy", "resize", "pipeline"])
 def test_random_runs_with_quiet_steps(kind: str, watch: Watch) -> None:
     for seed in range(5100, 5140):
+        if seed >= 5104 and any(watch.steps):
+            break
         settings = replace(draw_kind(kind, seed, random.Random(seed)), step_seconds=FAST)
         run_seed(seed, turns=150, settings=settings)
-        if seed >= 5103 and any(watch.steps):
-            return
-    pytest.fail("no step was quiet")
+    assert any(watch.steps)
 
 
 def answering(engines: Engines, watch: Watch, **settings: Any) -> tuple[VirtualEngine, Request]:
