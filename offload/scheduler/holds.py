@@ -55,6 +55,8 @@ class Holds:
         self._refused: str | None = None  # who asked last in the step before, and got none
         self.to_run_with = 0
         """Blocks that running requests can take in the next step."""
+        self.is_prefilling = False
+        """Whether prompts may go on in the next step, as far as the last one tells."""
         self.is_short = False
         """Whether it waits for more of them than the queue has, and without patience."""
         self.release_late: Callable[[Iterable[Any]], None] = self._engine.release
@@ -200,6 +202,7 @@ class Holds:
         num_drafts = self._engine.drafts.num_tokens
         num_blocks = amounts.blocks_to_run(num_admitted, num_prefill, self._block_size, num_drafts)
         self.to_run_with = num_blocks * self._columns + sum(self._restoring.values())
+        self.is_prefilling = num_prefill > 0
         self.let_run()
         if busy and (num_late := self._backlog.num_queued - self._copied_in(_QUEUE_SECONDS)) > 0:
             self.give_up("gave_way", math.ceil(num_late))

@@ -1,5 +1,6 @@
 """A step in which there is nothing to do costs next to nothing."""
 
+import math
 from typing import NamedTuple
 
 from offload.messages import StepPlan, WorkerReport
@@ -12,13 +13,14 @@ _MOST_STEPS = 16
 """Steps in a row that may be quiet."""
 _MOST_SECONDS = 0.25
 """After that a step is planned."""
+_TELLS_SECONDS = 1.0
+"""From one time to the next that metrics are told, while requests run."""
 
 
 class _Stand(NamedTuple):
-    """What a step computes, and what moves on whenever a running request is given a block."""
+    """Who computes, and what moves on whenever a running request is given a block."""
 
     num_running: int
-    num_tokens: int
     num_free: int
     next_free: int | None
 
@@ -26,14 +28,14 @@ class _Stand(NamedTuple):
 class QuietSide(SchedulerSide):
     """Plans most steps by a look at what might have changed.
 
-    A step is *quiet* if it is as the one before it, which had nothing to do, and nothing has happened since:
+    A step is *quiet* if the one before it has left nothing to do, and nothing has happened since:
 
-    - each request computes one token, and they are as many as before;
+    - each request computes one token, they are as many as before, and no prompt goes on;
     - the GPU has given nobody a block, and nobody is to be looked at in this step;
     - nobody has come, has asked, was given anything, or is over; nothing moves, or waits to.
 
-    What time alone brings about, such as another size of the pool that an operator has asked for, waits for a
-    quarter of a second at most. No step is quiet while the pool is resized, nor where something is below it,
+    What time alone brings about, such as another size of the pool that an operator has asked for, or what
+    pools of other sizes would have found, waits for a quarter of a second at most. No step is quiet while the pool is resized, nor where something is below it,
     or others read it. None is of models with windows or states, whose checkpoints pass in steps.
     """
 
@@ -41,6 +43,7 @@ class QuietSide(SchedulerSide):
     _stood: _Stand | None = None  # as the last step left it, if the next one may be quiet
     _num_left = 0  # quiet steps that may follow
     _until = 0.0  # by the clock
+    _told_at = -math.inf  # the same
 
     def arrived(self, request: Request) -> None:
         self._wake()
@@ -57,7 +60,6 @@ class QuietSide(SchedulerSide):
     def build_plan(self, step: Step) -> StepPlan:
         if self._is_quiet(step):
             self._num_left -= 1
-            self._other_sizes.step()
             return StepPlan(self._fingerprint)
         had_news, self._has_news = self._has_news, False
         plan = super().build_plan(step)
@@ -80,6 +82,14 @@ class QuietSide(SchedulerSide):
         self._wake()
         super().reset()
 
+    def take_metrics(self) -> dict[str, float]:
+        """Counts since the last time, and the gauges; once a second while requests run, then at once."""
+        if self._turns and self._clock() - self._told_at < _TELLS_SECONDS:
+            return {}
+        if told := super().take_metrics():
+            self._told_at = self._clock()
+        return told
+
     # Private
 
     def _wake(self) -> None:
@@ -95,9 +105,7 @@ class QuietSide(SchedulerSide):
         return self.stores.backlog.skip()
 
     def _stand(self, step: Step) -> _Stand:
-        engine = self._engine
-        num_running, num_tokens = len(step.num_scheduled_tokens), step.total_num_scheduled_tokens
-        return _Stand(num_running, num_tokens, engine.num_free, engine.next_free)
+        return _Stand(len(step.num_scheduled_tokens), self._engine.num_free, self._engine.next_free)
 
     @property
     def _has_waiting(self) -> bool:
@@ -111,6 +119,8 @@ class QuietSide(SchedulerSide):
             return False
         if self._has_news or self._resizing.is_busy or self.has_pending_work:
             return False  # it had something to do, or something moves
+        if self.stores.holds.is_prefilling:
+            return False
         later = self.stores.later
         if later is not None and not later.is_settled:
             return False
