@@ -208,6 +208,8 @@ class Leavings:
         """Stretches of these positions that it owns, and that have no slot. O(1) array work per position."""
         lacks = self._hollow.lacking(left.chain, start, stop)
         lacks &= self._owners[left.ids[start - left.first : stop - left.first]] == left.serial
+        if not lacks.any():
+            return []  # as nearly always where all has a copy
         edges = start + np.flatnonzero(np.diff(lacks, prepend=False, append=False))
         return [(first, last) for first, last in edges.reshape(-1, 2).tolist()]
 

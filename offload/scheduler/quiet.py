@@ -70,8 +70,10 @@ class QuietSide(SchedulerSide):
         return plan
 
     def receive(self, report: WorkerReport | None, invalid_block_ids: set[int]) -> None:
-        if report is not None or invalid_block_ids:
-            self._wake()
+        if report is None and not invalid_block_ids:
+            self.costs.prefill.end(0)
+            return
+        self._wake()
         super().receive(report, invalid_block_ids)
 
     def finish(self, request: Request) -> KVTransferParams | None:

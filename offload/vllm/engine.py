@@ -312,7 +312,9 @@ class VllmEngine:
     @property
     def _first_free(self) -> Any:
         """The free block that is taken next; None: there is none."""
-        return self._pool.free_block_queue.fake_free_list_head.next_free_block if self.num_free else None
+        queue = self._pool.free_block_queue
+        first = queue.fake_free_list_head.next_free_block
+        return None if first is queue.fake_free_list_tail else first
 
     def is_ending(self) -> bool:
         """Asked while vLLM asks whether there is work: its engine core does so in one place as it shuts down.

@@ -118,6 +118,8 @@ class WorkerResizing:
 
     def take_ended(self) -> dict[int, Resized]:
         """What has ended since the last call."""
+        if not (self._under_way or self._refused):
+            return {}  # as in nearly every step
         ended = {number: work for number, work in self._under_way.items() if work.done()}
         for number in ended:
             del self._under_way[number]

@@ -295,8 +295,10 @@ class WorkerSide:
         """What the scheduler side has not been told yet."""
         if self._listener is not None:
             self._listener.report_into(self._report)
-        self._report.resized |= {} if self._resizing is None else self._resizing.take_ended()
-        self._report.peers += [] if self._engine is None else self._engine.take_facts()
+        if self._resizing is not None:
+            self._report.resized |= self._resizing.take_ended()
+        if self._engine is not None:
+            self._report.peers += self._engine.take_facts()
         if self._report.is_empty:
             return None
         report, self._report = self._report, WorkerReport()
