@@ -35,8 +35,9 @@ class QuietSide(SchedulerSide):
     - nobody has come, has asked, was given anything, or is over; nothing moves, or waits to.
 
     What time alone brings about, such as another size of the pool that an operator has asked for, or what
-    pools of other sizes would have found, waits for a quarter of a second at most. No step is quiet while the pool is resized, nor where something is below it,
-    or others read it. None is of models with windows or states, whose checkpoints pass in steps.
+    pools of other sizes would have found, waits for a quarter of a second at most. No step is quiet while the
+    pool is resized, nor where something is below it, or others read it. None is of models with windows or
+    states, whose checkpoints pass in steps.
     """
 
     _has_happened = True  # anything, since the last step

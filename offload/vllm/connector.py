@@ -29,7 +29,7 @@ from vllm.platforms import current_platform
 from vllm.v1.outputs import KVConnectorOutput
 
 from offload.errors import UnsupportedError
-from offload.messages import PoolFacts, StepPlan, TierFacts, WorkerFacts, WorkerReport
+from offload.messages import PoolFacts, TierFacts, WorkerFacts, WorkerReport
 from offload.scheduler.common import Compute
 from offload.scheduler.quiet import QuietSide
 from offload.scheduler.side import SchedulerSide
@@ -53,7 +53,7 @@ from offload.vllm.stats import OffloadPromMetrics, OffloadStats
 from offload.vllm.support import check_cache_groups, check_engine
 from offload.vllm.tiers import tier_places
 from offload.vllm.versions import warn_if_certified
-from offload.vllm.wire import FactsEnvelope, PlanEnvelope, ReportEnvelope
+from offload.vllm.wire import NOTHING, FactsEnvelope, PlanEnvelope, ReportEnvelope
 from offload.worker.cpus import beside_compute
 from offload.worker.pool.pressure import PressureWatch
 from offload.worker.side import Seams, WorkerSide
@@ -220,10 +220,10 @@ class CpuOffloadConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         side = self._scheduler
         if side is None:
-            return PlanEnvelope(StepPlan(self._fingerprint))
+            return NOTHING
         if self._operator is not None:
             self._operator.tell(side)
-        return PlanEnvelope(side.build_plan(scheduler_output))
+        return PlanEnvelope.of(side.build_plan(scheduler_output))
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         envelope = connector_output.kv_connector_worker_meta
@@ -281,7 +281,7 @@ class CpuOffloadConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
         """What ranks tell the scheduler side at start.
 
         Not inside a MultiConnector, which would hand it to siblings. There it travels with the first report,
-        and every plan is checked.
+        and every plan that says something is checked.
         """
         is_child = has_kv_transfer_group() and get_kv_transfer_group() is not self
         if self._worker is None or is_child:

@@ -14,19 +14,36 @@ from offload.messages import StepPlan, WorkerFacts, WorkerReport
 
 @dataclass(slots=True)
 class PlanEnvelope(KVConnectorMetadata):
-    """Scheduler to workers, once a step."""
+    """Scheduler to workers, once a step. None: the plan says nothing."""
 
-    plan: StepPlan
+    plan: StepPlan | None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Most plans say nothing. As dataclasses, both would be pickled with each field looked up by name."""
-        plan = self.plan
-        said = plan.orders, plan.cancelled, plan.kept, plan.listening, plan.verdicts, plan.resizes, plan.timed
-        return _envelope, (plan.fingerprint, *said) if any(said) else (plan.fingerprint,)
+    @classmethod
+    def of(cls, plan: StepPlan) -> "PlanEnvelope":
+        """Of nearly every plan it is ``NOTHING``."""
+        return cls(plan) if any(_said(plan)) else NOTHING
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """The model has emptied the processor's caches: what is sent in each step is to touch little.
+
+        So ``NOTHING`` is sent by its name, and no field of a plan by its own.
+        """
+        if self is NOTHING:
+            return "NOTHING"
+        assert self.plan is not None, "what says nothing has one envelope"
+        return _envelope, (self.plan.fingerprint, *_said(self.plan))
+
+
+NOTHING = PlanEnvelope(None)
+
+
+def _said(plan: StepPlan) -> tuple[Any, ...]:
+    """Its fields, but for the fingerprint."""
+    return plan.orders, plan.cancelled, plan.kept, plan.listening, plan.verdicts, plan.resizes, plan.timed
 
 
 def _envelope(*said: Any) -> PlanEnvelope:
-    """Of a plan of these fields; the others say nothing."""
+    """Of a plan of these fields."""
     return PlanEnvelope(StepPlan(*said))
 
 

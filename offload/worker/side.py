@@ -230,15 +230,16 @@ class WorkerSide:
         self._engine.relocate(self._layout(self._memory))
         self._is_away = False
 
-    def bind(self, plan: StepPlan) -> None:
+    def bind(self, plan: StepPlan | None) -> None:
         """A step begins. What this plan fills of the cache waits for what the engine has enqueued, not more.
 
-        What the step before has left is submitted.
+        What the step before has left is submitted. None: the plan says nothing.
         """
         self.end_step()
-        self._report.timed = plan.timed
+        self._refusal, self._report.timed = None, 0 if plan is None else plan.timed
+        if plan is None:
+            return
         self._cancelled.extend(plan.cancelled)
-        self._refusal = None
         if plan.fingerprint != self.facts.fingerprint:
             self._refusal = f"the scheduler is another one: {plan.fingerprint}, not {self.facts.fingerprint}"
             if self._resizing is not None:
@@ -295,10 +296,8 @@ class WorkerSide:
         """What the scheduler side has not been told yet."""
         if self._listener is not None:
             self._listener.report_into(self._report)
-        if self._resizing is not None:
-            self._report.resized |= self._resizing.take_ended()
-        if self._engine is not None:
-            self._report.peers += self._engine.take_facts()
+        self._report.resized |= {} if self._resizing is None else self._resizing.take_ended()
+        self._report.peers += [] if self._engine is None else self._engine.take_facts()
         if self._report.is_empty:
             return None
         report, self._report = self._report, WorkerReport()
@@ -365,9 +364,7 @@ class WorkerSide:
     def _submit(self, engine: TransferEngine, order: Order) -> None:
         """Each part of the order is a job."""
         refusal = _AWAY if self._is_away else self._refusal
-        restore = None
-        if order.request_id is not None:
-            restore = _Restore(order.request_id, len(order.parts))
+        restore = None if order.request_id is None else _Restore(order.request_id, len(order.parts))
         for job_id, start, stop in order.parts:
             part = slice(start, stop)
             if restore is not None:

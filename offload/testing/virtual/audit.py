@@ -69,8 +69,9 @@ class Audit(SchedulerAudit):
     def see_plan(self, envelope: PlanEnvelope) -> None:
         """The scheduler side has spoken: nothing stored before a reset may be loaded after it."""
         plan = envelope.plan
-        self._cancelled.update(plan.cancelled)
-        for order in plan.orders:
+        if plan is not None:
+            self._cancelled.update(plan.cancelled)
+        for order in () if plan is None else plan.orders:
             self._engine.history.order(order)
             if order.route.target == POOL:
                 self._slot_epochs.update(dict.fromkeys(order.targets.tolist(), self.pool_epoch))
