@@ -126,6 +126,11 @@ class Hollow:
             lacks[: place.depth - start] = has_gaps and self._tree.slots_of(place, start)[:, 0] < 0
         return lacks
 
+    def has_slots(self, claim: Pin) -> bool:
+        """Whether anything of what is claimed has a slot. O(segments), and array work for these."""
+        path = () if claim.node is None else self._tree.path(claim.node)
+        return any((node.slots[:, 0] >= 0).any() for node in path)
+
     def first_lacking(self, chain: Sequence[bytes], start: int, stop: int) -> range:
         """The first stretch of these positions without slots, known or not; empty, at ``stop``: none."""
         edges = np.flatnonzero(np.diff(self.lacking(chain, start, stop), prepend=False, append=False))

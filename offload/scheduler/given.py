@@ -54,7 +54,7 @@ class Given:
         claim = self._hollow.claim(chain, stop)
         if claim is not None:
             self._running[request.request_id] = given = _Given(chain, stop, claim)
-            if not self._hollow.lacking(chain, 0, stop).all():
+            if self._hollow.has_slots(claim):
                 self._has_twice[request.request_id] = given
         if before is not None:
             self._hollow.end(before.claim)

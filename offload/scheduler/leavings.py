@@ -331,7 +331,7 @@ class Leavings:
     def _is_twice(self, left: Left) -> bool:
         """Whether any of it is in the pool, too."""
         if self._is_gapped:
-            return not self._hollow.lacking(left.chain, 0, left.stop).all()
+            return left.claim is not None and self._hollow.has_slots(left.claim)
         return self._allocator.known_depth(left.chain, left.stop) > 0
 
 
