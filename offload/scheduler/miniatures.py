@@ -19,7 +19,7 @@ MOST_POSITIONS = 512
 """Of the miniature that stands for the real pool."""
 
 _HALF_LIFE = 600.0  # seconds after which what was seen counts half
-_SHARE = 0.002  # of the thread's time that may be spent here
+_SHARE = 0.001  # of the thread's time that may be spent here
 _FREE_SECONDS = 0.005  # that may be spent before a share of anything is known, and saved
 _STEP_SECONDS = 0.001  # that chains are served in one step
 _MOST_WAITING = 256  # sampled chains; beyond it the sample is halved

@@ -61,6 +61,21 @@ def test_what_was_cut_off_and_is_known_anew_keeps_its_slots(num_claimed: int) ->
     assert allocator.usable_depth(CHAIN, 10, num_claimed) == 10
 
 
+def test_whether_the_pool_has_any_of_a_claim() -> None:
+    allocator = allocator_of()
+    claim, branch = allocator.hollow.claim(CHAIN, 10), allocator.hollow.claim(BRANCH, 10)
+    assert claim is not None and branch is not None
+    assert not allocator.hollow.has_slots(claim) and not allocator.hollow.has_slots(branch)
+    fill(allocator, CHAIN, 4, 6)
+    shorter = allocator.hollow.claim(CHAIN, 4)
+    assert shorter is not None
+    assert allocator.hollow.has_slots(claim)
+    assert not allocator.hollow.has_slots(branch) and not allocator.hollow.has_slots(shorter)
+    fill(allocator, CHAIN, 0, 1)
+    assert allocator.hollow.has_slots(branch) and allocator.hollow.has_slots(shorter)
+    allocator.check_invariants()
+
+
 def test_a_tail_is_found_behind_what_the_gpu_has() -> None:
     allocator = allocator_of()
     claim = allocator.hollow.claim(CHAIN, 10)

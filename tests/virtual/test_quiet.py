@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from vllm.v1.request import Request
 
 from offload.messages import StepPlan
 from offload.scheduler.engine import Step
+from offload.scheduler.gauges import Gauges
 from offload.scheduler.quiet import QuietSide
 from offload.scheduler.side import SchedulerSide
 from offload.testing.virtual import VirtualEngine, run_seed
@@ -158,6 +160,39 @@ def test_an_answer_is_mostly_quiet(engines: Engines, watch: Watch, block_size: i
         engine.step()
     assert longest_run(watch) == longest
     assert sum(watch.steps) / len(watch.steps) > 0.85
+
+
+def test_no_step_is_planned_for_a_prompt_that_is_computed(engines: Engines, watch: Watch) -> None:
+    """But for those in which it comes and goes on."""
+    engine, _ = answering(engines, watch, block_size=64, chunk=16)
+    watch.steps.clear()
+    engine.add(tokens(40, 900), 20)
+    for _ in range(5):
+        engine.step()
+    assert watch.steps == [False, False, False, True, True]
+
+
+def test_metrics_are_told_once_a_second_and_when_nobody_runs(
+    engines: Engines, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, request = answering(engines, watch, step_seconds=0.01)
+    clock, told = engine.side._clock, []
+    take = Gauges.take
+
+    def taken(gauges: Gauges) -> dict[str, float]:
+        told.append(clock())
+        return take(gauges)
+
+    monkeypatch.setattr(Gauges, "take", taken)
+    for _ in range(600):
+        engine.step()
+    gaps = [after - before for before, after in pairwise(told)]
+    assert len(gaps) >= 4 and min(gaps) >= 1.0 and max(gaps) < 1.5
+    engine.abort(request.request_id)
+    engine.add(tokens(2, 900), 1)
+    step_until(engine, lambda: not engine.side._turns)
+    assert told[-1] >= clock() - 0.01
+    assert told[-1] - told[-2] < 1.0
 
 
 HAPPENINGS: dict[str, Callable[[VirtualEngine, Request], object]] = {
