@@ -315,7 +315,6 @@ _ROWS = [
     ("quiet", f"{_QUIET}._is_quiet", "self._stood != self._stand(step)", "False"),
     ("quiet", f"{_QUIET}._is_quiet", "return self.stores.backlog.skip()", "return True"),
     ("quiet", f"{_QUIET}._is_settled", "self.stores.holds.is_prefilling", "False"),
-    ("quiet", f"{_QUIET}.take_metrics", "self._turns and", ""),
     ("quiet", f"{_QUIET}.offer", "self._wake()", "pass"),
     ("quiet", "offload.scheduler.backlog:Backlog.skip", "self._line or", ""),
     ("quiet", "offload.scheduler.lookout:Lookout.skip", "self._due_in.get(key) == step", "False"),
