@@ -56,7 +56,7 @@ class Holds:
         self.to_run_with = 0
         """Blocks that running requests can take in the next step."""
         self.is_prefilling = False
-        """Whether prompts may go on in the next step, as far as the last one tells."""
+        """Whether prompts of the last step may go on in the next one."""
         self.is_short = False
         """Whether it waits for more of them than the queue has, and without patience."""
         self.release_late: Callable[[Iterable[Any]], None] = self._engine.release
@@ -198,11 +198,12 @@ class Holds:
         ]:
             del self._restoring[request_id]
         num_without_turn = num_admitted - len(self._restoring) - len(output.num_scheduled_tokens)
-        num_prefill = self._step_tokens if num_without_turn > 0 else self._tokens_to_prefill(output, busy)
+        num_left = self._tokens_to_prefill(output, busy)
+        self.is_prefilling = bool(busy) and num_left > 0
+        num_prefill = self._step_tokens if num_without_turn > 0 else num_left
         num_drafts = self._engine.drafts.num_tokens
         num_blocks = amounts.blocks_to_run(num_admitted, num_prefill, self._block_size, num_drafts)
         self.to_run_with = num_blocks * self._columns + sum(self._restoring.values())
-        self.is_prefilling = num_prefill > 0
         self.let_run()
         if busy and (num_late := self._backlog.num_queued - self._copied_in(_QUEUE_SECONDS)) > 0:
             self.give_up("gave_way", math.ceil(num_late))

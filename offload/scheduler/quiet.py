@@ -87,7 +87,7 @@ class QuietSide(SchedulerSide):
 
     def take_metrics(self) -> dict[str, float]:
         """Counts since the last time, and the gauges; once a second while requests run, then at once."""
-        if self._turns and self._clock() - self._told_at < _TELLS_SECONDS:
+        if self._turns.go_on and self._clock() - self._told_at < _TELLS_SECONDS:
             return {}
         if told := super().take_metrics():
             self._told_at = self._clock()

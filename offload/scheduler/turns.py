@@ -11,10 +11,17 @@ from offload.scheduler.engine import Engine, Request
 
 
 class _Turn(NamedTuple):
-    """Of a request that has begun: its number in the pool, and what it asks for, as part of its ending."""
+    """Of a request that has begun.
+
+    Attributes:
+        number: its own in the pool.
+        wish: what it asks for, as part of its ending.
+        is_session: it rests whenever its client has sent nothing more.
+    """
 
     number: int
     wish: Hashable
+    is_session: bool
 
 
 class Turns:
@@ -30,6 +37,7 @@ class Turns:
         self._engine = engine
         self._turns: dict[str, _Turn] = {}
         self._endings = Endings()
+        self._num_sessions = 0  # of all turns
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._turns
@@ -41,10 +49,16 @@ class Turns:
     def __len__(self) -> int:
         return len(self._turns)
 
+    @property
+    def go_on(self) -> bool:
+        """Whether the engine steps until one of them is over, unless it is paused. Sessions may rest."""
+        return len(self._turns) > self._num_sessions
+
     def begin(self, request: Request, keep: KeepHints | None) -> None:
         """``request`` is admitted for the first time, and wants its KV kept so."""
         number = self._allocator.touch(self._engine.chain(request), keep)
-        self._turns[request.request_id] = _Turn(number, _wish_of(keep))
+        self._turns[request.request_id] = _Turn(number, _wish_of(keep), request.resumable)
+        self._num_sessions += request.resumable
 
     def end(self, request: Request) -> int | None:
         """``request`` is over, in whatever state, and all that is to be stored of it now has been planned.
@@ -54,6 +68,7 @@ class Turns:
         """
         ending = self.ending(request)
         turn = self._turns.pop(request.request_id, None)
+        self._num_sessions -= turn is not None and turn.is_session
         if turn is None or ending is None:
             return None
         number = self._endings.class_of(ending)
@@ -73,6 +88,8 @@ class Turns:
         self._endings.check_invariants()
         numbers = [turn.number for turn in self._turns.values()]
         assert numbers == sorted(numbers), f"turns {numbers} are out of order"
+        num_sessions = sum(turn.is_session for turn in self._turns.values())
+        assert num_sessions == self._num_sessions, f"{num_sessions} sessions, {self._num_sessions} counted"
 
 
 def _wish_of(keep: KeepHints | None) -> Hashable:

@@ -1,6 +1,7 @@
 """What the two sides tell each other: merged in any order, whole after a trip between processes."""
 
 import pickle
+from copy import deepcopy
 from dataclasses import fields
 from typing import Any
 
@@ -110,6 +111,7 @@ def test_whatever_a_plan_says_arrives() -> None:
         assert pickle.loads(pickle.dumps(PlanEnvelope.of(plan))) == PlanEnvelope(plan)
     quiet = PlanEnvelope.of(StepPlan(FINGERPRINT))
     assert quiet is NOTHING is pickle.loads(pickle.dumps(quiet))
+    assert deepcopy(NOTHING) is NOTHING
 
 
 def test_a_plan_arrives_whole() -> None:

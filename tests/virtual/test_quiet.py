@@ -183,6 +183,30 @@ def test_no_step_is_planned_for_a_prompt_that_is_computed(
     assert watch.steps == [False] * num_planned + [True] * (6 - num_planned)
 
 
+def test_steps_are_quiet_beside_a_session_that_rests(engines: Engines, watch: Watch) -> None:
+    """It is not over, and has no turn: its client has sent nothing more."""
+    engine, _ = answering(engines, watch, block_size=64)
+    session = engine.add(tokens(20, 900), 4, resumable=True)
+    step_until(engine, lambda: session.num_output_tokens == 4)
+    watch.steps.clear()
+    for _ in range(100):
+        engine.step()
+    assert session.request_id in engine.side._turns
+    assert sum(watch.steps) > 85
+    engine.abort(session.request_id)
+
+
+def test_nothing_is_left_to_be_told_where_only_a_session_is_left(engines: Engines) -> None:
+    engine = engines(step_seconds=FAST, gpu_blocks=200, block_size=16, max_model_len=2048)
+    session = engine.add(tokens(20, 900), 4, resumable=True)
+    step_until(engine, lambda: session.num_output_tokens == 4)
+    step_until(engine, engine.add(tokens(40), 40).is_finished)
+    while engine.scheduler.has_requests() or engine.side.has_pending_work:
+        engine.step()
+    assert engine.side._turns and not engine.side.metrics.has_counts and not engine.side._has_news
+    engine.abort(session.request_id)
+
+
 def test_no_step_is_quiet_in_which_somebody_asks_in_vain(engines: Engines, watch: Watch) -> None:
     """It has no blocks for the time being."""
     engine, request = answering(engines, watch, gpu_blocks=70, max_model_len=1100)
