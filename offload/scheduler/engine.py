@@ -242,3 +242,16 @@ class Engine(Protocol):
 
     def share(self, request: Any, num_tokens: int) -> None:
         """Give the leading blocks of a request to the GPU's prefix cache: ``num_tokens`` of it are there."""
+
+
+class Stand(NamedTuple):
+    """Who computes in a step, and what moves on whenever a running request is given a block."""
+
+    num_running: int
+    num_free: int
+    next_free: int | None
+
+    @classmethod
+    def of(cls, engine: Engine, num_running: int) -> "Stand":
+        """As it is now, in a step of that many requests."""
+        return cls(num_running, engine.num_free, engine.next_free)

@@ -10,7 +10,7 @@ from allocator import Pin
 from evictor import Worth
 from offload.scheduler.backlog import Backlog, Pending
 from offload.scheduler.common import Common, LateStores
-from offload.scheduler.engine import Request
+from offload.scheduler.engine import Request, Stand
 from offload.scheduler.given import Given
 from offload.scheduler.groups import GpuBlocks
 from offload.scheduler.holds import Holds
@@ -38,14 +38,6 @@ class _Waiting(NamedTuple):
 
     until: float
     pin: Pin | None
-
-
-class _Stand(NamedTuple):
-    """What moves on whenever a running request is given a block."""
-
-    num_running: int
-    num_free: int
-    next_free: int | None
 
 
 class Later:
@@ -92,7 +84,7 @@ class Later:
         self._given = Given(common, self._left)
         self._num_free_then: int | None = None  # when it was looked back last, in this step
         self._num_refused: float = math.inf  # blocks, the fewest for which a request waits in this step
-        self._stood: _Stand | None = None  # as the last step left it, if nobody came or went since
+        self._stood: Stand | None = None  # as the last step left it, if nobody came or went since
         holds.release_late = self._release
 
     @property
@@ -268,8 +260,8 @@ class Later:
 
     # Private: the window
 
-    def _stand(self, num_running: int) -> _Stand:
-        return _Stand(num_running, self._engine.num_free, self._engine.next_free)
+    def _stand(self, num_running: int) -> Stand:
+        return Stand.of(self._engine, num_running)
 
     @property
     def _window(self) -> int:

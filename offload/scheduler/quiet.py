@@ -1,10 +1,9 @@
 """A step in which there is nothing to do costs next to nothing."""
 
 import math
-from typing import NamedTuple
 
 from offload.messages import StepPlan, WorkerReport
-from offload.scheduler.engine import Request, Step
+from offload.scheduler.engine import Request, Stand, Step
 from offload.scheduler.offer import Offer
 from offload.scheduler.side import SchedulerSide
 from offload.transfer_params import KVTransferParams
@@ -15,14 +14,6 @@ _MOST_SECONDS = 0.25
 """After that a step is planned."""
 _TELLS_SECONDS = 1.0
 """From one time to the next that metrics are told, while requests run."""
-
-
-class _Stand(NamedTuple):
-    """Who computes, and what moves on whenever a running request is given a block."""
-
-    num_running: int
-    num_free: int
-    next_free: int | None
 
 
 class QuietSide(SchedulerSide):
@@ -41,7 +32,7 @@ class QuietSide(SchedulerSide):
     """
 
     _has_happened = True  # anything, since the last step
-    _stood: _Stand | None = None  # as the last step left it, if the next one may be quiet
+    _stood: Stand | None = None  # as the last step left it, if the next one may be quiet
     _num_left = 0  # quiet steps that may follow
     _until = 0.0  # by the clock
     _told_at = -math.inf  # the same
@@ -107,8 +98,8 @@ class QuietSide(SchedulerSide):
             return False
         return self.stores.backlog.skip()
 
-    def _stand(self, step: Step) -> _Stand:
-        return _Stand(len(step.num_scheduled_tokens), self._engine.num_free, self._engine.next_free)
+    def _stand(self, step: Step) -> Stand:
+        return Stand.of(self._engine, len(step.num_scheduled_tokens))
 
     @property
     def _has_waiting(self) -> bool:

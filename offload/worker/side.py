@@ -236,7 +236,8 @@ class WorkerSide:
         What the step before has left is submitted. None: the plan says nothing.
         """
         self.end_step()
-        self._refusal, self._report.timed = None, 0 if plan is None else plan.timed
+        self._refusal = None
+        self._report.timed = 0 if plan is None else plan.timed
         if plan is None:
             return
         self._cancelled.extend(plan.cancelled)

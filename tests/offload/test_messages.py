@@ -104,7 +104,7 @@ def test_a_report_that_says_anything_is_not_empty() -> None:
 
 
 def test_whatever_a_plan_says_arrives() -> None:
-    """Each alone: a plan that says nothing is not sent."""
+    """Each alone: a plan that says nothing is sent by its name."""
     for field in fields(StepPlan)[1:]:
         said: dict[str, Any] = {field.name: 3 if field.name == "timed" else ["it"]}
         plan = StepPlan(FINGERPRINT, **said)
