@@ -4,9 +4,9 @@ import gc
 import logging
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from operator import le
 from pathlib import Path
 from typing import Any
 
@@ -467,22 +467,27 @@ def test_a_port_is_free_again_at_once(pool: Pool) -> None:
 
 
 def test_closing_it_leaves_nothing_behind(pool: Pool) -> None:
-    def left() -> tuple[int, int]:
+    def left() -> Counter[object]:
+        """Threads and open files, each by itself: those of tests before may end meanwhile."""
         gc.collect()
-        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+        files: list[object] = []
+        for each in Path("/proc/self/fd").iterdir():
+            with suppress(FileNotFoundError):
+                files.append(each.readlink())
+        return Counter([*threading.enumerate(), *files])
 
     before = left()
     peer = PeerPool(SLOTS, SLOT, columns=1)
     clients = [client_of(peer, pool) for _ in range(3)]
     stranger = socket.create_connection(("127.0.0.1", peer.server.port))
-    assert left() > before
+    assert left() - before
     port = peer.address.port
     peer.close()
     assert peer.server.close(1), "again"
     for each in (*clients, stranger):
         each.close()
     del peer, clients
-    wait_until(lambda: all(map(le, left(), before)))  # threads of tests before may have ended, too
+    assert left() - before == Counter()
     with pytest.raises(ConnectionRefusedError):
         dial("127.0.0.1", port)
 
