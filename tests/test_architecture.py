@@ -63,6 +63,7 @@ STATEFUL = {
     "offload.scheduler.miniatures.Miniatures",
     "offload.scheduler.resizing.PoolResizing",
     "offload.scheduler.pool_target.PoolTarget",
+    "offload.worker.awaited.Awaited",
     "offload.worker.resizing.WorkerResizing",
     "offload.scheduler.other_sizes.OtherSizes",
     "offload.scheduler.carryover.Carryover",
@@ -263,7 +264,7 @@ CHECKED_BY_THEIR_OWNER = {
     "offload.worker.layout.BlockLayout",  # does not change
     "offload.worker.pool.segment.Segment",  # the kernel's, too
     "offload.worker.pool.memory.HostMemory",  # the kernel's; its tests read what is mapped and pinned
-    "offload.worker.side._Restore",  # by WorkerSide
+    "offload.worker.awaited._Restore",  # by WorkerSide
     "offload.worker.jobs.TransferJob",  # by TransferEngine
 }
 

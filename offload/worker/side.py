@@ -3,18 +3,16 @@
 import atexit
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
 from offload.config import Verify
 from offload.messages import GPU, Fingerprint, JobReport, Order, StepPlan, WorkerReport
+from offload.worker.awaited import Awaited, Ended
 from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
 from offload.worker.failures import FailureLog
 from offload.worker.gpu_cache import GpuCache
-from offload.worker.jobs import CANCELLED, TransferEnd
 from offload.worker.lanes import gpu_lanes
 from offload.worker.lasting import Lasting
 from offload.worker.layout import BlockLayout
@@ -38,28 +36,6 @@ _AWAY = "the engine sleeps, and its KV cache has no memory"
 
 _still_in_use: list[HostMemory | None] = []
 """Pools that a stuck copy may use until the process ends."""
-
-
-class Ended(NamedTuple):
-    """Requests whose restores have ended, each told once.
-
-    Attributes:
-        requests: their ids.
-        failed: of these, those of which nothing may be used.
-    """
-
-    requests: set[str]
-    failed: set[str]
-
-
-@dataclass(slots=True, eq=False)
-class _Restore:
-    """What a request waits for: its load jobs not yet ended here, and what the ended ones did not fill."""
-
-    request_id: str
-    parts_left: int
-    unfilled: set[int] = field(default_factory=set)
-    is_worthless: bool = False  # also what was filled
 
 
 class WorkerSide:
@@ -121,13 +97,12 @@ class WorkerSide:
         self._engine: TransferEngine | None = None
         self._kv_caches: Mapping[str, torch.Tensor] = {}
         self._is_away = False  # the cache's memory, while the engine sleeps
-        self._restores: dict[int, _Restore] = {}  # by job
+        self._awaited = Awaited(is_divisible=cache.is_divisible)
         self._refusal: str | None = None
         self._before: list[Order] = []
         self._behind: list[Order] = []
         self._cancelled: list[int] = []
         self._report = WorkerReport()
-        self._unfilled: set[int] = set()
         self._failures = FailureLog(seams.clock)
 
     def register(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
@@ -285,13 +260,12 @@ class WorkerSide:
             self._report.add(end.job_id, moved._replace(reason=end.reason))
             if not sound:
                 self._failures.warn(end)
-            self._end_part(end, ended)
+            self._awaited.end_part(end, ended)
         return ended
 
     def take_unfilled(self) -> set[int]:
         """GPU blocks of the loads that the last ``poll`` reported which were not filled."""
-        unfilled, self._unfilled = self._unfilled, set()
-        return unfilled
+        return self._awaited.take_unfilled()
 
     def take_report(self) -> WorkerReport | None:
         """What the scheduler side has not been told yet."""
@@ -308,9 +282,7 @@ class WorkerSide:
         """Every restore waits for as many jobs as are known to be its own. For tests."""
         if self._engine is not None:
             self._engine.check_invariants()
-        for restore in self._restores.values():
-            parts = sum(other is restore for other in self._restores.values())
-            assert parts == restore.parts_left, f"{parts} jobs of {restore} are under way"
+        self._awaited.check_invariants()
         both = [part for order in self._behind for part in order.parts if part.job_id in self._report.jobs]
         assert not both, f"{both} have ended, and were never begun"
         assert (self._engine is None) == (self._memory is None), (
@@ -321,7 +293,7 @@ class WorkerSide:
     def is_idle(self) -> bool:
         """Whether nothing is under way, and nobody is remembered. For tests."""
         num_jobs = 0 if self._engine is None else len(self._engine)
-        return not (num_jobs or self._restores or self._before or self._behind or self._cancelled)
+        return not (num_jobs or len(self._awaited) or self._before or self._behind or self._cancelled)
 
     def close(self) -> None:
         """Wait for copies in flight, then unpin and unmap. Calling it again does nothing.
@@ -365,11 +337,9 @@ class WorkerSide:
     def _submit(self, engine: TransferEngine, order: Order) -> None:
         """Each part of the order is a job."""
         refusal = _AWAY if self._is_away else self._refusal
-        restore = None if order.request_id is None else _Restore(order.request_id, len(order.parts))
+        self._awaited.begin(order)
         for job_id, start, stop in order.parts:
             part = slice(start, stop)
-            if restore is not None:
-                self._restores[job_id] = restore
             if refusal is not None:
                 engine.refuse(job_id, order.route, order.targets[part], refusal)
                 continue
@@ -377,21 +347,6 @@ class WorkerSide:
             extents = None if order.extents is None else order.extents.part(start, stop)
             sources, targets = order.sources[part], order.targets[part]
             engine.submit(job_id, order.route, sources, targets, fills, extents, order.is_urgent)
-
-    def _end_part(self, end: TransferEnd, ended: Ended) -> None:
-        restore = self._restores.pop(end.job_id, None)
-        if restore is None:  # nobody waits, or it was given up before
-            return
-        restore.parts_left -= 1
-        restore.is_worthless |= not end.is_over or end.error == CANCELLED
-        restore.unfilled.update(end.targets[end.num_good :].tolist())
-        if restore.parts_left:
-            return
-        ended.requests.add(restore.request_id)
-        if restore.is_worthless or (restore.unfilled and not self._cache.is_divisible):
-            ended.failed.add(restore.request_id)
-        else:
-            self._unfilled |= restore.unfilled
 
 
 def _node_of(device: torch.device) -> int | None:

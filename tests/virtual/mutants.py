@@ -32,6 +32,7 @@ from offload.vllm import connector
 from offload.vllm.connector import CpuOffloadConnector
 from offload.vllm.engine import VllmEngine
 from offload.vllm.replicas import Shape
+from offload.worker.awaited import Awaited
 from offload.worker.jobs import TransferJob
 from offload.worker.layout import BlockLayout, CopyBatch
 from offload.worker.replicas import Share
@@ -278,20 +279,20 @@ def unfilled_blocks_are_not_reported(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_failed_load_is_never_reported(patch: pytest.MonkeyPatch) -> None:
-    original = WorkerSide._end_part
+    original = Awaited.end_part
 
-    def end_part(self: WorkerSide, end: Any, results: KVConnectorTransferResults) -> None:
+    def end_part(self: Awaited, end: Any, results: KVConnectorTransferResults) -> None:
         if end.error is None:
             original(self, end, results)
 
-    patch.setattr(WorkerSide, "_end_part", end_part)
+    patch.setattr(Awaited, "end_part", end_part)
 
 
 @mutant
 def a_load_is_reported_with_its_first_part(patch: pytest.MonkeyPatch) -> None:
-    original = WorkerSide._end_part
+    original = Awaited.end_part
 
-    def end_part(self: WorkerSide, end: Any, results: KVConnectorTransferResults) -> None:
+    def end_part(self: Awaited, end: Any, results: KVConnectorTransferResults) -> None:
         restore = self._restores.get(end.job_id)
         if restore is not None:
             restore.parts_left = 1
@@ -299,7 +300,7 @@ def a_load_is_reported_with_its_first_part(patch: pytest.MonkeyPatch) -> None:
             self._restores[end.job_id] = restore
         original(self, end, results)
 
-    patch.setattr(WorkerSide, "_end_part", end_part)
+    patch.setattr(Awaited, "end_part", end_part)
 
 
 @mutant

@@ -157,7 +157,7 @@ def test_memory_stays_mapped_where_a_resize_hangs(
 
 
 def part_forgotten(side: WorkerSide) -> None:
-    del side._restores[10]
+    del side._awaited._restores[10]
 
 
 def ended_before_it_began(side: WorkerSide) -> None:
