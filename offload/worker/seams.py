@@ -24,7 +24,8 @@ class Seams(NamedTuple):
         seals_of_blocks: whether checksums are taken from the GPU's blocks; None: where these are host memory.
         make_page_executor: runs what takes the pool's memory and gives it back.
         unit_slots: of which a pool's memory is given back together; 0: what makes whole pages.
-        shares_cores: whether copies take cores that compute; None: where the engine computes on CPUs.
+        shares_cores: whether the thread that calls the worker computes, on cores that copies take, too; None:
+            where the engine computes on CPUs.
         landed_at_once: loads that are told as done in a step, at most.
     """
 

@@ -97,6 +97,7 @@ class WorkerSide:
         self._engine: TransferEngine | None = None
         self._kv_caches: Mapping[str, torch.Tensor] = {}
         self._is_away = False  # the cache's memory, while the engine sleeps
+        self._computes_here = False  # on the thread that calls, which has the results when it calls again
         self._awaited = Awaited(is_divisible=cache.is_divisible)
         self._refusal: str | None = None
         self._before: list[Order] = []
@@ -139,6 +140,7 @@ class WorkerSide:
         self._kv_caches = kv_caches
         layout = self._layout(self._memory)
         of_blocks = not on_gpu if self._seams.seals_of_blocks is None else self._seams.seals_of_blocks
+        self._computes_here = not on_gpu if self._seams.shares_cores is None else self._seams.shares_cores
         self._lasting = lasting = sharing.lasting
         if lasting is not None:
             lasting.begin(self._seams.make_executor)
@@ -208,9 +210,10 @@ class WorkerSide:
     def bind(self, plan: StepPlan | None) -> None:
         """A step begins. What this plan fills of the cache waits for what the engine has enqueued, not more.
 
-        What the step before has left is submitted. None: the plan says nothing.
+        What the step before has left is submitted. None: the plan says nothing. Where the engine computes on
+        this thread, copies that began later would have the step's compute behind them, not beside them.
         """
-        self.end_step()
+        self._submit_behind()
         self._refusal = None
         self._report.timed = 0 if plan is None else plan.timed
         if plan is None:
@@ -230,6 +233,8 @@ class WorkerSide:
         for order in plan.orders:
             (self._behind if order.route.source == GPU else self._before).append(order)
         self._fence(self._before)
+        if self._computes_here:
+            self.begin_step()
 
     def begin_step(self) -> None:
         """Submit what reads nothing that this step computes. Then cancel what is unwanted, of this too."""
@@ -243,13 +248,12 @@ class WorkerSide:
             self._engine.cancel(job_id)
 
     def end_step(self) -> None:
-        """Submit what copies the engine's blocks, behind the compute that writes them."""
-        orders, self._behind = self._behind, []
-        if self._engine is None or not orders:
-            return
-        self._fence(orders)
-        for order in orders:
-            self._submit(self._engine, order)
+        """Submit what copies the engine's blocks, behind the compute that writes them.
+
+        Where that is on this thread, they begin beside the next step: its own work comes first until then.
+        """
+        if not self._computes_here:
+            self._submit_behind()
 
     def poll(self) -> Ended:
         """Jobs that ended: restores by request for the engine, all jobs for the next report."""
@@ -319,6 +323,14 @@ class WorkerSide:
             memory.close()
             if lasting is not None:
                 lasting.close()
+
+    def _submit_behind(self) -> None:
+        orders, self._behind = self._behind, []
+        if self._engine is None or not orders:
+            return
+        self._fence(orders)
+        for order in orders:
+            self._submit(self._engine, order)
 
     def _layout(self, memory: HostMemory) -> BlockLayout:
         """The layout of the pool, and of the cache where it lies now."""

@@ -44,11 +44,21 @@ def test_random_runs_with_a_runner_that_samples_late(first: int) -> None:
         run_seed(seed, turns=150, settings=replace(settings, samples_late=True))
 
 
-@pytest.mark.parametrize(("samples_late", "not_submitted"), [(False, [0, 0]), (True, [1, 0])])
-def test_a_runner_that_samples_late_gets_its_stores_submitted_with_the_next_step(
-    samples_late: bool, not_submitted: list[int]
+@pytest.mark.parametrize("first", [3200, 3210])
+def test_random_runs_of_an_engine_that_computes_on_cpus(first: int) -> None:
+    for seed in seeds_of_runs(first, first + 10):
+        settings = draw_settings(random.Random(seed))
+        run_seed(seed, turns=150, settings=replace(settings, shares_cores=True))
+
+
+@pytest.mark.parametrize(
+    ("told", "not_submitted"),
+    [({}, [0, 0]), ({"samples_late": True}, [1, 0]), ({"shares_cores": True}, [1, 0])],
+)
+def test_stores_are_submitted_with_the_next_step_where_this_one_goes_on(
+    told: dict[str, bool], not_submitted: list[int]
 ) -> None:
-    engine = make_engine(samples_late=samples_late)
+    engine = make_engine(**told)
     (rank,) = engine.ranks
     assert rank.side is not None
     request = engine.add(tokens(20), 1)  # one step; what is stored of it is submitted although nothing runs

@@ -57,6 +57,7 @@ class VirtualRank:
                 make_page_executor=InlineExecutor,
                 unit_slots=0 if settings.resizes is None else settings.resizes.unit_slots,
                 seals_of_blocks=settings.seals_of_blocks,
+                shares_cores=settings.shares_cores,
                 landed_at_once=settings.step_landed or LANDED_AT_ONCE,
                 **on_network(settings, clock),
             )

@@ -76,7 +76,7 @@ class VirtualSettings:
         fetch_gpu_share: the same.
         restore: the same.
         store: the same.
-        shares_cores: whether copies take cores that compute; None: where vLLM computes on CPUs.
+        shares_cores: whether it computes on CPUs, whose cores copies take; None: where vLLM does.
         fleet: what the connector's configuration says of hand-offs.
         network: over which peers meet; None: that of the machine.
         peer_limits: what bounds fetches from peers.

@@ -3,18 +3,21 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from offload.messages import LOAD, STORE, Order, Part, StepPlan
 from offload.testing.virtual import VirtualSettings
 from offload.testing.virtual.settings import make_kv_cache_config, make_vllm_config
 from offload.vllm import connector
 from offload.worker import side as worker_side
 from offload.worker.copiers.cuda import register_host_memory, unregister_host_memory
 from offload.worker.side import WorkerSide
+from tests.virtual.driver import make_engine
 
 
 class AskedError(Exception):
@@ -118,3 +121,27 @@ def test_sleep_mode_is_claimed_where_its_memory_is_known(
     monkeypatch.setattr(connector, "current_platform", known)
     transfer = make_vllm_config(VirtualSettings()).kv_transfer_config
     assert connector.CpuOffloadConnector.supports_sleep_mode(transfer) is sleeps
+
+
+@pytest.mark.parametrize(
+    ("shares_cores", "begun"),
+    [(False, [[], ["load"], ["load", "store"]]), (True, [["load"], ["load"], ["load"]])],
+)
+def test_loads_begin_beside_the_compute_of_their_step(shares_cores: bool, begun: list[list[str]]) -> None:
+    """What computes on the thread that calls the worker comes between ``bind`` and ``begin_step``."""
+    engine = make_engine(shares_cores=shares_cores)
+    worker, seen = engine.ranks[0].side, []
+    assert worker is not None and worker._engine is not None
+    worker._engine._seals.seal(0, np.array([1]), np.array([0]))
+    load = Order(LOAD, [Part(1, 0, 1)], np.array([0]), np.array([1]), np.array([0]), "a request")
+    store = Order(STORE, [Part(2, 0, 1)], np.array([1]), np.array([1]))
+    for go_on in (
+        lambda: worker.bind(StepPlan(worker.facts.fingerprint, [load, store])),
+        worker.begin_step,
+        worker.end_step,
+    ):
+        go_on()
+        seen.append([job.lane.route.verb for job in worker._engine._jobs.values()])
+    assert seen == begun
+    worker.bind(None)
+    assert len(worker._engine) == 2
