@@ -61,7 +61,8 @@ class OffloadConfig:
             a high priority or a pin.
         record_trace: a file to write prefix hashes of finished requests to, for ``kv-offload size``; None
             for none. See ``recorder``.
-        huge_pages: ask the kernel for transparent huge pages for the pool.
+        huge_pages: ask the kernel for transparent huge pages, for the pool and for the KV cache of a CPU
+            engine; "auto": for that cache only.
         tiers: what is below the pool, asked in this order; see ``tier_config``.
         operator_socket: the directory of operator sockets; None: the user's runtime directory.
         pool: where its memory lies; None: in private memory, which ends with the engine. See ``pool_config``.
@@ -85,7 +86,7 @@ class OffloadConfig:
     verify_loads: Verify = Verify.SAMPLED
     hinted_share: float = 0.25
     record_trace: str | None = None
-    huge_pages: bool = False
+    huge_pages: bool | str = AUTO
     tiers: tuple[TierConfig, ...] = ()
     operator_socket: str | None = None
     pool: SharedMemoryConfig | None = None
@@ -107,8 +108,8 @@ class OffloadConfig:
         store = self.store_decode_blocks
         if not isinstance(store, bool) and store != AUTO:
             raise ConfigError(f'store_decode_blocks is {store!r}; use true, false or "auto"')
-        if not isinstance(self.huge_pages, bool):
-            raise ConfigError(f"huge_pages is {self.huge_pages!r}; use true or false")
+        if not isinstance(self.huge_pages, bool) and self.huge_pages != AUTO:
+            raise ConfigError(f'huge_pages is {self.huge_pages!r}; use true, false or "auto"')
         if self.eviction_policy not in available_policies():
             names = ", ".join(available_policies())
             raise ConfigError(f"eviction_policy is {self.eviction_policy!r}; use one of: {names}")

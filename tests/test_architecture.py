@@ -64,6 +64,7 @@ STATEFUL = {
     "offload.scheduler.resizing.PoolResizing",
     "offload.scheduler.pool_target.PoolTarget",
     "offload.worker.awaited.Awaited",
+    "offload.worker.cache_pages.CachePages",
     "offload.worker.resizing.WorkerResizing",
     "offload.scheduler.other_sizes.OtherSizes",
     "offload.scheduler.carryover.Carryover",

@@ -64,7 +64,7 @@ def memory_wrong(told: Told, root: Path = Path("/")) -> Iterator[Finding]:
                 "--cap-add SYS_NICE",
             )
         taken = min(memory["nbytes"], mapped.resident + mapped.swapped)  # less than is mapped may be
-        if told["settings"]["huge_pages"] and mapped.huge < _HUGE_SHARE * taken:
+        if told["settings"]["huge_pages"] is True and mapped.huge < _HUGE_SHARE * taken:
             yield Finding(
                 "no-huge-pages",
                 f"huge_pages is true, and {mapped.huge / GIB:.3g} of the {taken / GIB:.3g} GiB "

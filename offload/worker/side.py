@@ -7,9 +7,10 @@ from functools import partial
 
 import torch
 
-from offload.config import Verify
+from offload.config import AUTO, Verify
 from offload.messages import GPU, Fingerprint, JobReport, Order, StepPlan, WorkerReport
 from offload.worker.awaited import Awaited, Ended
+from offload.worker.cache_pages import CachePages
 from offload.worker.copiers.cuda import pci_address, register_host_memory, unregister_host_memory
 from offload.worker.failures import FailureLog
 from offload.worker.gpu_cache import GpuCache
@@ -55,7 +56,7 @@ class WorkerSide:
         fingerprint: Fingerprint,
         seams: Seams,
         verify: Verify = Verify.ALWAYS,
-        huge_pages: bool = False,
+        huge_pages: bool | str = AUTO,
         make_lanes: Sequence[MakeLanes] = (),
         replicas: Replicas | None = None,
         region: RegionPlan | None = None,
@@ -70,7 +71,8 @@ class WorkerSide:
             fingerprint: this rank's; a plan of a scheduler with another one is not carried out.
             seams: how to copy, among others.
             verify: which blocks are checked when they are loaded.
-            huge_pages: whether to ask for huge pages for the pool.
+            huge_pages: whether to ask for huge pages for the pool, and for the cache where it is host memory;
+                "auto": for that cache only.
             make_lanes: make the lanes between the pool and places below it.
             replicas: the ranks that hold the same KV as this one, and share the pool with it.
             region: where the pool lies if it outlives the engine.
@@ -82,7 +84,8 @@ class WorkerSide:
         """
         self._cache = cache
         self._verify = verify
-        self._huge_pages = huge_pages
+        self._huge_pages = huge_pages is True
+        self._wants_cache_huge = huge_pages is not False
         self._make_lanes = make_lanes
         self._seams = seams
         self._replicas = replicas
@@ -96,6 +99,7 @@ class WorkerSide:
         self._memory: HostMemory | None = None
         self._engine: TransferEngine | None = None
         self._kv_caches: Mapping[str, torch.Tensor] = {}
+        self._cache_pages: CachePages | None = None
         self._is_away = False  # the cache's memory, while the engine sleeps
         self._computes_here = False  # on the thread that calls, which has the results when it calls again
         self._awaited = Awaited(is_divisible=cache.is_divisible)
@@ -138,6 +142,8 @@ class WorkerSide:
         self.facts.memory = self._memory.facts
         self._resizing = WorkerResizing(self._memory, self._seams.make_page_executor, device)
         self._kv_caches = kv_caches
+        if not on_gpu and self._wants_cache_huge:
+            self._cache_pages = CachePages.of(kv_caches)
         layout = self._layout(self._memory)
         of_blocks = not on_gpu if self._seams.seals_of_blocks is None else self._seams.seals_of_blocks
         self._computes_here = not on_gpu if self._seams.shares_cores is None else self._seams.shares_cores
@@ -309,7 +315,9 @@ class WorkerSide:
         is_resized = resizing is None or resizing.close(_CLOSE_SECONDS / 2)
         engine, self._engine = self._engine, None
         memory, self._memory = self._memory, None
-        self._kv_caches = {}
+        pages, self._cache_pages = self._cache_pages, None
+        if pages is None or pages.close(_CLOSE_SECONDS):
+            self._kv_caches = {}
         lasting, self._lasting = self._lasting, None
         if lasting is not None:
             lasting.rest()

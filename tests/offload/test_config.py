@@ -67,8 +67,8 @@ POLICIES = "arc, fifo, hazard, lfu, lru, s3fifo"
             'use true, false or "auto"',
         ),
         ({"cpu_gib": 8, "store_decode_blocks": "Auto"}, "store_decode_blocks", "'Auto'", 'false or "auto"'),
-        ({"cpu_gib": 8, "huge_pages": "yes"}, "huge_pages", "'yes'", "use true or false"),
-        ({"cpu_gib": 8, "huge_pages": 1}, "huge_pages", "1", "use true or false"),
+        ({"cpu_gib": 8, "huge_pages": "yes"}, "huge_pages", "'yes'", 'use true, false or "auto"'),
+        ({"cpu_gib": 8, "huge_pages": 1}, "huge_pages", "1", 'use true, false or "auto"'),
         ({"cpu_gib": 8, "huge_page": True}, "huge_page", "", "did you mean 'huge_pages'"),
         (
             {"cpu_gib": 8, "verify_loads": "often"},
@@ -129,7 +129,7 @@ def test_defaults() -> None:
     assert config.cpu_bytes == 8 * 2**30
     assert config.hinted_share == 0.25
     assert config.fetch_gpu_share == 0.1
-    assert config.huge_pages is False
+    assert config.huge_pages == "auto"
     assert config.restore is RestoreWhen.AUTO
     assert config.store is StoreWhen.AUTO
 

@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from offload.messages import LOAD, STORE, Order, Part, StepPlan
 from offload.testing.virtual import VirtualSettings
+from offload.testing.virtual.parts import make_cache
 from offload.testing.virtual.settings import make_kv_cache_config, make_vllm_config
 from offload.vllm import connector
 from offload.worker import side as worker_side
@@ -89,10 +90,33 @@ def test_beside_a_cpu_engine_memory_is_neither_placed_nor_pinned(asked: dict[str
     assert asked["node"] is asked["register"] is asked["unregister"] is None
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-def test_huge_pages_are_asked_for_as_configured(wanted: bool, asked: dict[str, Any]) -> None:
-    register(worker(huge_pages=wanted) if wanted else worker(), torch.device("cpu"))
-    assert asked["huge_pages"] is wanted
+@pytest.mark.parametrize(
+    ("wanted", "of_pool", "of_cache"),
+    [
+        ({}, False, True),
+        ({"huge_pages": "auto"}, False, True),
+        ({"huge_pages": True}, True, True),
+        ({"huge_pages": False}, False, False),
+    ],
+)
+def test_huge_pages_are_asked_for_as_configured(
+    wanted: dict[str, Any], of_pool: bool, of_cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, asked, real = worker(**wanted), [], worker_side.HostMemory
+
+    def ask(*sizes: int, **others: Any) -> Any:
+        assert others["huge_pages"] is of_pool
+        return real(*sizes, **others)
+
+    monkeypatch.setattr(worker_side, "HostMemory", ask)
+    monkeypatch.setattr(worker_side.CachePages, "of", asked.append)
+    make_cache(
+        VirtualSettings(),
+        make_kv_cache_config(VirtualSettings()),
+        SimpleNamespace(register_kv_caches=made.register),
+    )
+    made.close()
+    assert bool(asked) is of_cache
 
 
 @pytest.mark.parametrize(
