@@ -22,11 +22,12 @@ _RESET_SECONDS = 10.0
 
 def kv_transfer_config(settings: Settings, mode: str) -> dict[str, Any] | None:
     """Return vLLM's `--kv-transfer-config` for a mode; both CPU pools get the same number of bytes."""
+    extra: dict[str, Any]
     if mode == "offload":
-        size, restore, store = settings.cpu_bytes / _GIB, settings.restore, settings.store
-        return transfer_config({"cpu_gib": size, "restore": restore, "store": store})
+        extra = {"cpu_gib": settings.cpu_bytes / _GIB, "restore": settings.restore, "store": settings.store}
+        return transfer_config(extra | ({} if settings.huge_pages == "auto" else {"huge_pages": False}))
     if mode == "native":
-        extra: dict[str, Any] = {"cpu_bytes_to_use": settings.cpu_bytes}
+        extra = {"cpu_bytes_to_use": settings.cpu_bytes}
         if settings.device == "cpu":
             extra["spec_name"] = "PlainCpuCopySpec"
             extra["spec_module_path"] = "benchmarks.common.native_cpu_spec"

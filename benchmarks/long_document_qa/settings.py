@@ -8,13 +8,14 @@ from offload.config import StoreWhen
 from offload.restore_config import RestoreWhen
 from offload.testing.engines.models import LLAMA_8B, kv_bytes_per_token, llama_parameters
 
-__all__ = ["BARE", "GRAPHS", "MODES", "ORDERS", "SHAPES", "Model", "Settings", "Workload"]
+__all__ = ["BARE", "GRAPHS", "HUGE_PAGES", "MODES", "ORDERS", "SHAPES", "Model", "Settings", "Workload"]
 
 MODES = ("plain", "prefix", "native", "offload")
 BARE = "bare"  # prefix caching, and a connector whose hooks do nothing
 ORDERS = ("random", "tile", "interleave")
 SHAPES = ("tiny", "llama-8b")
 GRAPHS = ("compiled", "captured", "none")
+HUGE_PAGES = ("auto", "false")
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -122,6 +123,7 @@ class Settings:
         that import it anew. It starts in a fraction of the time and computes on all cores. On a CPU only.
     restore: the connector's setting of that name.
     store: the connector's setting of that name.
+    huge_pages: "auto", or "false": the connector's setting of that name is false.
     graphs: what a GPU's steps run. "compiled" is vLLM's default. "captured" are CUDA graphs of steps that
         only decode, of the model as it is written. "none" is neither, as always on a CPU.
     """
@@ -136,6 +138,7 @@ class Settings:
     in_process: bool = False
     restore: str = "auto"
     store: str = "eager"
+    huge_pages: str = "auto"
     graphs: str = "compiled"
 
     def __post_init__(self) -> None:
@@ -144,6 +147,7 @@ class Settings:
         _one_of("device", self.device, ("cpu", "cuda"))
         _one_of("restore", self.restore, tuple(RestoreWhen))
         _one_of("store", self.store, tuple(StoreWhen))
+        _one_of("huge_pages", self.huge_pages, HUGE_PAGES)
         _one_of("graphs", self.graphs, GRAPHS)
         if self.in_process and self.device != "cpu":
             raise ValueError(f"in_process={self.in_process}: needs device 'cpu'")
