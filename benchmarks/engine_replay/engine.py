@@ -239,6 +239,7 @@ class ReplayEngine:
             self.settings.places,
             make_copier=lambda *_: self._copier,
             clock=lambda: self.clock.now,
+            shares_cores=False,
         )
         if self.settings.connector == "simple":
             handler = VirtualSimpleWorker(worker.worker_handler, self._link, self.settings.time.block_bytes)

@@ -214,6 +214,7 @@ def _store(worker: WorkerSide, blocks: Ids, slots: Ids) -> None:
     worker.bind(StepPlan(worker.facts.fingerprint, [order]))
     worker.begin_step()
     worker.end_step()
+    worker.bind(None)
     _wait(worker, 1)
 
 

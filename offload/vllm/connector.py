@@ -303,7 +303,7 @@ class CpuOffloadConnector(NoLayerHooks, KVConnectorBase_V1, SupportsHMA):
         """Submits the stores and waits for nothing: their source blocks are held until they end.
 
         Sampling's own copies must not queue behind them. vLLM's first model runner samples after this call;
-        there stores are submitted when the next step begins.
+        there, and on CPU engines, stores are submitted when the next step begins.
         """
         if self._worker is not None and not self._samples_late:
             self._worker.end_step()

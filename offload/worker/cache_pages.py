@@ -3,10 +3,9 @@
 import errno
 import logging
 import mmap
-import os
 import threading
+import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 
 import torch
 
@@ -17,9 +16,8 @@ logger = logging.getLogger(__name__)
 HUGE_BYTES = 2 << 20
 """Of a huge page on x86-64, and on aarch64 with small pages of 4 KiB."""
 _MADV_COLLAPSE = 25  # Linux 6.1; not in Python's mmap module
-_LEAST_URGENT = 19  # nice
-_TRY_ANOTHER = (errno.ENOMEM, errno.EAGAIN, errno.EBUSY)
-"""What the kernel says of a piece that it cannot do now, while others may do well."""
+_MOST_REFUSALS = 16
+"""In a row, before no more is asked for. Each may have cost a search for memory."""
 
 
 class CachePages:
@@ -28,19 +26,22 @@ class CachePages:
     Compute and copies both read the cache from end to end, and have fewer page tables to walk then. vLLM has
     written all of it before, to fill it with zeros. So it takes no more memory than it did. It is a wish:
     where the kernel does not grant it, all goes on as before.
+
+    The kernel lets nobody map memory in this process while it moves a piece. So each is followed by a rest.
     """
 
-    def __init__(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Begin with spans of memory, each ``(address, bytes)``; of each, what fills huge pages."""
+    def __init__(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """Begin with what of these fills huge pages. They stay in memory until no piece is under way."""
+        self._storages = {storage.data_ptr(): storage for storage in storages}
         self._pieces = [
             piece
-            for address, nbytes in spans
-            for piece in range(-(-address // HUGE_BYTES) * HUGE_BYTES, address + nbytes, HUGE_BYTES)
-            if piece + HUGE_BYTES <= address + nbytes
+            for address, storage in self._storages.items()
+            for piece in range(-(-address // HUGE_BYTES) * HUGE_BYTES, address + storage.nbytes(), HUGE_BYTES)
+            if piece + HUGE_BYTES <= address + storage.nbytes()
         ]
         self.num_huge = 0
         """Pieces that are huge pages now."""
-        self._is_closed = False
+        self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
         if self._pieces:
             self._thread = threading.Thread(target=self._run, name="kv-offload-cache-pages", daemon=True)
@@ -48,36 +49,33 @@ class CachePages:
 
     @classmethod
     def of(cls, kv_caches: Mapping[str, torch.Tensor]) -> "CachePages":
-        """Of the memory that these lie in. It has to stay until ``close``."""
-        storages = [cache.untyped_storage() for cache in kv_caches.values()]
-        return cls({storage.data_ptr(): storage.nbytes() for storage in storages}.items())
+        """Of the memory that these lie in."""
+        return cls(cache.untyped_storage() for cache in kv_caches.values())
 
-    def close(self, seconds: float) -> bool:
-        """Begin with no more of them. Returns whether that has ended in time."""
-        self._is_closed = True
-        if self._thread is not None:
-            self._thread.join(seconds)
-        return self._thread is None or not self._thread.is_alive()
+    def close(self) -> None:
+        """Begin with no more pieces. Waits for none."""
+        self._is_closed.set()
 
     def check_invariants(self) -> None:
         """No more are huge than there are."""
         assert 0 <= self.num_huge <= len(self._pieces), f"{self.num_huge} of {len(self._pieces)}"
 
     def _run(self) -> None:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_URGENT)
+        num_refused, refusal = 0, ""
         for address in self._pieces:
-            if self._is_closed:
-                return
+            began = time.monotonic()
             try:
                 madvise(address, HUGE_BYTES, mmap.MADV_HUGEPAGE)  # that it stays one
                 madvise(address, HUGE_BYTES, _MADV_COLLAPSE)
                 self.num_huge += 1
+                num_refused = 0
             except OSError as error:
-                if error.errno not in _TRY_ANOTHER:
-                    logger.info("the KV cache lies on small pages: %s", error)
-                    return
-        logger.info(
-            "%.3g of %.3g GiB of the KV cache lie on huge pages",
-            *(num * HUGE_BYTES / 2**30 for num in (self.num_huge, len(self._pieces))),
-        )
+                num_refused, refusal = num_refused + 1, f"; the last refusal: {error}"
+                is_unknown = error.errno == errno.EINVAL and not self.num_huge
+                if is_unknown or num_refused == _MOST_REFUSALS:
+                    break
+            if self._is_closed.wait(time.monotonic() - began):
+                break
+        self._storages.clear()
+        sizes = (num * HUGE_BYTES / 2**30 for num in (self.num_huge, len(self._pieces)))
+        logger.info("%.3g of %.3g GiB of the KV cache lie on huge pages%s", *sizes, refusal)

@@ -142,8 +142,6 @@ class WorkerSide:
         self.facts.memory = self._memory.facts
         self._resizing = WorkerResizing(self._memory, self._seams.make_page_executor, device)
         self._kv_caches = kv_caches
-        if not on_gpu and self._wants_cache_huge:
-            self._cache_pages = CachePages.of(kv_caches)
         layout = self._layout(self._memory)
         of_blocks = not on_gpu if self._seams.seals_of_blocks is None else self._seams.seals_of_blocks
         self._computes_here = not on_gpu if self._seams.shares_cores is None else self._seams.shares_cores
@@ -177,6 +175,8 @@ class WorkerSide:
         )
         if listener is not None:
             listener.open(sharing, parts.slots, self._seams.make_executor)
+        if not on_gpu and self._wants_cache_huge:
+            self._cache_pages = CachePages.of(kv_caches)
         atexit.register(self.close)  # an engine in the caller's process may never be shut down
         num_sharing = sharing.share.num_parts
         logger.info(
@@ -197,6 +197,7 @@ class WorkerSide:
         """
         if self._engine is None or self._is_away:
             return
+        self._submit_behind()
         num_left = self._engine.rest(_CLOSE_SECONDS)
         if num_left:
             raise RuntimeError(
@@ -311,13 +312,13 @@ class WorkerSide:
         Memory that a stuck copy or resize may still use is left to the end of the process.
         """
         atexit.unregister(self.close)
+        if self._cache_pages is not None:
+            self._cache_pages.close()
         resizing, self._resizing = self._resizing, None
         is_resized = resizing is None or resizing.close(_CLOSE_SECONDS / 2)
         engine, self._engine = self._engine, None
         memory, self._memory = self._memory, None
-        pages, self._cache_pages = self._cache_pages, None
-        if pages is None or pages.close(_CLOSE_SECONDS):
-            self._kv_caches = {}
+        self._kv_caches = {}
         lasting, self._lasting = self._lasting, None
         if lasting is not None:
             lasting.rest()

@@ -20,9 +20,9 @@ class _Task(NamedTuple):
 class CpuCopier:
     """One thread per route, so that a load never queues behind stores.
 
-    For engines whose "GPU" cache is host memory. There the forward pass has ended by the time a copy is
-    submitted, so fences have nothing to wait for. ``ctypes.memmove`` releases the interpreter lock:
-    copies really run beside the engine.
+    For engines whose "GPU" cache is host memory. What a copy reads was computed before it is submitted there,
+    and nothing that computes meanwhile touches what it fills. So fences have nothing to wait for.
+    ``ctypes.memmove`` releases the interpreter lock: copies really run beside the engine.
     """
 
     def __init__(self, routes: Iterable[Route] = GPU_ROUTES) -> None:

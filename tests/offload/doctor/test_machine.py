@@ -73,6 +73,7 @@ def test_huge_pages_that_are_not_there(pool: HostMemory) -> None:
     plain = HostMemory(NUM_SLOTS, SLOT_BYTES, shared=mapping)
     plain._bytes[:] = 1  # type: ignore[index]
     assert names(memory_wrong(told(plain, huge_pages=True))) == {"no-huge-pages"}
+    assert not names(memory_wrong(told(plain, huge_pages="auto")))
     plain.close()
 
 

@@ -169,3 +169,19 @@ def test_loads_begin_beside_the_compute_of_their_step(shares_cores: bool, begun:
     assert seen == begun
     worker.bind(None)
     assert len(worker._engine) == 2
+
+
+def test_a_cache_that_goes_away_is_stored_before() -> None:
+    engine = make_engine(shares_cores=True)
+    worker = engine.ranks[0].side
+    assert worker is not None and worker._engine is not None
+    store = Order(STORE, [Part(2, 0, 1)], np.array([1]), np.array([1]))
+    worker.bind(StepPlan(worker.facts.fingerprint, [store]))
+    worker.end_step()
+    assert worker._behind
+    worker.unregister()
+    assert not worker._behind
+    worker.poll()
+    report = worker.take_report()
+    assert report is not None
+    assert report.jobs[2].num_good == 1

@@ -114,7 +114,7 @@ def test_a_region_that_is_not_where_vllm_has_it_is_found(monkeypatch: pytest.Mon
         return right(config, base_address + 16)
 
     monkeypatch.setattr(regions, "block_regions", wrong)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=r"wrong bytes|changed its source|behind the cache"):
         check_copies(torch.device("cpu"), THREADS, 0)
 
 
