@@ -61,8 +61,8 @@ class OffloadConfig:
             a high priority or a pin.
         record_trace: a file to write prefix hashes of finished requests to, for ``kv-offload size``; None
             for none. See ``recorder``.
-        huge_pages: ask the kernel for transparent huge pages, for the pool and for the KV cache of a CPU
-            engine; "auto": for that cache only.
+        huge_pages: whether to ask the kernel for transparent huge pages. True: for the pool and the KV cache
+            of a CPU engine; "auto": for that cache only; False: for neither.
         tiers: what is below the pool, asked in this order; see ``tier_config``.
         operator_socket: the directory of operator sockets; None: the user's runtime directory.
         pool: where its memory lies; None: in private memory, which ends with the engine. See ``pool_config``.

@@ -81,7 +81,7 @@ def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     add("--cpu-documents", type=int, metavar="N", help="documents the CPU pool holds (default: 30)")
     add("--restore", choices=[*RestoreWhen], help="the connector's setting (default: auto)")
     add("--store", choices=[*StoreWhen], help="the connector's setting (default: eager)")
-    add("--huge-pages", choices=HUGE_PAGES, help="of a CPU engine's KV cache (default: auto, if it can)")
+    add("--huge-pages", choices=HUGE_PAGES, help="the connector's setting (default: auto)")
     add("--graphs", choices=GRAPHS, help="of a GPU: torch.compile and CUDA graphs, these alone, neither")
     add("--block-size", type=int, metavar="TOKENS", help="default: 128 on a CPU, 16 on a GPU")
     add("--max-num-batched-tokens", type=int, metavar="N", help="per step (default: 2048; on a GPU 8192)")

@@ -123,7 +123,7 @@ class Settings:
         that import it anew. It starts in a fraction of the time and computes on all cores. On a CPU only.
     restore: the connector's setting of that name.
     store: the connector's setting of that name.
-    huge_pages: "auto", or "false": the connector's setting of that name is false.
+    huge_pages: the connector's setting of that name.
     graphs: what a GPU's steps run. "compiled" is vLLM's default. "captured" are CUDA graphs of steps that
         only decode, of the model as it is written. "none" is neither, as always on a CPU.
     """

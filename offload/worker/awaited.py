@@ -36,10 +36,11 @@ class Awaited:
         """Nobody waits. ``is_divisible``: the engine can use a part of what was to be loaded."""
         self._is_divisible = is_divisible
         self._restores: dict[int, _Restore] = {}  # by job
-        self._unfilled: set[int] = set()
+        self._unfilled: set[int] = set()  # of those that are over
 
-    def __len__(self) -> int:
-        """Jobs that somebody waits for."""
+    @property
+    def num_jobs(self) -> int:
+        """That somebody waits for."""
         return len(self._restores)
 
     def begin(self, order: Order) -> None:

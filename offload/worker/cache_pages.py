@@ -6,6 +6,7 @@ import mmap
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import torch
 
@@ -14,28 +15,33 @@ from offload.worker.pool.syscalls import madvise
 logger = logging.getLogger(__name__)
 
 HUGE_BYTES = 2 << 20
-"""Of a huge page on x86-64, and on aarch64 with small pages of 4 KiB."""
+"""Of a huge page where small ones have 4 KiB. Others have larger ones, and no use for this."""
+_SMALL_BYTES = 4 << 10
+_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MADV_COLLAPSE = 25  # Linux 6.1; not in Python's mmap module
 _MOST_REFUSALS = 16
 """In a row, before no more is asked for. Each may have cost a search for memory."""
 
 
 class CachePages:
-    """Turns the small pages of a cache into huge ones, which hold the same bytes, beside the engine's start.
+    """Converts the small pages of a cache into huge ones, which hold the same bytes, while the engine runs.
 
     Compute and copies both read the cache from end to end, and have fewer page tables to walk then. vLLM has
-    written all of it before, to fill it with zeros. So it takes no more memory than it did. It is a wish:
-    where the kernel does not grant it, all goes on as before.
+    written all of it before, to fill it with zeros. So it takes no more memory, but for the piece that is
+    converted. It is a wish: where the kernel does not grant it, all goes on as before.
 
     The kernel lets nobody map memory in this process while it moves a piece. So each is followed by a rest.
     """
 
     def __init__(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """Begin with what of these fills huge pages. They stay in memory until no piece is under way."""
+        """Start to convert every whole piece of these, which stay in memory until no piece is under way.
+
+        None is converted where the administrator has turned huge pages off.
+        """
         self._storages = {storage.data_ptr(): storage for storage in storages}
         self._pieces = [
             piece
-            for address, storage in self._storages.items()
+            for address, storage in (self._storages.items() if _are_possible() else ())
             for piece in range(-(-address // HUGE_BYTES) * HUGE_BYTES, address + storage.nbytes(), HUGE_BYTES)
             if piece + HUGE_BYTES <= address + storage.nbytes()
         ]
@@ -53,11 +59,11 @@ class CachePages:
         return cls(cache.untyped_storage() for cache in kv_caches.values())
 
     def close(self) -> None:
-        """Begin with no more pieces. Waits for none."""
+        """Convert no further piece. Does not wait for the one under way."""
         self._is_closed.set()
 
     def check_invariants(self) -> None:
-        """No more are huge than there are."""
+        """``num_huge`` is at most the number of pieces."""
         assert 0 <= self.num_huge <= len(self._pieces), f"{self.num_huge} of {len(self._pieces)}"
 
     def _run(self) -> None:
@@ -65,17 +71,26 @@ class CachePages:
         for address in self._pieces:
             began = time.monotonic()
             try:
-                madvise(address, HUGE_BYTES, mmap.MADV_HUGEPAGE)  # that it stays one
+                madvise(address, HUGE_BYTES, mmap.MADV_HUGEPAGE)  # and makes it again if it is split
                 madvise(address, HUGE_BYTES, _MADV_COLLAPSE)
                 self.num_huge += 1
                 num_refused = 0
             except OSError as error:
                 num_refused, refusal = num_refused + 1, f"; the last refusal: {error}"
                 is_unknown = error.errno == errno.EINVAL and not self.num_huge
+                if is_unknown:
+                    refusal += "; it takes Linux 6.1 or later, with transparent huge pages"
                 if is_unknown or num_refused == _MOST_REFUSALS:
                     break
             if self._is_closed.wait(time.monotonic() - began):
                 break
         self._storages.clear()
         sizes = (num * HUGE_BYTES / 2**30 for num in (self.num_huge, len(self._pieces)))
-        logger.info("%.3g of %.3g GiB of the KV cache lie on huge pages%s", *sizes, refusal)
+        logger.info("%.3g of %.3g GiB of the KV cache lies on huge pages%s", *sizes, refusal)
+
+
+def _are_possible() -> bool:
+    try:
+        return mmap.PAGESIZE == _SMALL_BYTES and "[never]" not in _SWITCH.read_text()
+    except OSError:  # this kernel has none
+        return False

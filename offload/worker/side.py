@@ -71,7 +71,7 @@ class WorkerSide:
             fingerprint: this rank's; a plan of a scheduler with another one is not carried out.
             seams: how to copy, among others.
             verify: which blocks are checked when they are loaded.
-            huge_pages: whether to ask for huge pages for the pool, and for the cache where it is host memory;
+            huge_pages: whether to ask for huge pages, for the pool and for the KV cache of a CPU engine;
                 "auto": for that cache only.
             make_lanes: make the lanes between the pool and places below it.
             replicas: the ranks that hold the same KV as this one, and share the pool with it.
@@ -84,7 +84,7 @@ class WorkerSide:
         """
         self._cache = cache
         self._verify = verify
-        self._huge_pages = huge_pages is True
+        self._wants_pool_huge = huge_pages is True
         self._wants_cache_huge = huge_pages is not False
         self._make_lanes = make_lanes
         self._seams = seams
@@ -101,7 +101,7 @@ class WorkerSide:
         self._kv_caches: Mapping[str, torch.Tensor] = {}
         self._cache_pages: CachePages | None = None
         self._is_away = False  # the cache's memory, while the engine sleeps
-        self._computes_here = False  # on the thread that calls, which has the results when it calls again
+        self._computes_here = False  # the engine, on the calling thread: a step has ended at ``begin_step``
         self._awaited = Awaited(is_divisible=cache.is_divisible)
         self._refusal: str | None = None
         self._before: list[Order] = []
@@ -119,7 +119,7 @@ class WorkerSide:
             HostMemoryError: the pool cannot be mapped, exceeds a limit on memory, or cannot be pinned.
         """
         device = next(iter(kv_caches.values())).device
-        on_gpu, node, huge = device.type == "cuda", _node_of(device), self._huge_pages
+        on_gpu, node, huge = device.type == "cuda", _node_of(device), self._wants_pool_huge
         listener = self._listener
         self.facts, sharing = have_pool(
             self._replicas, self._size, node, huge, self._region, is_seen=listener is not None
@@ -134,7 +134,7 @@ class WorkerSide:
             register=register_host_memory if on_gpu else None,
             unregister=unregister_host_memory if on_gpu else None,
             node=node,
-            huge_pages=self._huge_pages,
+            huge_pages=self._wants_pool_huge,
             shared=sharing.slots,
             most_slots=num_slots,
             unit_slots=self.facts.unit_slots,
@@ -218,7 +218,7 @@ class WorkerSide:
         """A step begins. What this plan fills of the cache waits for what the engine has enqueued, not more.
 
         What the step before has left is submitted. None: the plan says nothing. Where the engine computes on
-        this thread, copies that began later would have the step's compute behind them, not beside them.
+        this thread, loads begin here: ``begin_step`` comes only after the compute.
         """
         self._submit_behind()
         self._refusal = None
@@ -257,7 +257,7 @@ class WorkerSide:
     def end_step(self) -> None:
         """Submit what copies the engine's blocks, behind the compute that writes them.
 
-        Where that is on this thread, they begin beside the next step: its own work comes first until then.
+        Where that is on this thread, ``bind`` of the next step submits them, to run beside its compute.
         """
         if not self._computes_here:
             self._submit_behind()
@@ -304,7 +304,7 @@ class WorkerSide:
     def is_idle(self) -> bool:
         """Whether nothing is under way, and nobody is remembered. For tests."""
         num_jobs = 0 if self._engine is None else len(self._engine)
-        return not (num_jobs or len(self._awaited) or self._before or self._behind or self._cancelled)
+        return not (num_jobs or self._awaited.num_jobs or self._before or self._behind or self._cancelled)
 
     def close(self) -> None:
         """Wait for copies in flight, then unpin and unmap. Calling it again does nothing.

@@ -6,6 +6,7 @@ import mmap
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,7 +33,13 @@ def cache() -> torch.Tensor:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+def possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has."""
+    monkeypatch.setattr(cache_pages, "_are_possible", lambda: True)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, possible: None) -> list[tuple[int, ...]]:
     """What the kernel would have been asked."""
     calls: list[tuple[int, ...]] = []
     monkeypatch.setattr(cache_pages, "madvise", lambda *what: calls.append(what))
@@ -59,13 +66,14 @@ def starts(cache: torch.Tensor) -> list[int]:
 def test_it_lies_on_huge_pages_and_holds_what_it_held(
     cache: torch.Tensor, caplog: pytest.LogCaptureFixture
 ) -> None:
+    if mmap.PAGESIZE != 4096 or not _SWITCH.exists() or "[never]" in _SWITCH.read_text():
+        pytest.skip("there are no huge pages of 2 MiB here, or they are off")
     caplog.set_level(logging.INFO)
     pages = CachePages.of({"layer": cache})
     wait(pages)
     assert torch.equal(cache, torch.arange(len(cache)))
-    assert "GiB of the KV cache lie on huge pages" in caplog.text
-    kernel = tuple(int(part) for part in os.uname().release.split(".")[:2])
-    if kernel < _COLLAPSES_SINCE or "[never]" in _SWITCH.read_text():
+    assert "GiB of the KV cache lies on huge pages" in caplog.text
+    if tuple(int(part) for part in os.uname().release.split(".")[:2]) < _COLLAPSES_SINCE:
         pytest.skip(f"Linux {os.uname().release} makes none of small pages")
     if os.strerror(errno.ENOMEM) in caplog.text:
         pytest.skip("the kernel has no huge pages left")
@@ -84,7 +92,25 @@ def test_all_that_fills_huge_pages_is_asked_for_once(
     ]
 
 
-def test_what_fills_no_huge_page_needs_no_thread() -> None:
+@pytest.mark.parametrize(
+    ("page_bytes", "switch"),
+    [(1 << 16, "always [madvise] never"), (4096, "always madvise [never]"), (4096, None)],
+)
+def test_where_huge_pages_are_off_or_others_none_is_asked_for(
+    page_bytes: int,
+    switch: str | None,
+    cache: torch.Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cache_pages, "mmap", SimpleNamespace(PAGESIZE=page_bytes))
+    monkeypatch.setattr(cache_pages, "_SWITCH", tmp_path / "enabled")
+    if switch is not None:
+        (tmp_path / "enabled").write_text(switch)
+    assert CachePages.of({"layer": cache})._thread is None
+
+
+def test_what_fills_no_huge_page_needs_no_thread(possible: None) -> None:
     small = torch.zeros(HUGE_BYTES // 2, dtype=torch.uint8)
     assert CachePages.of({"layer": small})._thread is None
 
@@ -107,6 +133,7 @@ def test_what_the_kernel_refuses_costs_no_more_than_that(
     cache: torch.Tensor,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    possible: None,
 ) -> None:
     caplog.set_level(logging.INFO)
     tried: list[int] = []
@@ -130,7 +157,9 @@ def test_what_the_kernel_refuses_costs_no_more_than_that(
     assert "refused on purpose" in caplog.text
 
 
-def test_an_engine_that_ends_waits_for_no_piece(cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_ends_waits_for_no_piece(
+    cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch, possible: None
+) -> None:
     has_begun, may_end = threading.Event(), threading.Event()
     tried: set[int] = set()
 
