@@ -13,7 +13,7 @@ from allocator.node import Removed
 from allocator.room import Room
 from allocator.slot_pool import SlotPool, SlotState, flat
 from allocator.store_plans import StorePlans
-from offload.messages import StepPlan, WorkerReport
+from offload.messages import WorkerReport
 from offload.scheduler import amounts
 from offload.scheduler.checkpoints import Candidate, Checkpoints
 from offload.scheduler.flow import Job
@@ -154,17 +154,6 @@ def slots_are_not_pinned_during_a_load(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(CpuOffloadingBlockAllocator, "pin", pin_and_let_go)
     patch.setattr(CpuOffloadingBlockAllocator, "unpin", lambda self, pin: None)
-
-
-@mutant
-def stores_begin_before_what_they_copy_is_computed(patch: pytest.MonkeyPatch) -> None:
-    original = WorkerSide.bind
-
-    def bind(self: WorkerSide, plan: StepPlan | None) -> None:
-        original(self, plan)
-        self._submit_behind()
-
-    patch.setattr(WorkerSide, "bind", bind)
 
 
 @mutant
