@@ -6,10 +6,10 @@ import mmap
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import torch
 
+from offload.worker.pool.pages import THP_SWITCH
 from offload.worker.pool.syscalls import madvise
 
 logger = logging.getLogger(__name__)
@@ -17,7 +17,6 @@ logger = logging.getLogger(__name__)
 HUGE_BYTES = 2 << 20
 """Of a huge page where small ones have 4 KiB. Others have larger ones, and no use for this."""
 _SMALL_BYTES = 4 << 10
-_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _MADV_COLLAPSE = 25  # Linux 6.1; not in Python's mmap module
 _MOST_REFUSALS = 16
 """In a row, before no more is asked for. Each may have cost a search for memory."""
@@ -91,6 +90,6 @@ class CachePages:
 
 def _are_possible() -> bool:
     try:
-        return mmap.PAGESIZE == _SMALL_BYTES and "[never]" not in _SWITCH.read_text()
+        return mmap.PAGESIZE == _SMALL_BYTES and "[never]" not in THP_SWITCH.read_text()
     except OSError:  # this kernel has none
         return False

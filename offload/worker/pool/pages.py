@@ -22,7 +22,7 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap module
 _PIECE_BYTES = 64 << 20
 _MOST_THREADS = 8
 _TOLERATED_ELSEWHERE = 0.01
-_THP_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+THP_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _SHARED_THP_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
@@ -120,7 +120,7 @@ def _touch(address: int, nbytes: int, instead: str) -> None:
 
 
 def _ask_for_huge_pages(address: int, nbytes: int, is_shared: bool) -> None:
-    switch, ours = (_SHARED_THP_SWITCH, "advise") if is_shared else (_THP_SWITCH, "madvise")
+    switch, ours = (_SHARED_THP_SWITCH, "advise") if is_shared else (THP_SWITCH, "madvise")
     reason = None
     try:
         madvise(address, nbytes, mmap.MADV_HUGEPAGE)

@@ -15,8 +15,8 @@ import torch
 from offload.doctor.machine import mapped_at
 from offload.worker import cache_pages
 from offload.worker.cache_pages import HUGE_BYTES, CachePages
+from offload.worker.pool.pages import THP_SWITCH
 
-_SWITCH = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _COLLAPSES_SINCE = (6, 1)
 _PATIENCE_SECONDS = 60.0
 _NUM_WHOLE = 5
@@ -66,7 +66,7 @@ def starts(cache: torch.Tensor) -> list[int]:
 def test_it_lies_on_huge_pages_and_holds_what_it_held(
     cache: torch.Tensor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if mmap.PAGESIZE != 4096 or not _SWITCH.exists() or "[never]" in _SWITCH.read_text():
+    if mmap.PAGESIZE != 4096 or not THP_SWITCH.exists() or "[never]" in THP_SWITCH.read_text():
         pytest.skip("there are no huge pages of 2 MiB here, or they are off")
     caplog.set_level(logging.INFO)
     pages = CachePages.of({"layer": cache})
@@ -104,7 +104,7 @@ def test_where_huge_pages_are_off_or_others_none_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cache_pages, "mmap", SimpleNamespace(PAGESIZE=page_bytes))
-    monkeypatch.setattr(cache_pages, "_SWITCH", tmp_path / "enabled")
+    monkeypatch.setattr(cache_pages, "THP_SWITCH", tmp_path / "enabled")
     if switch is not None:
         (tmp_path / "enabled").write_text(switch)
     assert CachePages.of({"layer": cache})._thread is None

@@ -186,7 +186,7 @@ class TestHugePages:
         caplog: pytest.LogCaptureFixture,
     ) -> None:
         (tmp_path / "enabled").write_text(switch)
-        monkeypatch.setattr(pages, "_THP_SWITCH", tmp_path / "enabled")
+        monkeypatch.setattr(pages, "THP_SWITCH", tmp_path / "enabled")
         take_pages(fresh(PAGE), PAGE, huge_pages=True)
         assert ("echo madvise" in caplog.text) == warned
 
