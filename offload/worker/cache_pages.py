@@ -5,7 +5,7 @@ import logging
 import mmap
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -32,11 +32,12 @@ class CachePages:
     The kernel lets nobody map memory in this process while it moves a piece. So each is followed by a rest.
     """
 
-    def __init__(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        """Start to convert every whole piece of these, which stay in memory until no piece is under way.
+    def __init__(self, kv_caches: Mapping[str, torch.Tensor]) -> None:
+        """Start to convert every whole piece that these lie in. They stay until no piece is under way.
 
         None is converted where the administrator has turned huge pages off.
         """
+        storages = [cache.untyped_storage() for cache in kv_caches.values()]
         self._storages = {storage.data_ptr(): storage for storage in storages}
         self._pieces = [
             piece
@@ -51,11 +52,6 @@ class CachePages:
         if self._pieces:
             self._thread = threading.Thread(target=self._run, name="kv-offload-cache-pages", daemon=True)
             self._thread.start()
-
-    @classmethod
-    def of(cls, kv_caches: Mapping[str, torch.Tensor]) -> "CachePages":
-        """Of the memory that these lie in."""
-        return cls(cache.untyped_storage() for cache in kv_caches.values())
 
     def close(self) -> None:
         """Convert no further piece. Does not wait for the one under way."""

@@ -176,7 +176,7 @@ class WorkerSide:
         if listener is not None:
             listener.open(sharing, parts.slots, self._seams.make_executor)
         if not on_gpu and self._wants_cache_huge:
-            self._cache_pages = CachePages.of(kv_caches)
+            self._cache_pages = CachePages(kv_caches)
         atexit.register(self.close)  # an engine in the caller's process may never be shut down
         num_sharing = sharing.share.num_parts
         logger.info(

@@ -69,7 +69,7 @@ def test_it_lies_on_huge_pages_and_holds_what_it_held(
     if mmap.PAGESIZE != 4096 or not THP_SWITCH.exists() or "[never]" in THP_SWITCH.read_text():
         pytest.skip("there are no huge pages of 2 MiB here, or they are off")
     caplog.set_level(logging.INFO)
-    pages = CachePages.of({"layer": cache})
+    pages = CachePages({"layer": cache})
     wait(pages)
     assert torch.equal(cache, torch.arange(len(cache)))
     assert "GiB of the KV cache lies on huge pages" in caplog.text
@@ -85,7 +85,7 @@ def test_it_lies_on_huge_pages_and_holds_what_it_held(
 def test_all_that_fills_huge_pages_is_asked_for_once(
     cache: torch.Tensor, asked: list[tuple[int, ...]]
 ) -> None:
-    wait(CachePages.of({"layer.0": cache[:100], "layer.1": cache[100:]}))
+    wait(CachePages({"layer.0": cache[:100], "layer.1": cache[100:]}))
     collapse = 25  # in Linux's headers
     assert asked == [
         (start, HUGE_BYTES, advice) for start in starts(cache) for advice in (mmap.MADV_HUGEPAGE, collapse)
@@ -107,12 +107,12 @@ def test_where_huge_pages_are_off_or_others_none_is_asked_for(
     monkeypatch.setattr(cache_pages, "THP_SWITCH", tmp_path / "enabled")
     if switch is not None:
         (tmp_path / "enabled").write_text(switch)
-    assert CachePages.of({"layer": cache})._thread is None
+    assert CachePages({"layer": cache})._thread is None
 
 
 def test_what_fills_no_huge_page_needs_no_thread(possible: None) -> None:
     small = torch.zeros(HUGE_BYTES // 2, dtype=torch.uint8)
-    assert CachePages.of({"layer": small})._thread is None
+    assert CachePages({"layer": small})._thread is None
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_what_the_kernel_refuses_costs_no_more_than_that(
 
     monkeypatch.setattr(cache_pages, "madvise", refuse)
     monkeypatch.setattr(cache_pages, "_MOST_REFUSALS", 3)
-    pages = CachePages.of({"layer": cache})
+    pages = CachePages({"layer": cache})
     num_more = len(pages._pieces) - _NUM_WHOLE  # where its beginning fills one, too
     wait(pages)
     goes_on = num_asked == _NUM_WHOLE
@@ -169,7 +169,7 @@ def test_an_engine_that_ends_waits_for_no_piece(
         may_end.wait(_PATIENCE_SECONDS)
 
     monkeypatch.setattr(cache_pages, "madvise", hold)
-    pages = CachePages.of({"layer": cache})
+    pages = CachePages({"layer": cache})
     assert has_begun.wait(_PATIENCE_SECONDS)
     pages.close()
     assert pages._storages  # the kernel is still at it

@@ -109,14 +109,20 @@ def test_huge_pages_are_asked_for_as_configured(
         return real(*sizes, **others)
 
     monkeypatch.setattr(worker_side, "HostMemory", ask)
-    monkeypatch.setattr(worker_side.CachePages, "of", asked.append)
-    make_cache(
-        VirtualSettings(),
-        make_kv_cache_config(VirtualSettings()),
-        SimpleNamespace(register_kv_caches=made.register),
-    )
-    made.close()
+    closed: list[bool] = []
+
+    def pages(kv_caches: dict[str, torch.Tensor]) -> Any:
+        asked.append(kv_caches)
+        return SimpleNamespace(close=lambda: closed.append(True))
+
+    monkeypatch.setattr(worker_side, "CachePages", pages)
+    vllm = SimpleNamespace(register_kv_caches=made.register)
+    make_cache(VirtualSettings(), make_kv_cache_config(VirtualSettings()), vllm)
     assert bool(asked) is of_cache
+    assert made._computes_here  # as on any CPU, where nothing else is said
+    assert not closed
+    made.close()
+    assert closed == [True] * of_cache
 
 
 @pytest.mark.parametrize(
